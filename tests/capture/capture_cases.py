@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaudit.capture.capture import Capture
-from fedaudit.capture.replay import replay
+from fedaudit.simulation.replay import replay
 from fedaudit.task.training import loss_function
 
 Loop = Callable[[nn.Module, Tensor, Tensor], None]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaudit.capture.capture import Capture
-from fedaudit.capture.replay import relative_error, replay
+from fedaudit.simulation.replay import relative_error, replay
 from fedaudit.simulation.local_training import train
 from fedaudit.task.training import ParameterGroup, Pass, loss_function
 from fedaudit.utils.errors import BadInput

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -312,6 +312,17 @@ class Attack(Plugin, ABC):
     def scope(self) -> str:
         """Return what one run with these settings receives: ``default_scope``, unless a setting changes it."""
         return self.default_scope
+
+    def calibration(self, observation: Observation) -> tuple[Attack, Observation] | None:  # noqa: ARG002
+        """Return what is to be calibrated before this attack is run, and on which update; None: nothing.
+
+        An attack that returns something has ``with_settings``, which is given what the calibration chose.
+        """
+        return None
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return the same with what a calibration chose; only of attacks with a :meth:`calibration`."""
+        raise NotImplementedError(f"{self.name} is never calibrated")
 
     def effort(self) -> int:
         """Return the iterations of a run on one update, those of all restarts together; 1 where it has none."""

@@ -22,6 +22,7 @@ from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.finding_types import type_of
 from fedaudit.evaluation.images import visible
 from fedaudit.evaluation.statistics import SURE
+from fedaudit.evaluation.verdicts import share_of
 from fedaudit.pipeline.control_cases import (
     Case,
     each_by_heart,
@@ -33,6 +34,7 @@ from fedaudit.pipeline.control_cases import (
     with_and_without,
     without_noise,
 )
+from fedaudit.pipeline.power import Power, power_of
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
 from fedaudit.scenario.scenario import Scenario
@@ -67,12 +69,14 @@ class Controls:
         image_files: of the images in them.
         of: (federation, attack) to the position of its control in ``results``.
         sizes: of those results whose case is a single step, how many examples an update of it is over.
+        powers: (federation, attack) to the attack's power there, where it was measured.
     """
 
     results: list[ControlResult] = field(default_factory=list)
     image_files: dict[str, Tensor] = field(default_factory=dict)
     of: dict[tuple[str, str], int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    powers: dict[tuple[str, str], Power] = field(default_factory=dict)
 
     def add(self, result: ControlResult, owners: Sequence[AttackSummary], size: int | None = None) -> None:
         """Add a control that belongs to ``owners``, in place of any that they have."""
@@ -89,11 +93,14 @@ def run_controls(
     scenario: Scenario,
     recordings: Sequence[Recording],
     means: Means,
+    trials: Sequence[Trial] = (),
 ) -> Controls:
     """Run a control for every attack that found nothing, once for all federations.
 
     First choice: the same federation without its defences, if it is in this audit and the same attack got out of it
-    the worst that it can; that costs nothing. Else the easiest case of the audited model, and where that is lost, of
+    the worst that it can; that costs nothing. Else, of images, known examples under the very same conditions: the
+    attack's power there. Where nobody can repeat the clients' training with other examples, and for other kinds, the
+    easiest case of the audited model, and where that is lost, of
     the reference network. Together they take a quarter of the attacks' time at most, but one is always run. Time is
     counted in iterations, not by the clock: on a busy machine the same controls are run.
 
@@ -103,10 +110,12 @@ def run_controls(
         scenario: with the attacks.
         recordings: of the federations.
         means: with what trials are run.
+        trials: that the findings are of.
     """
     found, attacks = Controls(), scenario.attacks
     runs = {name: (spec, defences.undefended) for name, spec, defences in scenario.runs()}
     open_ones: dict[str, list[AttackSummary]] = {}
+    by_name = {recording.transcript.name: recording for recording in recordings}
     for summary in summaries:
         if summary.verdict != "not demonstrated":
             continue
@@ -123,13 +132,16 @@ def run_controls(
                 ),
                 [summary],
             )
+        elif power := _power(summary, trials, by_name[summary.federation], scenario, means):
+            found.add(_of_power(summary.attack, power), [summary])
+            found.powers[summary.federation, summary.attack] = power
+            found.image_files |= power.files
         else:
             open_ones.setdefault(summary.attack, []).append(summary)
-    by_name = {recording.transcript.name: recording for recording in recordings}
     allowed = _SHARE * sum(_work(a, f.num_examples) for a in attacks for f in findings if _ran(a, f))
     spent = 0.0
     for model in ("same", "reference"):
-        trials: dict[str, tuple[Case, list[Trial]]] = {}
+        cases: dict[str, tuple[Case, list[Trial]]] = {}
         for attack in attacks:
             owners = open_ones.get(attack.name, [])
             if not owners:
@@ -141,19 +153,55 @@ def run_controls(
                 if model == "same":
                     found.add(_none(attack.name, made), open_ones.pop(attack.name))
                 continue
-            trials[attack.name] = made
+            cases[attack.name] = made
             spent += len(made[1]) * _work(attack, 1)
-        if not trials:
+        if not cases:
             continue
-        flat = [trial for _, own in trials.values() for trial in own]
-        finished = iter(run_trials(flat, means, f"{len(trials)} positive controls"))
-        for name, (case, own) in trials.items():
+        flat = [trial for _, own in cases.values() for trial in own]
+        finished = iter(run_trials(flat, means, f"{len(cases)} positive controls"))
+        for name, (case, own) in cases.items():
             result, files = _result(name, case, [next(finished) for _ in own], scenario.seed)
             found.add(result, open_ones[name], case.size)
             found.image_files |= files
             if result.won or result.won is None:
                 open_ones.pop(name)
     return found
+
+
+def _power(
+    summary: AttackSummary, trials: Sequence[Trial], recording: Recording, scenario: Scenario, means: Means
+) -> Power | None:
+    """Return the power of an attack on images under a federation's conditions; None where it can't be measured."""
+    if summary.kind != "images" or recording.transcript.vertical is not None:
+        return None
+    own = [
+        (trial.attack, trial.observation)
+        for trial in trials
+        if trial.observation.federation == summary.federation
+        and trial.attack.name == summary.attack
+        and isinstance(trial.outcome, Finding)
+    ]
+    name = f"{summary.federation}-power-{summary.attack}"
+    try:
+        return power_of(own, recording.truth, means, seed=scenario.seed, device=scenario.device, name=name)
+    except (NotApplicable, BadInput):
+        return None
+
+
+def _of_power(attack: str, power: Power) -> ControlResult:
+    """Return an attack's power as a control's result."""
+    text = f"{attack} recovered {power.recovered} of {power.images} {power.source}"
+    return ControlResult(
+        attack=attack,
+        model="same",
+        federation=None,
+        case=f"{power.source} in updates made under the same conditions",
+        won=power.enough,
+        text=f"{text}: {'it has power here' if power.enough else 'too few for it to have power here'}",
+        power=share_of(f"{power.source} came out visibly", power.recovered, power.images, "images"),
+        images=power.results,
+        timing=Timing(seconds=sum(result.timing.seconds for result in power.done if result.timing)),
+    )
 
 
 def _winner(
@@ -331,6 +379,15 @@ def judged_by_control(
     base = summary.model_copy(update={"control": place})
     if reversed_by := _reversed(summary):
         return _inconclusive(base, open_question, reversed_by)
+    if control.power is not None:
+        known = round(control.power.value * control.power.n)
+        counted = f"of {control.power.n} {control.case} it recovered {known}"
+        if not control.won:
+            advice = f"{summary.attack} has no power here: {counted}; {_more_effort(attack)}"
+            return _inconclusive(base, open_question, advice)
+        mine = f"of the clients' {summary.evidence.n}, none" if summary.evidence else "of the clients', none"
+        headline = f"{who} could not {question} with {summary.attack}: {counted}; {mine}."
+        return base.model_copy(update={"headline": headline})
     if control.won and control.model == "same":
         size = controls.sizes.get(place)
         if size is not None and (conditions.batch > size or conditions.steps > 1):

@@ -18,6 +18,7 @@ from torch import nn
 from fedaudit.attacks import Attack, Finding, ImageFinding, make_attack
 from fedaudit.modalities import ExampleKind
 from fedaudit.models import has_batch_norm
+from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.choice import choose_for
 from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
@@ -208,7 +209,7 @@ def attack_transcript(
     )
     if out:
         holds_another(out, found.request(), overwrite=overwrite)
-    return replace(found, trials=run_trials(planned, means))
+    return replace(found, trials=run_trials(calibrated(planned, means), means))
 
 
 def _of_first(trials: Sequence[Trial], count: int) -> list[Trial]:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedaudit.capture.replay import relative_error, replay
 from fedaudit.models import load_checkpoint, set_training_mode
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.local_training import draws_at_random, gradient, local_randomness
+from fedaudit.simulation.replay import relative_error, replay
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import UNMODELLED
 from fedaudit.transcript.files import write_replay

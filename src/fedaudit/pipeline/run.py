@@ -18,13 +18,16 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import Attack, Finding
 from fedaudit.attacks.base import own_failures
+from fedaudit.attacks.inversion.calibration import CalibrationFinding
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import FINDING_TYPES, check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation import Limits as Limits
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.modalities import example_kind, save_png
+from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged_by_control, run_controls
 from fedaudit.pipeline.describe import adversary_record, federation_record
+from fedaudit.pipeline.margin import FEWEST_ITERATIONS, margin_of
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.recordings import CONTRADICTED, replay_error, why_contradicted
@@ -34,8 +37,11 @@ from fedaudit.results import (
     AttackRecord,
     AttackSummary,
     AuditResult,
+    CalibrationResult,
+    CalibrationStep,
     Digests,
     FindingResult,
+    MarginResult,
     Timing,
 )
 from fedaudit.scenario.scenario import Scenario
@@ -174,6 +180,7 @@ def run_audit(
         seed=resolved.scenario.seed,
         device=resolved.scenario.device,
     )
+    planned = calibrated(planned, means)
     audit = assess(resolved, recordings, run_trials(planned, means), means, started=started)
     if store and checkpoints:
         for federation in resolved.federations:
@@ -300,7 +307,7 @@ def assess(
             findings.append(entry(trial.attack.name, seen, status="not applicable", reason=str(trial.outcome)))
             continue
         evaluated = evaluate(trial.outcome, seen, truths[seen.federation], seed=scenario.seed)
-        findings.append(evaluated.result)
+        findings.append(_with_calibration(evaluated.result, trial))
         image_files |= evaluated.image_files
     known = {name: truth.about.get("accuracy") for name, truth in truths.items()}
     accuracy = {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
@@ -314,7 +321,7 @@ def assess(
     summaries = [_judged(s, accuracy, least) for s in summaries]
     controls: Controls | None = None
     if scenario.evaluation.controls:
-        controls = run_controls(summaries, findings, scenario, recordings, means)
+        controls = run_controls(summaries, findings, scenario, recordings, means, trials)
         image_files |= controls.image_files
     replayed = {r.transcript.name: replay_error(r) for r in recordings if r.history is None}
     wrong = {
@@ -335,6 +342,9 @@ def assess(
         )
         for s in summaries
     ]
+    margins, pictures = _margins(summaries, trials, recordings, scenario, controls, means)
+    image_files |= pictures
+    summaries = [_with_margin(summary, margins) for summary in summaries]
     unverified = {r.transcript.name for r in recordings if r.transcript.recording and not r.transcript.replay_errors}
     summaries = [_with_cautions(summary, attacks, findings, unverified) for summary in summaries]
     lpips_used = any(image.lpips is not None for finding in findings for image in finding.images)
@@ -362,6 +372,8 @@ def assess(
         summaries=summaries,
         comparisons=compare(findings, summaries),
         controls=controls.results if controls else [],
+        calibrations=_calibrations(trials),
+        margins=margins,
         verdict_rules=verdict_rules(findings),
         not_tried=not_tried(resolved.data.kind or "image", scenario, recordings, findings),
         not_tested=_not_tested(scenario, attacks, resolved.data.kind or "image"),
@@ -377,6 +389,92 @@ def assess(
         ),
     )
     return Audit(result, image_files, scenario.to_yaml())
+
+
+# --- what attacks found out about themselves --------------------------------------------------------------------------
+
+
+def _with_calibration(finding: FindingResult, trial: Trial) -> FindingResult:
+    """Return the finding, with a note of how its attack came by its settings."""
+    own = trial.calibration
+    if own is None:
+        return finding
+    note = str(own) if isinstance(own, CalibrationFinding) else f"not calibrated, its own settings are kept: {own}"
+    return finding.model_copy(update={"notes": [note, *finding.notes]})
+
+
+def _calibrations(trials: Sequence[Trial]) -> list[CalibrationResult]:
+    """Return every calibration once, with the rounds and clients that it served."""
+    served: dict[int, tuple[CalibrationFinding, list[Trial]]] = {}
+    for trial in trials:
+        if isinstance(own := trial.calibration, CalibrationFinding):
+            served.setdefault(id(own), (own, []))[1].append(trial)
+    return [
+        CalibrationResult(
+            attack=of[0].attack.name,
+            federation=of[0].observation.federation,
+            updates=len(of),
+            settings=own.settings,
+            tried=[CalibrationStep(**dataclasses.asdict(rung)) for rung in own.rungs],
+            images=own.images,
+            source=own.source,
+            iterations=own.iterations,
+            text=str(own),
+            timing=Timing(seconds=own.seconds),
+        )
+        for own, of in served.values()
+    ]
+
+
+# --- how far away a leak is -------------------------------------------------------------------------------------------
+
+
+def _margins(
+    summaries: Sequence[AttackSummary],
+    trials: Sequence[Trial],
+    recordings: Sequence[Recording],
+    scenario: Scenario,
+    controls: Controls | None,
+    means: Means,
+) -> tuple[list[MarginResult], dict[str, Tensor]]:
+    """Return the margin of every federation whose images no attack recovered, nor had the power to, and its images."""
+    found: list[MarginResult] = []
+    files: dict[str, Tensor] = {}
+    for recording in recordings:
+        own = [s for s in summaries if s.kind == "images" and s.federation == recording.transcript.name]
+        open_ones = [s.attack for s in own if s.verdict == "inconclusive"]
+        if controls is None or not open_ones or len(open_ones) < len(own):
+            continue
+        able = [
+            (attack, trial.observation)
+            for attack in scenario.attacks
+            for trial in trials
+            if attack.name in open_ones
+            and attack.name == trial.attack.name
+            and trial.observation.federation == recording.transcript.name
+            and attack.scope() == "update"
+            and attack.effort() >= FEWEST_ITERATIONS
+        ]
+        able.sort(key=lambda run: run[0].calibration(run[1]) is None)  # those that fit their victims first
+        for attack, observation in able[:1]:
+            margin, images = margin_of(
+                attack,
+                observation,
+                recording.truth,
+                means,
+                seed=scenario.seed,
+                device=scenario.device,
+                known=controls.powers.get((observation.federation, attack.name)),
+            )
+            found.append(margin)
+            files |= images
+    return found, files
+
+
+def _with_margin(summary: AttackSummary, margins: Sequence[MarginResult]) -> AttackSummary:
+    """Return the summary; that of the attack whose margin was measured says how far away a leak is."""
+    own = [m.text for m in margins if (m.attack, m.federation) == (summary.attack, summary.federation)]
+    return summary.model_copy(update={"advice": [*own, *summary.advice]}) if own else summary
 
 
 # --- federations that have hardly learnt anything: no evidence, for a leak or against it ------------------------------

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedaudit.attacks import Attack, Finding
+from fedaudit.attacks.inversion.calibration import CalibrationFinding
 from fedaudit.evaluation.limits import TIME_IS_UP
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable
@@ -31,6 +32,7 @@ class Trial:
             start from the same dummy image.
         device: where to compute.
         outcome: the finding, or why the attack doesn't apply; None as long as it may still be run.
+        calibration: by which the attack has its settings, or why it couldn't be calibrated; None: it wasn't to be.
     """
 
     attack: Attack
@@ -38,6 +40,7 @@ class Trial:
     seed: int
     device: str
     outcome: Finding | NotApplicable | None = None
+    calibration: CalibrationFinding | str | None = None
 
     @property
     def work(self) -> float:

@@ -12,9 +12,11 @@ from pydantic import Field, ValidationError
 from fedaudit.results.findings import (
     READING,
     AttackSummary,
+    CalibrationResult,
     Comparison,
     ControlResult,
     FindingResult,
+    MarginResult,
     Record,
     Timing,
     Verdict,
@@ -288,6 +290,12 @@ class AuditResult(Record):
     summaries: list[AttackSummary] = Field(description="a row of the report's table each")
     comparisons: list[Comparison] = Field(description="of attacks with each other")
     controls: list[ControlResult] = Field(default=[], description="positive controls; summaries name theirs")
+    calibrations: list[CalibrationResult] = Field(
+        default=[], description="how attacks came by their settings, where they were calibrated"
+    )
+    margins: list[MarginResult] = Field(
+        default=[], description="how far away the conditions are in which an attack would recover images"
+    )
     verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
     not_tried: list[str] = Field(
         default=[], description="which of the first questions this audit didn't try, and why; what limits left out"

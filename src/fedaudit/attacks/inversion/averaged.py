@@ -48,6 +48,10 @@ class Averaged(Composed):
         observation.need_messages()
         self.method.check(mean_of(observation)[0])
 
+    def single(self, observation: Observation) -> Observation:
+        """Return the mean."""
+        return mean_of(observation)[0]
+
     def ways(self, observation: Observation, message: Message) -> Sequence[Way]:
         """Return those of the method."""
         return self.method.ways(observation, message)

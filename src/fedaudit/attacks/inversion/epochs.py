@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 import torch
 from pydantic import Field
@@ -289,6 +289,14 @@ class _Preset(Attack):
     def ways(self, observation: Observation, message: Message) -> Sequence[Way]:
         """Return those of the composition."""
         return self.composed.ways(observation, message)
+
+    def calibration(self, observation: Observation) -> tuple[Attack, Observation] | None:
+        """Return that of the composition."""
+        return self.composed.calibration(observation)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return the attack with other settings, which isn't to be calibrated any more."""
+        return dataclasses.replace(self, **{**settings, "calibrate": False})  # type: ignore[type-var]
 
     def _run(self, *arguments: Any) -> ImageFinding:
         return self.composed._run(*arguments)

@@ -335,6 +335,7 @@ class AGICPlus(AGIC):
     start_iterations: Count = 400
     denoising: NonNegative = 0.03
     subspace: NonNegative = 1.0
+    calibrate: bool = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import torch
 from pydantic import BeforeValidator, Field
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make_attack, silent
 from fedaudit.attacks.findings import ImageFinding, Trace
+from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding
 from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient
 from fedaudit.attacks.inversion.objectives import (
@@ -125,6 +126,10 @@ class GradientInversion(Attack):
         statistics: which BatchNorm takes where clients train with those of their batch: those of the dummy ``batch``,
             the ``running`` ones, or ``auto``: a tenth of the iterations with each decides which explains the update
             better.
+        calibrate: before the attack turns to a federation's updates, an audit tries settings on updates of examples of
+            the adversary's own, made under the same conditions, and takes those that recover most: see
+            :mod:`fedaudit.attacks.inversion.calibration`. It takes as many iterations as the attack on all updates that
+            it serves, and six times as many as on one, at most.
     """
 
     threat_model = "server or eavesdropper, passive"
@@ -156,6 +161,47 @@ class GradientInversion(Attack):
     ] = "auto"
     aware: bool = True
     statistics: StatisticsChoice = "auto"
+    calibrate: bool = False
+
+    def calibration(self, observation: Observation) -> tuple[Attack, Observation] | None:
+        """Return itself and its update, if it is to be calibrated."""
+        return (self, observation) if self.calibrate else None
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return the attack with other settings, which isn't to be calibrated any more."""
+        return dataclasses.replace(self, **{**settings, "calibrate": False})
+
+    def calibrated(
+        self,
+        observation: Observation,
+        examples: Tensor,
+        labels: Tensor | None = None,
+        *,
+        seed: int = 0,
+        updates: int = 1,
+        device: str = "cpu",
+        progress: Progress | None = None,
+    ) -> Self:
+        """Return the attack with the settings that recover most of one's own examples under the same conditions.
+
+        Args:
+            observation: of one of the updates that are going to be attacked.
+            examples: (m, C, H, W) one's own images in [0, 1], none of them a victim's; at least as many as the update
+                has different ones.
+            labels: (m,) of theirs; None: drawn from what the model takes them for.
+            seed: of the own updates and of the first dummy images.
+            updates: that are going to be attacked with the settings.
+            device: where to compute.
+            progress: called with (done, total) iterations, now and then.
+
+        Raises:
+            NotApplicable: nobody can repeat such training; there are too few examples; the attack doesn't apply.
+        """
+        labels = torch.zeros(0, dtype=torch.int64) if labels is None else labels
+        own = Calibration(attack=self, inputs=examples, labels=labels, updates=updates)
+        found = own(observation, seed=seed, device=device, progress=progress)
+        assert isinstance(found, CalibrationFinding)
+        return self.with_settings(found.settings)
 
     def check(self, observation: Observation) -> None:
         """Raise unless the update is of images and everything that is needed is known.
@@ -433,6 +479,18 @@ class Composed(Attack):
             f"attack '{self.name}': attack: '{name}' can't be run over {self.over}, because {reason}; "
             f"known: {', '.join(fitting)}"
         )
+
+    def single(self, observation: Observation) -> Observation:
+        """Return one update of those that the method is run on, for its calibration."""
+        return observation.split()[0]
+
+    def calibration(self, observation: Observation) -> tuple[Attack, Observation] | None:
+        """Return the method and one of its updates, if it is to be calibrated."""
+        return self.method.calibration(self.single(observation))
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return the same with other settings of the method."""
+        return dataclasses.replace(self, attack=self.method.with_settings(settings).written())
 
     @property
     def iterations(self) -> int:

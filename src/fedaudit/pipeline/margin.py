@@ -1,0 +1,237 @@
+"""The margin: how much easier conditions would have to be for an attack to recover images.
+
+Where an attack has no power under the audited conditions, it is run on known examples under easier ones, down a ladder,
+to the nearest in which it has. No victim's update has a part in it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedaudit.attacks import Attack
+from fedaudit.attacks.base import MOST_EXAMPLES, MOST_STEPS
+from fedaudit.models import has_batch_norm, initialise
+from fedaudit.pipeline.power import Power, power_of
+from fedaudit.pipeline.trials import Means
+from fedaudit.results import MarginResult, MarginStep
+from fedaudit.task.training import TrainingConfig
+from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.update import Update
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.seeds import generator
+
+FEWEST_ITERATIONS = 100  # an attack with fewer has no power anywhere, and there is nothing to measure
+_IMAGES = 6  # known ones on a rung: all of them must come out
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rung of the ladder: conditions that are easier than those of the rung before.
+
+    Attributes:
+        observation: of one update under these conditions; its numbers mean nothing.
+        examples: that the update is over.
+        batch: of a step.
+        steps: of local training.
+        changes: what else is easier than for the clients, in words.
+    """
+
+    observation: Observation
+    examples: int
+    batch: int
+    steps: int
+    changes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return the conditions in words."""
+        images = f"{self.examples} images" if self.examples > 1 else "single images"
+        steps = f" in {self.steps} steps" if self.steps > 1 else ""
+        return ", ".join([f"updates over {images}{steps}", *self.changes])
+
+
+def ladder(observation: Observation, seed: int) -> list[Step]:
+    """Return the conditions of one update, and easier and easier ones down to a single image of an untrained network.
+
+    Defences go first, then labels are granted; then steps are halved, then batches; BatchNorm takes its running
+    statistics; in the end the network is untrained. Each rung keeps what the one before has made easier.
+
+    Args:
+        observation: of one update.
+        seed: of the untrained network.
+    """
+    message = observation.single()
+    update, training = message.update, message.update.training
+    steps = training.local_steps if training else 1
+    batch = max(training.batch_sizes) if training else update.num_examples
+    found = [Step(observation, update.num_examples, batch, steps, ())]
+
+    def down(changed: Observation, batch: int, steps: int, change: str = "") -> None:
+        changes = (*found[-1].changes, change) if change else found[-1].changes
+        found.append(Step(changed, changed.single().update.num_examples, batch, steps, changes))
+
+    def last() -> Observation:
+        return found[-1].observation
+
+    if update.sanitised is not None:
+        names = [name for name, p in observation.module.named_parameters() if p.requires_grad]
+        whole = {name: torch.zeros_like(message.weights[name]) for name in names}
+        down(_with(last(), tensors=whole, sanitised=None), batch, steps, "no defence")
+    if update.labels is None and observation.task_info.num_classes is not None:
+        labels = torch.zeros(update.num_examples, dtype=torch.int64)
+        down(_with(last(), labels=labels), batch, steps, "labels known")
+    while steps > 1 or batch > 1:
+        steps, batch = (steps // 2, batch) if steps > 1 else (1, batch // 2)
+        down(_smaller(last(), steps, batch), batch, steps)
+    if observation.task_info.batch_norm == "train" and has_batch_norm(observation.module):
+        info = replace(observation.task_info, batch_norm="eval")
+        down(replace(last(), task_info=info), batch, steps, "BatchNorm in eval mode")
+    module = copy.deepcopy(observation.module)
+    module.load_state_dict(message.weights)
+    try:
+        initialise(module, "default", generator(seed, "untrained"))
+    except Exception:  # a user's own layers, which nobody here can draw anew
+        return found
+    weights = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    own = replace(last().single(), weights=weights)
+    down(replace(last(), weights=(weights,), messages=(own,)), batch, steps, "the network untrained")
+    return found
+
+
+def nearest(steps: Sequence[Step], has_power: Callable[[int], bool], first: int) -> int | None:
+    """Return the hardest step from ``first`` on in which an attack has power, by bisection; None: it has it in none.
+
+    Args:
+        steps: of a ladder, the hardest first.
+        has_power: of a step's position; it is asked of few.
+        first: position of the hardest one that may be asked.
+    """
+    if first >= len(steps) or not has_power(len(steps) - 1):
+        return None
+    low, high = first, len(steps) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if has_power(middle) else (middle + 1, high)
+    return high
+
+
+def _with(observation: Observation, **changes: object) -> Observation:
+    """Return the observation with another update."""
+    message = observation.single()
+    update: Update = dataclasses.replace(message.update, **changes)  # type: ignore[arg-type]
+    own: Message = replace(message, update=update)
+    return replace(observation, messages=(own,))
+
+
+def _smaller(observation: Observation, steps: int, batch: int) -> Observation:
+    """Return the observation of an update of so many steps, with so many examples in each."""
+    update = observation.single().update
+    training: TrainingConfig | None = None
+    if update.training is not None:
+        old = update.training
+        training = replace(
+            old,
+            local_steps=steps,
+            batch_sizes=(batch,) * steps,
+            learning_rates=old.learning_rates[:steps],
+            passes=(),
+            data_size=None if old.data_size is None else max(batch, old.data_size),
+        )
+    labels = None if update.labels is None else update.labels[:1].expand(steps * batch, *update.labels.shape[1:])
+    return _with(observation, num_examples=steps * batch, training=training, labels=labels)
+
+
+def margin_of(
+    attack: Attack, observation: Observation, truth: Truth, means: Means, *, seed: int, device: str, known: Power | None
+) -> tuple[MarginResult, dict[str, Tensor]]:
+    """Return the nearest conditions in which an attack has power, and the images of known examples that show it.
+
+    Args:
+        attack: that found nothing; it is calibrated under each condition, if it is to be.
+        observation: of one update.
+        truth: of the federation, for its candidates.
+        means: with what.
+        seed: of the scenario.
+        device: where to compute.
+        known: its power under the audited conditions, where that was measured.
+    """
+    steps = ladder(observation, seed)
+    tried: dict[int, Power] = {} if known is None else {0: known}
+    failed: dict[int, str] = {}
+
+    def has_power(place: int) -> bool:
+        if place not in tried and place not in failed:
+            name = f"{observation.federation}-margin-{place}"
+            try:
+                seen = steps[place].observation
+                tried[place] = power_of(
+                    [(attack, seen)], truth, means, seed=seed, device=device, name=name, most=_IMAGES
+                )
+            except NotApplicable as error:
+                failed[place] = str(error)
+        return place in tried and tried[place].enough
+
+    small = (i for i, step in enumerate(steps) if step.examples <= MOST_EXAMPLES and step.steps <= MOST_STEPS)
+    first = next(small, len(steps))
+    place = nearest(steps, has_power, max(first, int(known is not None)))
+    here = steps[0]
+    factor, more = _factor(here, None if place is None else steps[place])
+    rows = [
+        MarginStep(
+            text=str(step),
+            examples=step.examples,
+            batch=step.batch,
+            steps=step.steps,
+            changes=list(step.changes),
+            recovered=tried[i].recovered if i in tried else None,
+            images=tried[i].images if i in tried else None,
+            psnr=tried[i].psnr if i in tried else None,
+            power=tried[i].enough if i in tried else None,
+            reason=failed.get(i),
+        )
+        for i, step in enumerate(steps)
+    ]
+    shown = tried[place] if place is not None else None
+    result = MarginResult(
+        attack=attack.name,
+        federation=observation.federation,
+        steps=rows,
+        nearest=place,
+        factor=factor,
+        more=more,
+        text=_in_words(attack, here, None if place is None else steps[place], shown),
+        pictures=shown.results[:_IMAGES] if shown else [],
+    )
+    files = {} if shown is None else {n: f for n, f in shown.files.items() if n in _names(result)}
+    return result, files
+
+
+def _names(result: MarginResult) -> set[str]:
+    return {name for image in result.pictures for name in (image.true_image, image.reconstruction)}
+
+
+def _factor(here: Step, there: Step | None) -> tuple[float | None, bool]:
+    """Return by how many times there are fewer examples, and whether the margin is more: not even one comes out."""
+    if there is None or "no defence" in there.changes:
+        return None, False
+    if set(there.changes) <= {"labels known"}:
+        return here.examples / there.examples, False
+    return float(here.examples), True
+
+
+def _in_words(attack: Attack, here: Step, there: Step | None, shown: Power | None) -> str:
+    if there is None or shown is None:
+        return (
+            f"{attack.name} recovers known examples in none of the conditions that were tried, down to single images "
+            "of an untrained network: with this effort it can't tell"
+        )
+    return (
+        f"images come out of {there} ({shown.recovered} of {shown.images} {shown.source}, {shown.psnr:.1f} dB); "
+        f"the clients send {here}"
+    )

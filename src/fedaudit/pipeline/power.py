@@ -1,0 +1,158 @@
+"""Power: what an attack recovers of known examples under the audited conditions.
+
+"Found nothing" is an answer only where the attack would have found something: so it is run on updates of known
+examples, made under the very same conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedaudit.attacks import Attack, Finding
+from fedaudit.attacks.inversion.calibration import check_repeatable, distinct, own_updates
+from fedaudit.evaluation import evaluate
+from fedaudit.evaluation.images import visible
+from fedaudit.evaluation.statistics import proportion
+from fedaudit.pipeline.calibrations import calibrated, own_images
+from fedaudit.pipeline.trials import Means, Trial, run_trials
+from fedaudit.results import FindingResult, ImageResult
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.truth import Truth
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.fingerprint import tensor_digest
+from fedaudit.utils.seeds import generator
+
+LEAST = 0.8  # share of known examples that an attack with power recovers
+SURELY = 0.5  # what the interval's lower end must reach, too: six of six, eight of nine
+_IMAGES = 10  # known ones that decide, about
+_WAVE = 3  # clients that are attacked before it is looked whether more are needed
+
+
+@dataclass(frozen=True)
+class Power:
+    """What an attack recovered of known examples.
+
+    Attributes:
+        recovered: of them came out visibly.
+        images: that were attacked.
+        results: of each.
+        done: the attack's runs, evaluated.
+        files: images of the results, by name.
+        source: whose examples these are, in the plural.
+    """
+
+    recovered: int
+    images: int
+    results: list[ImageResult]
+    done: list[FindingResult]
+    files: dict[str, Tensor]
+    source: str
+
+    @property
+    def enough(self) -> bool:
+        """Whether the attack has power: it recovers nearly all, and luck is no reason for it."""
+        return powerful(self.recovered, self.images)
+
+    @property
+    def psnr(self) -> float | None:
+        """Mean in dB; None where nothing was attacked."""
+        return sum(image.psnr for image in self.results) / len(self.results) if self.results else None
+
+
+def powerful(recovered: int, images: int) -> bool:
+    """Return whether so many of so many recovered mean power: 80 %, and at least 50 % by the 95 % interval."""
+    return images > 0 and recovered / images >= LEAST and proportion(recovered, images)[0] >= SURELY
+
+
+def power_of(
+    runs: Sequence[tuple[Attack, Observation]],
+    truth: Truth,
+    means: Means,
+    *,
+    seed: int,
+    device: str,
+    name: str,
+    most: int = _IMAGES,
+) -> Power:
+    """Return what attacks recover of known examples in updates that were made as the observed ones were.
+
+    The examples are held out: candidates that are no victims, or photographs that no calibration has seen. Clients are
+    attacked three by three, until it is plain whether there is power. An attack that is to be calibrated is, on the
+    first three.
+
+    Args:
+        runs: the attack, and what it was run on; taken in turn.
+        truth: of the federation, for its candidates.
+        means: with what.
+        seed: of the scenario.
+        device: where to compute.
+        name: of the condition, for the names of images.
+        most: images that are attacked, about.
+
+    Raises:
+        NotApplicable: nobody can repeat such training; there are too few examples.
+    """
+    for _, observation in runs:
+        for single in observation.split():
+            check_repeatable(single)
+    size = max(distinct(observation) for _, observation in runs)
+    inputs, labels, source = _known(truth, runs[0][1], size)
+    rng = generator(seed, "power", name)
+    recovered, results, done, files = 0, list[ImageResult](), list[FindingResult](), dict[str, Tensor]()
+    clients, attacks = max(1, -(-most // size)), [attack for attack, _ in runs]
+    for first in range(0, clients, _WAVE):
+        trials, truths = [], []
+        for number in range(first, min(first + _WAVE, clients)):
+            attack, observation = attacks[number % len(runs)], runs[number % len(runs)][1]
+            (own,) = own_updates(observation, (inputs.roll(-number * size, 0), labels.roll(-number * size, 0)), 1, rng)
+            messages = tuple(replace(m, client=number) for m in own.observation.messages)
+            seen = replace(own.observation, federation=name, messages=messages)
+            trials.append(Trial(attack, seen, seed, device))
+            places = [(m.round, number) for m in messages]
+            held = {place: own.inputs[order] for place, order in zip(places, own.orders, strict=True)}
+            told = {place: own.labels[order] for place, order in zip(places, own.orders, strict=True)}
+            truths.append(replace(truth, inputs=held, labels=told, rows={}, candidates=inputs, candidate_labels=labels))
+        title = f"known examples under the same conditions: {name}"
+        trials = calibrated(trials, means)
+        if first == 0:
+            attacks = [trials[0].attack] if len(runs) == 1 else attacks
+        for trial, known in zip(run_trials(trials, means, title), truths, strict=True):
+            if not isinstance(trial.outcome, Finding):
+                raise NotApplicable(str(trial.outcome))
+            evaluated = evaluate(trial.outcome, trial.observation, known, seed=seed)
+            done.append(evaluated.result)
+            results += evaluated.result.images
+            files |= evaluated.image_files
+        recovered = sum(_came_out(image) for image in results)
+        if powerful(recovered, len(results)) or not powerful(max(0, recovered + most - len(results)), most):
+            break
+    return Power(recovered, len(results), results, done, files, source)
+
+
+def _came_out(image: ImageResult) -> bool:
+    """Return whether an image came out visibly, by the rule of verdicts: as it is, moved or mirrored."""
+    moved = image.registered if image.registered and image.registered.rank else None
+    return visible(image) or (moved is not None and visible(moved))
+
+
+def _known(truth: Truth, observation: Observation, needed: int) -> tuple[Tensor, Tensor, str]:
+    """Return known examples with labels: held-out ones of the same data, where there are enough, else photographs.
+
+    Raises:
+        NotApplicable: there are too few of either.
+    """
+    victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
+    rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]
+    if len(rows) >= max(needed, _IMAGES):
+        order = torch.randperm(len(rows), generator=generator(0, "known examples"))
+        chosen = torch.tensor(rows)[order]
+        return truth.candidates[chosen], truth.candidate_labels[chosen], "held-out examples"
+    own = own_images(observation, held_out=True)
+    if len(own.inputs) < needed:
+        raise NotApplicable(f"an update like theirs is over {needed} examples, and there are {len(own.inputs)} others")
+    labels = own.labels_for(observation.split()[0])
+    return own.inputs, labels, own.source
