@@ -61,6 +61,7 @@ def audit(
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
     fail_on: Verdict | None = None,
+    fail_below: dict[str, float] | None = None,
     what_if: bool = False,
     overwrite: bool = False,
     progress: bool = True,
@@ -91,6 +92,8 @@ def audit(
         workers: processes for the attacks.
         fail_above: metric to limit; ``Audit.exceeded`` tells, and ``Audit.result.thresholds`` what could not be tested.
         fail_on: the verdict that must not be reached, nor a worse one: recovered, identifiable or inferred.
+        fail_below: ``{"margin": factor}``: by so many times updates must be larger than the largest that an attack on
+            images has power over.
         what_if: repeat the audit under three defences that fit what its first attack is after, and compare them.
         overwrite: where ``out`` holds the report of another scenario, delete that and its images; otherwise refuse.
         progress: show on standard error how far the audit is: live on a terminal, elsewhere in a line every 15 seconds.
@@ -105,7 +108,7 @@ def audit(
     modes = {"batch_norm": batch_norm, "dropout": dropout}
     made, dataset, loss = _with_own(scenario, changes, modes, model=model, data=data, loss=loss)
     made = with_what_if(made) if what_if else made
-    limits = Limits({} if fail_above is None else fail_above, fail_on).check()
+    limits = _limits(fail_above, fail_on, fail_below)
     check_files(made)
     folder, where = Path(out) if out else None, Path(data_dir) if data_dir else None
     another = False
@@ -248,6 +251,7 @@ def evaluate(
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
     fail_on: Verdict | None = None,
+    fail_below: dict[str, float] | None = None,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Audit:
@@ -258,12 +262,12 @@ def evaluate(
         truth: the ground truth or its file; default: the one that lies beside the transcript.
         controls: run a positive control beside every attack that found nothing.
         out: folder for the report.
-        workers, fail_above, fail_on, overwrite, progress: as of :func:`audit`.
+        workers, fail_above, fail_on, fail_below, overwrite, progress: as of :func:`audit`.
 
     Raises:
         BadInput: there is no ground truth, or it isn't that of the transcript.
     """
-    limits = Limits({} if fail_above is None else fail_above, fail_on).check()
+    limits = _limits(fail_above, fail_on, fail_below)
     if out:
         check_folder(Path(out))
         holds_another(Path(out), findings.request(), overwrite=overwrite)
@@ -292,6 +296,7 @@ def audit_transcript(
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
     fail_on: Verdict | None = None,
+    fail_below: dict[str, float] | None = None,
     controls: bool = True,
     overwrite: bool = False,
     progress: bool = True,
@@ -304,12 +309,12 @@ def audit_transcript(
         max_minutes: begin no attack or control after so long, and stop those that run; the report says what is missing.
         out: folder for the report; an interrupted audit goes on from there.
         controls: run a positive control beside every attack that found nothing.
-        workers, fail_above, fail_on, overwrite, progress: as of :func:`audit`.
+        workers, fail_above, fail_on, fail_below, overwrite, progress: as of :func:`audit`.
 
     Raises:
         BadInput: there is no ground truth beside the transcript, or something can't be used.
     """
-    limits = Limits({} if fail_above is None else fail_above, fail_on).check()
+    limits = _limits(fail_above, fail_on, fail_below)
     deadline = deadline_of(max_minutes)
     with live_display(progress) as display:
         means = Means(workers, display=display, deadline=deadline)
@@ -431,6 +436,10 @@ def verify(
             workers=workers,
             display=display,
         )
+
+
+def _limits(above: dict[str, float] | None, on: Verdict | None, below: dict[str, float] | None) -> Limits:
+    return Limits({} if above is None else above, on, {} if below is None else below).check()
 
 
 def _with_own(

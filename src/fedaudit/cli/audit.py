@@ -30,6 +30,7 @@ def audit(
     workers: options.Workers = None,
     fail_above: options.FailAbove = None,
     fail_on: options.FailOn = None,
+    fail_below: options.FailBelow = None,
     policy: options.Policy = None,
     no_controls: options.NoControls = False,
     what_if: Annotated[
@@ -65,7 +66,7 @@ def audit(
     if flower is not None:
         from fedaudit.adapters import flower as adapter
 
-        task, limits = options.task_of(mean, std), options.limits_of(fail_above, fail_on, policy)
+        task, limits = options.task_of(mean, std), options.limits_of(fail_above, fail_on, policy, fail_below)
         finished = adapter.audit_flower(
             flower,
             nodes=nodes,
@@ -91,7 +92,7 @@ def audit(
     from fedaudit.scenario.scenario import load_scenario
 
     loaded = load_scenario(scenario, [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])], seed)
-    limits = options.limits_of(fail_above, fail_on, policy)
+    limits = options.limits_of(fail_above, fail_on, policy, fail_below)
     options.check_data_dir(data_dir)
     processes = options.number_of_workers(workers)
     chosen: dict[str, Any] = {**limits, "what_if": what_if, "overwrite": overwrite}
@@ -190,6 +191,7 @@ def attack(
     ] = None,
     fail_above: options.FailAbove = None,
     fail_on: options.FailOn = None,
+    fail_below: options.FailBelow = None,
     policy: options.Policy = None,
     no_controls: options.NoControls = False,
     write: options.Write = None,
@@ -202,7 +204,7 @@ def attack(
     from fedaudit.pipeline.transcripts import check_single
     from fedaudit.transcript.truth import truth_beside
 
-    limits = options.limits_of(fail_above, fail_on, policy)
+    limits = options.limits_of(fail_above, fail_on, policy, fail_below)
     check_single(transcript)
     threat = {
         "adversary": adversary,

@@ -67,12 +67,16 @@ FailAbove = Annotated[
         "--fail-above", help="Limit on a metric, e.g. psnr=20: exit 1 if exceeded, 3 if not tested; repeatable."
     ),
 ]
+FailBelow = Annotated[
+    list[str] | None,
+    typer.Option("--fail-below", help="Least value, margin=FACTOR: exit 1 if below, 3 if it can't be told."),
+]
 FailOn = Annotated[
     Level | None, typer.Option("--fail-on", help="Exit 1 on this verdict or a worse one, 3 if not tested.")
 ]
 Policy = Annotated[
     Path | None,
-    typer.Option("--policy", help="YAML file with fail_above and fail_on; default: ./fedaudit.yaml, if there is one."),
+    typer.Option("--policy", help="YAML file with fail_above, fail_below, fail_on; default: ./fedaudit.yaml, if any."),
 ]
 NoControls = Annotated[
     bool,
@@ -192,8 +196,10 @@ def formats_of(write: str | None) -> list[str]:
     return check_formats([name.strip() for name in write.split(",")] if write is not None else [])
 
 
-def limits_of(fail_above: list[str] | None, fail_on: Level | None, policy: Path | None) -> dict[str, Any]:
-    """Return ``fail_above`` and ``fail_on``, as given, over those of the policy.
+def limits_of(
+    fail_above: list[str] | None, fail_on: Level | None, policy: Path | None, fail_below: list[str] | None = None
+) -> dict[str, Any]:
+    """Return ``fail_above``, ``fail_below`` and ``fail_on``, as given, over those of the policy.
 
     Raises:
         BadInput: one can't be used.
@@ -204,20 +210,36 @@ def limits_of(fail_above: list[str] | None, fail_on: Level | None, policy: Path 
     if policy is None and Path(POLICY_FILE).is_file():
         policy = Path(POLICY_FILE)
     team = read_policy(policy) if policy else Limits()
-    above: dict[str, float] = {}
-    for text in fail_above or []:
+    above = _limits("--fail-above", fail_above, "psnr=20")
+    below = _limits("--fail-below", fail_below, "margin=4")
+    verdict = fail_on.value if fail_on else team.fail_on
+    limits = Limits({**team.fail_above, **above}, verdict, {**team.fail_below, **below}).check()
+    return {
+        "fail_above": dict(limits.fail_above),
+        "fail_on": limits.fail_on,
+        "fail_below": dict(limits.fail_below),
+    }
+
+
+def _limits(option: str, given: list[str] | None, example: str) -> dict[str, float]:
+    """Return the limits that were given as metric=number.
+
+    Raises:
+        BadInput: one isn't, or a metric has two.
+    """
+    found: dict[str, float] = {}
+    for text in given or []:
         metric, _, value = text.partition("=")
         try:
             limit = float(value)
         except ValueError:
             limit = math.nan
         if not math.isfinite(limit):
-            raise BadInput(f"--fail-above {text}: expected metric=number, for example psnr=20")
-        if metric.strip() in above:
-            raise BadInput(f"--fail-above {text}: '{metric.strip()}' has a limit already; give one")
-        above[metric.strip()] = limit
-    limits = Limits({**team.fail_above, **above}, fail_on.value if fail_on else team.fail_on).check()
-    return {"fail_above": dict(limits.fail_above), "fail_on": limits.fail_on}
+            raise BadInput(f"{option} {text}: expected metric=number, for example {example}")
+        if metric.strip() in found:
+            raise BadInput(f"{option} {text}: '{metric.strip()}' has a limit already; give one")
+        found[metric.strip()] = limit
+    return found
 
 
 def exit_code(result: AuditResult) -> int:

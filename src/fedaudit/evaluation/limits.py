@@ -13,12 +13,16 @@ from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, metric
 from fedaudit.evaluation.images import SCORES
 from fedaudit.evaluation.scores import grouped
 from fedaudit.modalities import example_kind
-from fedaudit.results import LEAKS, AttackSummary, FindingResult, Threshold, Verdict, overall
+from fedaudit.results import LEAKS, AttackSummary, FindingResult, MarginResult, Threshold, Verdict, overall
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
 
 TIME_IS_UP = "not run: the time that this audit was given (--max-minutes) was spent"
 POLICY_FILE = "fedaudit.yaml"
+MARGIN = "margin"  # the one metric of which less is worse
+
+
+_KEYS = ("fail_above", "fail_on", "fail_below")
 
 
 @dataclass(frozen=True)
@@ -28,13 +32,16 @@ class Limits:
     Attributes:
         fail_above: metric to the value above which the audit fails.
         fail_on: the verdict on which it fails, and on all worse ones; None: on none.
+        fail_below: ``margin`` to the factor below which the audit fails: by so many times an update must have more
+            examples than the largest that an attack on images has power over.
     """
 
     fail_above: Mapping[str, float] = field(default_factory=dict)
     fail_on: Verdict | None = None
+    fail_below: Mapping[str, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.fail_above) or self.fail_on is not None
+        return bool(self.fail_above) or bool(self.fail_below) or self.fail_on is not None
 
     def check(self) -> Limits:
         """Return these limits, or refuse those for what doesn't exist, or of which less is more leakage.
@@ -52,13 +59,20 @@ class Limits:
                 raise BadInput(f"of '{name}' less is more leakage; metrics for limits: {', '.join(limitable())}")
             if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
                 raise BadInput(f"the limit for '{name}' is {limit!r}; give a number")
+        if not isinstance(self.fail_below, Mapping):
+            raise BadInput(f"fail_below is a mapping such as {{'margin': 4}}, not {self.fail_below!r}")
+        for name, limit in self.fail_below.items():
+            if name != MARGIN:
+                raise BadInput(unknown_name("metric of fail_below", name, [MARGIN]))
+            if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+                raise BadInput(f"the limit for '{name}' is {limit!r}; give a number")
         if self.fail_on is not None and self.fail_on not in LEAKS:
             raise BadInput(f"fail_on: {unknown_name('verdict', str(self.fail_on), list(LEAKS))}")
         return self
 
 
 def read_policy(path: Path) -> Limits:
-    """Read a team's limits: YAML with ``fail_above`` (metric: number) and ``fail_on``.
+    """Read a team's limits: YAML with ``fail_above`` and ``fail_below`` (metric: number) and ``fail_on``.
 
     Raises:
         BadInput: the file can't be read, or says something else.
@@ -67,10 +81,10 @@ def read_policy(path: Path) -> Limits:
     if not isinstance(values, dict) or not values:
         raise BadInput(f"the policy '{path}': expected fail_above: {{metric: number}} or fail_on: a verdict")
     for key in values:
-        if key not in ("fail_above", "fail_on"):
-            raise BadInput(f"the policy '{path}': {unknown_name('key', str(key), ['fail_above', 'fail_on'])}")
+        if key not in _KEYS:
+            raise BadInput(f"the policy '{path}': {unknown_name('key', str(key), list(_KEYS))}")
     try:
-        limits = Limits(values.get("fail_above") or {}, values.get("fail_on")).check()
+        limits = Limits(values.get("fail_above") or {}, values.get("fail_on"), values.get("fail_below") or {}).check()
     except BadInput as error:
         raise BadInput(f"the policy '{path}': {error}") from None
     if not limits:  # a gate without a limit would let everything through
@@ -87,7 +101,11 @@ def limitable() -> list[str]:
 
 
 def check_limits(
-    limits: Limits, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary], kind: str = "image"
+    limits: Limits,
+    findings: Sequence[FindingResult],
+    summaries: Sequence[AttackSummary],
+    kind: str = "image",
+    margins: Sequence[MarginResult] = (),
 ) -> list[Threshold]:
     """Return for every limit whether it is kept.
 
@@ -97,6 +115,7 @@ def check_limits(
     """
     rows = [_above(name, limit, findings, summaries, kind) for name, limit in limits.fail_above.items()]
     rows = [*rows, _on(limits.fail_on, summaries, kind)] if limits.fail_on else rows
+    rows += [_below(limit, summaries, margins) for limit in limits.fail_below.values()]
     late = sum(f.reason == TIME_IS_UP for f in findings)
     reason = f"{late} of {len(findings)} runs of attacks were not done: the time that was given was spent"
     return [
@@ -140,6 +159,39 @@ def _above(
     visible = [s for s in summaries if s.verdict == "recovered" and name in SCORES]
     note = f"kept, though {visible[0].attack} on {visible[0].federation} recovered visibly" if visible else None
     return Threshold(**row, outcome="pass", reason=note)
+
+
+def _below(limit: float, summaries: Sequence[AttackSummary], margins: Sequence[MarginResult]) -> Threshold:
+    """Return whether every federation's margin is as large; an attack that recovers its images leaves one of 1."""
+    known = {m.federation: m for m in margins}
+    row: dict[str, Any] = {"metric": MARGIN, "limit": limit, "where": None, "exceeded": False, "below": True}
+    worst: tuple[float, str] | None = None
+    for federation in dict.fromkeys(s.federation for s in summaries):
+        powerful = [
+            s
+            for s in summaries
+            if s.federation == federation and s.kind == "images" and s.verdict in (*LEAKS, "not demonstrated")
+        ]
+        margin = known.get(federation)
+        if powerful:
+            found, more, by = 1.0, False, powerful[0].attack
+        elif margin is not None and margin.factor is not None:
+            found, more, by = margin.factor, margin.more, margin.attack
+        else:
+            why = margin.text if margin is not None else "no margin was measured: no attack on images was run"
+            return Threshold(**row, reason=f"{federation}: {why}")
+        if found < limit and not more:
+            return Threshold(
+                **{**row, "worst": found, "where": f"{by} on {federation}", "exceeded": True, "outcome": "fail"}
+            )
+        if found < limit:
+            why = f"it is more than {found:g}, and how much more can't be told: {known[federation].text}"
+            return Threshold(**{**row, "worst": found, "where": f"{by} on {federation}"}, reason=f"{federation}: {why}")
+        if worst is None or found < worst[0]:
+            worst = found, f"{by} on {federation}"
+    if worst is None:
+        return Threshold(**row, reason="nothing was attacked")
+    return Threshold(**{**row, "worst": worst[0], "where": worst[1]}, outcome="pass")
 
 
 def _on(level: Verdict, summaries: Sequence[AttackSummary], kind: str) -> Threshold:

@@ -59,7 +59,7 @@ class Step:
 def ladder(observation: Observation, seed: int) -> list[Step]:
     """Return the conditions of one update, and easier and easier ones down to a single image of an untrained network.
 
-    Defences go first, then labels are granted; then steps are halved, then batches; BatchNorm takes its running
+    Defences go first; then steps are halved, then batches; then labels are granted; BatchNorm takes its running
     statistics; in the end the network is untrained. Each rung keeps what the one before has made easier.
 
     Args:
@@ -83,12 +83,12 @@ def ladder(observation: Observation, seed: int) -> list[Step]:
         names = [name for name, p in observation.module.named_parameters() if p.requires_grad]
         whole = {name: torch.zeros_like(message.weights[name]) for name in names}
         down(_with(last(), tensors=whole, sanitised=None), batch, steps, "no defence")
-    if update.labels is None and observation.task_info.num_classes is not None:
-        labels = torch.zeros(update.num_examples, dtype=torch.int64)
-        down(_with(last(), labels=labels), batch, steps, "labels known")
     while steps > 1 or batch > 1:
         steps, batch = (steps // 2, batch) if steps > 1 else (1, batch // 2)
         down(_smaller(last(), steps, batch), batch, steps)
+    if update.labels is None and observation.task_info.num_classes is not None:
+        known = torch.zeros(last().single().update.num_examples, dtype=torch.int64)
+        down(_with(last(), labels=known), batch, steps, "labels known")
     if observation.task_info.batch_norm == "train" and has_batch_norm(observation.module):
         info = replace(observation.task_info, batch_norm="eval")
         down(replace(last(), task_info=info), batch, steps, "BatchNorm in eval mode")
@@ -149,8 +149,10 @@ def _smaller(observation: Observation, steps: int, batch: int) -> Observation:
 
 def margin_of(
     attack: Attack, observation: Observation, truth: Truth, means: Means, *, seed: int, device: str, known: Power | None
-) -> tuple[MarginResult, dict[str, Tensor]]:
+) -> tuple[MarginResult, dict[str, Tensor]] | str:
     """Return the nearest conditions in which an attack has power, and the images of known examples that show it.
+
+    Where none could be tried, the reason.
 
     Args:
         attack: that found nothing; it is calibrated under each condition, if it is to be.
@@ -180,6 +182,8 @@ def margin_of(
     small = (i for i, step in enumerate(steps) if step.examples <= MOST_EXAMPLES and step.steps <= MOST_STEPS)
     first = next(small, len(steps))
     place = nearest(steps, has_power, max(first, int(known is not None)))
+    if not tried:
+        return next(iter(failed.values()), "no easier conditions are known")
     here = steps[0]
     factor, more = _factor(here, None if place is None else steps[place])
     rows = [
@@ -220,7 +224,7 @@ def _factor(here: Step, there: Step | None) -> tuple[float | None, bool]:
     """Return by how many times there are fewer examples, and whether the margin is more: not even one comes out."""
     if there is None or "no defence" in there.changes:
         return None, False
-    if set(there.changes) <= {"labels known"}:
+    if not there.changes:
         return here.examples / there.examples, False
     return float(here.examples), True
 

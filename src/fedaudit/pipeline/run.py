@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks import Attack, Finding
+from fedaudit.attacks import Attack, Finding, ImageFinding
 from fedaudit.attacks.base import own_failures
 from fedaudit.attacks.inversion.calibration import CalibrationFinding
 from fedaudit.data import DATASETS, Dataset
@@ -34,6 +34,7 @@ from fedaudit.pipeline.recordings import CONTRADICTED, replay_error, why_contrad
 from fedaudit.pipeline.trials import Kept, Means, Trial, run_trials
 from fedaudit.pipeline.untested import left_out, not_tried
 from fedaudit.results import (
+    LEAKS,
     AttackRecord,
     AttackSummary,
     AuditResult,
@@ -93,7 +94,8 @@ class Audit:
         used = set(self.result.in_use())
         findings = [f for f in self.result.findings if f.federation in used]
         summaries = [s for s in self.result.summaries if s.federation in used]
-        thresholds = check_limits(limits, findings, summaries, self.result.data.kind or "image")
+        margins = [m for m in self.result.margins if m.federation in used]
+        thresholds = check_limits(limits, findings, summaries, self.result.data.kind or "image", margins)
         return dataclasses.replace(self, result=self.result.model_copy(update={"thresholds": thresholds}))
 
     def save(self, folder: Path | str, *, write: Sequence[str] = (), scenario: str = "scenario.yaml") -> Path:
@@ -441,23 +443,25 @@ def _margins(
     found: list[MarginResult] = []
     files: dict[str, Tensor] = {}
     for recording in recordings:
-        own = [s for s in summaries if s.kind == "images" and s.federation == recording.transcript.name]
-        open_ones = [s.attack for s in own if s.verdict == "inconclusive"]
-        if controls is None or not open_ones or len(open_ones) < len(own):
+        name = recording.transcript.name
+        told = {s.verdict for s in summaries if s.kind == "images" and s.federation == name}
+        if controls is None or told & {*LEAKS, "not demonstrated"}:
             continue
         able = [
             (attack, trial.observation)
             for attack in scenario.attacks
             for trial in trials
-            if attack.name in open_ones
-            and attack.name == trial.attack.name
-            and trial.observation.federation == recording.transcript.name
+            if attack.name == trial.attack.name
+            and trial.observation.federation == name
+            and len(trial.observation.messages) == 1
+            and attack.finds is ImageFinding
             and attack.scope() == "update"
-            and attack.effort() >= FEWEST_ITERATIONS
+            and (attack.effort() >= FEWEST_ITERATIONS or not hasattr(attack, "iterations"))
         ]
-        able.sort(key=lambda run: run[0].calibration(run[1]) is None)  # those that fit their victims first
+        # those that fit their victims first, then those with most effort
+        able.sort(key=lambda run: (run[0].calibration(run[1]) is None, -run[0].effort()))
         for attack, observation in able[:1]:
-            margin, images = margin_of(
+            measured = margin_of(
                 attack,
                 observation,
                 recording.truth,
@@ -466,8 +470,9 @@ def _margins(
                 device=scenario.device,
                 known=controls.powers.get((observation.federation, attack.name)),
             )
-            found.append(margin)
-            files |= images
+            if not isinstance(measured, str):
+                found.append(measured[0])
+                files |= measured[1]
     return found, files
 
 

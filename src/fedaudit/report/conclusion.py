@@ -15,6 +15,7 @@ from fedaudit.results import (
     ControlResult,
     Evidence,
     Interval,
+    MarginResult,
     Threshold,
     Verdict,
     overall,
@@ -59,7 +60,13 @@ def headline(result: AuditResult) -> Headline:
     """
     used = result.in_use()  # a defence that is only tried gives no answer, and fails nobody
     ran = [s for s in result.summaries if s.verdict != "not applicable" and s.federation in used]
+    margin = next((m for m in result.margins if m.federation in used and m.nearest is not None), None)
     if not ran:
+        if margin is not None:
+            refused = " ".join(
+                dict.fromkeys(sentence(s.verdict_text) for s in result.summaries if s.federation in used)
+            )
+            return Headline(_so_far(margin), "", refused, "inconclusive")
         detail = (
             "Every attack was refused before it began; the reasons are listed under “What was not tested”."
             if result.summaries
@@ -81,6 +88,8 @@ def headline(result: AuditResult) -> Headline:
         if rest:
             update = next(UPDATES[f.update_kind] for f in result.federations if f.name == name)
             elsewhere.append(f"{name} ({update}): {', '.join(dict.fromkeys(rest))}")
+    if margin is not None and verdict not in LEAKS:  # the answer to the first question, not to the smallest
+        title = _so_far(margin)
     if tables := defence_tables(result):
         elsewhere = []
     text = f"Elsewhere: {'; '.join(elsewhere)}." if elsewhere else ""
@@ -93,6 +102,11 @@ def headline(result: AuditResult) -> Headline:
         text = f"{text} This is no proof of safety: see “What was not tested”.".strip()
     cautions = tuple(dict.fromkeys(c for s in ran if _key(s) == _key(chief) for c in s.cautions))
     return Headline(title, tested(result, chief), text, verdict, cautions)
+
+
+def _so_far(margin: MarginResult) -> str:
+    """Return how far away a leak is, as a headline."""
+    return f"Nothing that was tried brought a client's image out; {margin.text}."
 
 
 def tested(result: AuditResult, summary: AttackSummary) -> str:
@@ -157,7 +171,7 @@ def threshold_text(threshold: Threshold) -> str:
         return f"{line} ({threshold.where or threshold.reason})" if threshold.where or threshold.reason else line
     unit = _UNITS.get(threshold.metric, "")
     name = threshold.metric.upper() if threshold.metric in {"psnr", "ssim"} else threshold.metric.replace("_", " ")
-    line = f"{outcome}: {name} at most {threshold.limit:g}{unit}"
+    line = f"{outcome}: {name} at {'least' if threshold.below else 'most'} {threshold.limit:g}{unit}"
     if threshold.worst is not None:
         line += f": {threshold.where} reached {number(threshold.worst, 2)}{unit}"
     return f"{line}; {threshold.reason}" if threshold.reason else line
@@ -202,4 +216,4 @@ def limit_name(threshold: Threshold) -> str:
     """Return what a limit is, without what was met: the same in every run."""
     if threshold.limit is None:
         return f"no verdict '{threshold.verdict}' or worse"
-    return f"{threshold.metric} at most {threshold.limit:g}"
+    return f"{threshold.metric} at {'least' if threshold.below else 'most'} {threshold.limit:g}"

@@ -42,6 +42,7 @@ from fedaudit.results.glossary import terms
 from fedaudit.utils.errors import BadInput
 
 CHARTS = 8  # figures about single findings, a federation
+_SHOWN = 3  # pairs of known examples, of a margin
 
 
 class Plots(NamedTuple):
@@ -89,6 +90,10 @@ def render_report(result: AuditResult, folder: Path) -> str:
         controls=[
             (c, control_text(c), [(images[i.true_image], images[i.reconstruction]) for i in c.images[:1]])
             for c in result.controls
+        ],
+        margins=[
+            (m, [(images[i.true_image], images[i.reconstruction], i.psnr) for i in m.pictures[:_SHOWN]])
+            for m in result.margins
         ],
         kinds=UPDATES,
         update_kinds={f.name: f.update_kind for f in result.federations},
@@ -244,7 +249,9 @@ def _spread_alt(rows: list[figures.Spread]) -> str:
 
 def _command(repeat: str, thresholds: list[Threshold]) -> str:
     limits = [
-        f" --fail-on {t.verdict}" if t.limit is None else f" --fail-above {shlex.quote(f'{t.metric}={t.limit:g}')}"
+        f" --fail-on {t.verdict}"
+        if t.limit is None
+        else f" {'--fail-below' if t.below else '--fail-above'} {shlex.quote(f'{t.metric}={t.limit:g}')}"
         for t in thresholds
     ]
     return repeat + "".join(limits)

@@ -81,6 +81,8 @@ def print_summary(result: AuditResult) -> None:
         print(f"{c.federation}: {comparison_text(c)}")
     for control in result.controls:
         print(f"control: {control_text(control)}")
+    for margin in result.margins:
+        print(f"margin of {margin.federation}: {margin.text}")
     for summary in result.summaries:
         for advice in summary.advice:
             print(f"{summary.attack} on {summary.federation}: {summary.verdict}; {advice}")

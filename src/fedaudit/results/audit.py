@@ -205,12 +205,15 @@ class AttackRecord(Record):
 
 
 class Threshold(Record):
-    """A limit that the user set with --fail-above or --fail-on, and the worst that was met."""
+    """A limit that the user set with --fail-above, --fail-below or --fail-on, and the worst that was met."""
 
-    metric: str = Field(description="the metric of --fail-above; 'verdict' for --fail-on")
-    limit: float | None = optional("of --fail-above")
+    metric: str = Field(description="the metric of --fail-above or --fail-below; 'verdict' for --fail-on")
+    limit: float | None = optional("of --fail-above or --fail-below")
+    below: bool = Field(default=False, description="whether it is a least value (--fail-below)")
     verdict: Verdict | None = optional("of --fail-on: it fails on this and on all worse ones")
-    worst: float | None = optional("the highest value that was met; null: a verdict, or nothing measured it")
+    worst: float | None = optional(
+        "the highest value that was met (where below: the lowest); null: a verdict, or none was"
+    )
     where: str | None = Field(description="attack and federation of the worst value")
     exceeded: bool = Field(description="whether the limit was")
     measured_by: Literal["what ran", "another attack", "nothing"] = Field(

@@ -56,6 +56,7 @@ def audit_flower(
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
     fail_on: Verdict | None = None,
+    fail_below: dict[str, float] | None = None,
     controls: bool = True,
     overwrite: bool = False,
     progress: bool = True,
@@ -69,8 +70,8 @@ def audit_flower(
         clients: of how many clients the updates are attacked, the first ones; default: of all.
         max_minutes: the app gets half of so long, then it is stopped; attacks are stopped at the end. The report says
             what is missing.
-        attacks, threat, workers, fail_above, fail_on, controls: as of :func:`fedaudit.audit_transcript`; without
-            ``attacks`` those that fit.
+        attacks, threat, workers, fail_above, fail_on, fail_below, controls: as of
+            :func:`fedaudit.audit_transcript`; without ``attacks`` those that fit.
         mean, std: of the app's preprocessing, per channel; default: estimated from the range of the inputs.
         seed: of the global random generators before the app begins, and of the attacks.
         out: folder for the report; the recording is in its ``recording``, for ``fedaudit attack``.
@@ -144,9 +145,15 @@ def audit_flower(
             "overwrite": overwrite,
             "progress": progress,
         }
-        if truth_beside(folder / RECORDING) is not None or fail_above or fail_on:
+        if truth_beside(folder / RECORDING) is not None or fail_above or fail_on or fail_below:
             return api.audit_transcript(
-                folder / RECORDING, attacks, fail_above=fail_above, fail_on=fail_on, controls=controls, **asked
+                folder / RECORDING,
+                attacks,
+                fail_above=fail_above,
+                fail_on=fail_on,
+                fail_below=fail_below,
+                controls=controls,
+                **asked,
             )
         api.attack(folder / RECORDING, attacks, **asked)
     because = f" ({'; '.join(watcher.notes)})" if watcher.notes else ""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Case, Progress, register
+from fedaudit.attacks.base import ATTACK_CONFIG, MOST_EXAMPLES, Case, Progress, register
 from fedaudit.attacks.findings import Trace
 from fedaudit.attacks.inversion.engines.reference import reference
 from fedaudit.attacks.inversion.objectives import Objective
@@ -337,9 +337,11 @@ class AGICPlus(AGIC):
     subspace: NonNegative = 1.0
     calibrate: bool = True
 
+    first_settings: ClassVar[dict[str, Any]] = {**QUICK, "largest": MOST_EXAMPLES}
+
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.searchable and case.classifies(cls.examples) and case.update_kind == "gradient"
+        return case.updates_alone and case.classifies(cls.examples)
 
     def subspaces(self, prepared: Prepared) -> dict[str, Subspace]:
         """Return what the layers' gradients say of their patches; nothing where numbers of them weren't sent."""

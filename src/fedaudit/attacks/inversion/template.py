@@ -126,6 +126,7 @@ class GradientInversion(Attack):
         statistics: which BatchNorm takes where clients train with those of their batch: those of the dummy ``batch``,
             the ``running`` ones, or ``auto``: a tenth of the iterations with each decides which explains the update
             better.
+        largest: update that is attacked, in examples; beyond, an audit only measures how far away a leak is; None: any.
         calibrate: before the attack turns to a federation's updates, an audit tries settings on updates of examples of
             the adversary's own, made under the same conditions, and takes those that recover most: see
             :mod:`fedaudit.attacks.inversion.calibration`. It takes as many iterations as the attack on all updates that
@@ -161,6 +162,7 @@ class GradientInversion(Attack):
     ] = "auto"
     aware: bool = True
     statistics: StatisticsChoice = "auto"
+    largest: Count | None = None
     calibrate: bool = False
 
     def calibration(self, observation: Observation) -> tuple[Attack, Observation] | None:
@@ -223,6 +225,11 @@ class GradientInversion(Attack):
             raise NotApplicable(
                 f"{self.name} recovers one example, this update was made over {message.update.num_examples}; "
                 "use invg, agic, gradinversion or geng"
+            )
+        if self.largest is not None and message.update.num_examples > self.largest:
+            raise NotApplicable(
+                f"not tried: an update is over {message.update.num_examples:,} examples, more than {self.name} is to "
+                f"be run on (largest: {self.largest})"
             )
         need_signal(message.update)
 
