@@ -28,7 +28,7 @@ from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 
 FEWEST_ITERATIONS = 100  # an attack with fewer has no power anywhere, and there is nothing to measure
-_IMAGES = 6  # known ones on a rung: all of them must come out
+_PICTURES = 6  # of known examples, that are kept
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,7 @@ def margin_of(
             name = f"{observation.federation}-margin-{place}"
             try:
                 seen = steps[place].observation
-                tried[place] = power_of(
-                    [(attack, seen)], truth, means, seed=seed, device=device, name=name, most=_IMAGES
-                )
+                tried[place] = power_of([(attack, seen)], truth, means, seed=seed, device=device, name=name)
             except NotApplicable as error:
                 failed[place] = str(error)
         return place in tried and tried[place].enough
@@ -209,8 +207,8 @@ def margin_of(
         nearest=place,
         factor=factor,
         more=more,
-        text=_in_words(attack, here, None if place is None else steps[place], shown),
-        pictures=shown.results[:_IMAGES] if shown else [],
+        text=_in_words(attack, here, None if place is None else steps[place], shown or tried.get(len(steps) - 1)),
+        pictures=shown.results[:_PICTURES] if shown else [],
     )
     files = {} if shown is None else {n: f for n, f in shown.files.items() if n in _names(result)}
     return result, files
@@ -231,9 +229,10 @@ def _factor(here: Step, there: Step | None) -> tuple[float | None, bool]:
 
 def _in_words(attack: Attack, here: Step, there: Step | None, shown: Power | None) -> str:
     if there is None or shown is None:
+        seen = f" ({shown.recovered} of {shown.images} there)" if shown else ""
         return (
-            f"{attack.name} recovers known examples in none of the conditions that were tried, down to single images "
-            "of an untrained network: with this effort it can't tell"
+            f"{attack.name} recovers too few known examples in all conditions that were tried, down to single images "
+            f"of an untrained network{seen}: with this effort it can't tell"
         )
     return (
         f"images come out of {there} ({shown.recovered} of {shown.images} {shown.source}, {shown.psnr:.1f} dB); "

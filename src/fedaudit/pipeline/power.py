@@ -76,7 +76,6 @@ def power_of(
     seed: int,
     device: str,
     name: str,
-    most: int = _IMAGES,
 ) -> Power:
     """Return what attacks recover of known examples in updates that were made as the observed ones were.
 
@@ -91,7 +90,6 @@ def power_of(
         seed: of the scenario.
         device: where to compute.
         name: of the condition, for the names of images.
-        most: images that are attacked, about.
 
     Raises:
         NotApplicable: nobody can repeat such training; there are too few examples.
@@ -103,7 +101,7 @@ def power_of(
     inputs, labels, source = _known(truth, runs[0][1], size)
     rng = generator(seed, "power", name)
     recovered, results, done, files = 0, list[ImageResult](), list[FindingResult](), dict[str, Tensor]()
-    clients, attacks = max(1, -(-most // size)), [attack for attack, _ in runs]
+    clients, attacks = max(1, -(-_IMAGES // size)), [attack for attack, _ in runs]
     for first in range(0, clients, _WAVE):
         trials, truths = [], []
         for number in range(first, min(first + _WAVE, clients)):
@@ -128,7 +126,7 @@ def power_of(
             results += evaluated.result.images
             files |= evaluated.image_files
         recovered = sum(_came_out(image) for image in results)
-        if powerful(recovered, len(results)) or not powerful(max(0, recovered + most - len(results)), most):
+        if powerful(recovered, len(results)) or not powerful(max(0, recovered + _IMAGES - len(results)), _IMAGES):
             break
     return Power(recovered, len(results), results, done, files, source)
 
