@@ -64,8 +64,9 @@ VERDICTS: dict[Verdict, str] = {
     "more often than luck would.",
     "inferred": "Something about the training data was told better than by guessing: membership, attributes, labels, a "
     "client's own model.",
-    "inconclusive": "This audit can't tell: the attack has no power under these conditions, or lost its positive control, "
-    "or won an easier case only, or none was run, or there is too little to test, or the federation was hardly trained.",
+    "inconclusive": "This audit can't tell: the attack has no power under these conditions, or lost its positive "
+    "control, or won an easier case only, or none was run, or there is too little to test, or the federation was "
+    "hardly trained.",
     "not demonstrated": "The attack found nothing, although it recovers known examples under these conditions, or won "
     "its positive control. Another attack might find more: this never means safe.",
     "not applicable": "The attack could not be run under this threat model; the reason is given.",
