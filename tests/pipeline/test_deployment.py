@@ -56,6 +56,7 @@ def test_a_trained_network_batches_and_local_training_are_a_deployment() -> None
 
 
 GRADIENT = {"name": "a", "clients": 2, "examples": 32}
+RAGGED = {"examples": 42, "batch_size": 10}  # 10, 10 and 1 examples: what is left over doesn't count
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,8 @@ GRADIENT = {"name": "a", "clients": 2, "examples": 32}
     [
         ({"model": {"batch_norm": "eval"}}, [NORM]),
         ({"federation": FEDERATION | {"batch_norm": "eval"}}, [NORM]),
-        ({"federation": FEDERATION | {"batch_size": 7}}, ["batches of 5.33 examples, fewer than 8"]),
+        ({"federation": FEDERATION | {"batch_size": 7}}, ["batches of 7 examples, fewer than 8"]),
+        ({"federation": FEDERATION | RAGGED | {"batch_norm": "eval"}}, [NORM]),
         ({"federation": GRADIENT | {"batch_size": 16}}, []),
         ({"federation": GRADIENT | {"batch_size": 15}}, ["updates over 15 examples, fewer than 16"]),
     ],
@@ -101,6 +103,20 @@ def test_a_federation_that_trains_its_network_is_one_from_then_on() -> None:
     told = {(f.round, f.setting, *f.diagnostic_because) for f in result.findings}
     assert told == {(0, "diagnostic", "the network is untrained in round 0"), (59, "deployment")}
     assert reasons(result) == ["the network is untrained in round 0"]  # of a summary the worst
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_of_a_vertical_federation_accuracy_has_to_be_measured(measured: bool) -> None:
+    values = {
+        "data": {"name": "breast-cancer"},
+        "model": {"name": "mlp"},
+        "federations": [{"name": "v", "algorithm": "vertical", "clients": 2, "rounds": 20, "batch_size": 32}],
+        "attacks": ["norm-scoring"],
+        "threat": {"adversary": "client"},
+        "evaluation": {"controls": False, "accuracy_every": 20 if measured else None, "least_accuracy": 0.02},
+    }
+    told = [] if measured else ["nobody measured whether the network had learnt anything"]
+    assert reasons(fedaudit.audit(values, progress=False).result) == told
 
 
 @pytest.mark.parametrize(("epochs", "learnt"), [(10, True), (0, False)])

@@ -8,6 +8,7 @@ criterion asks stands in docs/explanation/verdicts.md.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,10 +29,11 @@ from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 
-LEAST_BATCH = 8  # examples a local step, on average
+LEAST_BATCH = 8  # examples a local step
 LEAST_EXAMPLES = 16  # examples an update, each counted as often as it is used
 _MEASURED = 200  # held-out examples, at most
 _AT_ONCE = 20  # of them
+_UNKNOWN = ("untrained", "as given")  # of a network before the first round, which says nothing of it after others
 _EPOCHS, _USES = 5, 9000  # of the training that is proposed: at least so many passes, and uses of an example
 
 
@@ -43,8 +45,8 @@ class Facts:
         recorded: the federation really ran, and was recorded.
         unlearnt: why the network that was attacked counts as untrained; empty: it doesn't.
         fixed_norm: BatchNorm normalises by fixed statistics while clients train.
-        batch: examples a local step, mean.
-        examples: examples an update, each counted as often as it is used, mean; infinite where no update travels.
+        batch: examples a local step, median.
+        examples: examples an update, each counted as often as it is used, median; infinite where no update travels.
     """
 
     recorded: bool
@@ -123,15 +125,15 @@ class Settings:
         transcript = recording.transcript
         sent = {(r.index, u.client): u for r in transcript.rounds for u in r.updates}
         updates: list[Update] = [sent.get((m.round, m.client), m.update) for m in seen.messages] or list(sent.values())
-        steps = sum(u.training.local_steps if u.training else 1 for u in updates)
-        examples = sum(u.num_examples for u in updates)
+        steps = [size for u in updates for size in (u.training.batch_sizes if u.training else (u.num_examples,))]
+        examples = [u.num_examples for u in updates]
         rounds = {m.round for m in seen.messages} or {r.index for r in transcript.rounds}
         return Facts(
             recorded=transcript.recording is not None,
             unlearnt="" if transcript.recording else self._unlearnt(recording, spec, rounds),
             fixed_norm=transcript.task_info.batch_norm == "eval" and has_batch_norm(transcript.module),
-            batch=examples / steps if updates else spec.batch_size,
-            examples=examples / len(updates) if updates else math.inf,
+            batch=statistics.median(steps or [spec.batch_size]),
+            examples=statistics.median(examples or [math.inf]),
         )
 
     # --- is the network trained? ----------------------------------------------------------------------------------
@@ -145,7 +147,8 @@ class Settings:
             reached, least = self.accuracy[name], self.scenario.evaluation.least_accuracy
             return f"the network was hardly trained: accuracy {reached:.2f}, below {least:g}" if reached < least else ""
         if spec.server is not None or not recording.transcript.rounds or not len(recording.truth.candidates):
-            return ""  # an altered network says nothing of the one that clients trained; of a vertical one parts travel
+            # An altered network says nothing of the one that clients trained; of a vertical one only parts travel.
+            return "" if self.trained not in _UNKNOWN else "nobody measured whether the network had learnt anything"
         if (name, last) not in self._learnt:
             self._learnt[name, last] = self._measured(recording, last)
         return self._learnt[name, last]
