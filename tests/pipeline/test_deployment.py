@@ -170,7 +170,7 @@ def test_the_settings_that_are_offered_make_a_deployment(tmp_path: Path) -> None
     assert again.as_deployed == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_default_audit_is_a_diagnostic_and_its_offer_a_deployment() -> None:
     quick = ["attacks=[labels]", "evaluation.controls=false"]
     first = fedaudit.audit(fedaudit.load_scenario(None, quick), progress=False).result
