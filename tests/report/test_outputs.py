@@ -15,6 +15,9 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestSuite
 from markdown_it import MarkdownIt
 
 from fedaudit.report import junit, markdown, sarif
+from fedaudit.report.notebook import as_html
+from fedaudit.report.page import render_report
+from fedaudit.report.terminal import deployed_step, print_summary
 from fedaudit.report.write import write_outputs
 from fedaudit.results import AuditResult, Threshold, Timing, Verdict
 from fedaudit.utils.errors import BadInput
@@ -247,3 +250,41 @@ def test_an_attack_on_a_transcript_writes_them_too(command: Command, recorded: P
     blind = command("attack", tmp_path / "blind", *words[2:5], tmp_path / "out-2", *words[6:])
     assert blind.code == 0
     assert "not evaluated: no ground truth, so nothing is written for --write" in blind.out
+
+
+SAID = "Diagnostic, not a deployment: one reason; another. It shows what can leak at worst."
+
+
+def test_every_output_says_diagnostic_or_deployment_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    told: dict[str, Any] = {"setting": "diagnostic", "diagnostic_because": ["one reason", "another"]}
+    parts = [
+        images_of(tmp_path, "invg", [[30.0]], "recovered", **told),
+        images_of(tmp_path, "agic", [[5.0]], "inconclusive", federation="avg", setting="deployment"),
+    ]
+    offer = ["model.training.epochs=5", "federations.sgd.local_steps=null"]
+    audit = result(tmp_path, parts, as_deployed=offer)
+    bad, good = log_of(audit)["runs"][0]["results"]
+    assert [one["properties"]["setting"] for one in (bad, good)] == ["diagnostic", "deployment"]
+    assert bad["properties"]["diagnostic_because"] == ["one reason", "another"]
+    assert SAID in bad["message"]["text"]
+    assert "Deployment: a trained network" in good["message"]["text"]
+    assert SAID in junit.render(audit)
+    assert SAID in markdown.render(audit)
+    assert "recovered (diagnostic)" in markdown.render(audit)
+    assert "inconclusive (deployment)" in markdown.render(audit)
+    assert SAID in as_html(audit, {})
+    page = render_report(audit, tmp_path)
+    assert page.count(SAID) == 1  # below the headline
+    assert page.count("Deployment: a trained network") == 1  # with the other federation
+    before, _ = render_report(result(tmp_path), tmp_path).split('id="glossary"')
+    assert "Diagnostic" not in before  # of an earlier version
+    flags = "--set model.training.epochs=5 --set federations.sgd.local_steps=null"
+    assert f"fedaudit audit scenario.yaml {flags} --out NEW" in page
+    print_summary(audit)
+    lines = " ".join(capsys.readouterr().out.split())
+    assert SAID in lines
+    assert "avg: Deployment: a trained network" in lines
+    assert "sgd: Diagnostic" not in lines  # said in the first lines
+    wanted = f"fedaudit audit out/scenario.yaml {flags} --out out-deployment"
+    assert deployed_step(audit, Path("out/report.html")).endswith(wanted)
+    assert deployed_step(result(tmp_path), Path("out/report.html")) == ""

@@ -290,12 +290,14 @@ def _for_attacks(text: str, names: Sequence[str]) -> list[str]:
 
 def _conclude(finished: Audit, out: Path, formats: Sequence[str], *, scenario: str = "scenario.yaml") -> None:
     """Write what is wanted beside the report, say what came of the audit, and end with its exit code."""
-    from fedaudit.report.terminal import next_step, print_summary
+    from fedaudit.report.terminal import deployed_step, next_step, print_summary
     from fedaudit.report.write import write_outputs
 
     write_outputs(finished.result, out, formats, scenario=scenario)
     report = out / "report.html"
     print_summary(finished.result)
+    if deployed := deployed_step(finished.result, report):
+        print(deployed)
     print(f"report: {report}")
     print(next_step(finished.result, report))
     if code := options.exit_code(finished.result):

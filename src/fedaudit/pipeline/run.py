@@ -26,6 +26,7 @@ from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.modalities import example_kind, save_png
 from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged_by_control, run_controls
+from fedaudit.pipeline.deployment import Settings
 from fedaudit.pipeline.describe import adversary_record, federation_record
 from fedaudit.pipeline.margin import FEWEST_ITERATIONS, margin_of
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
@@ -313,6 +314,8 @@ def assess(
         image_files |= evaluated.image_files
     known = {name: truth.about.get("accuracy") for name, truth in truths.items()}
     accuracy = {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
+    settings = Settings(recordings, scenario, resolved.model.trained, accuracy)
+    findings = [settings.of(f, trial.observation) for f, trial in zip(findings, trials, strict=True)]
     least = scenario.evaluation.least_accuracy
     findings = [_not_by_chance(f, accuracy, least) for f in findings]
     adversary = adversary_record(scenario)
@@ -320,7 +323,7 @@ def assess(
     summaries = summarise(
         findings, resamples=scenario.evaluation.bootstrap, seed=scenario.seed, who=adversary.who, things=things
     )
-    summaries = [_judged(s, accuracy, least) for s in summaries]
+    summaries = [settings.of_all(_judged(s, accuracy, least)) for s in summaries]
     controls: Controls | None = None
     if scenario.evaluation.controls:
         controls = run_controls(summaries, findings, scenario, recordings, means, trials)
@@ -380,6 +383,7 @@ def assess(
         not_tried=not_tried(resolved.data.kind or "image", scenario, recordings, findings),
         not_tested=_not_tested(scenario, attacks, resolved.data.kind or "image"),
         lpips_missing=None if lpips_used else lpips_missing(),
+        as_deployed=settings.as_deployed(resolved.federations[0].dataset) if resolved.federations else [],
         repeat=repeat or _how_to_repeat(scenario),
         thresholds=[],
         environment=environment(scenario.device),

@@ -34,8 +34,19 @@ def advice(result: AuditResult) -> list[Advice]:
     """Return what to do, the most useful first."""
     found = headline(result)
     if found.verdict in LEAKS:
-        return _against(result)
-    return [*_to_conclude(result), *([_keep("inferred")] if found.verdict == "not demonstrated" else [])]
+        return [*_as_deployed(result), *_against(result)]
+    kept = [_keep("inferred")] if found.verdict == "not demonstrated" else []
+    return [*_to_conclude(result), *kept, *_as_deployed(result)]
+
+
+def _as_deployed(result: AuditResult) -> list[Advice]:
+    """Return how to ask the same of a deployment, where this was a diagnostic."""
+    change = " ".join(f"--set {shlex.quote(setting)}" for setting in result.as_deployed)
+    text = (
+        "This was a diagnostic. Here the network is trained first, and clients take batches, as federations in use do; "
+        "set the numbers to yours."
+    )
+    return [Advice("Ask it of a deployment.", text, change)] if change else []
 
 
 def command(result: AuditResult, change: str) -> str:

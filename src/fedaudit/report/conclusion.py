@@ -40,6 +40,7 @@ class Headline:
 
     Attributes:
         title: in a sentence, which says no more than the verdict.
+        setting: diagnostic or deployment, and why, in a sentence; empty where that isn't known.
         tested: on what, with what effort.
         detail: what else there is to say of other federations, and of what the verdict isn't.
         verdict: of the whole audit.
@@ -47,6 +48,7 @@ class Headline:
     """
 
     title: str
+    setting: str
     tested: str
     detail: str
     verdict: Verdict
@@ -72,7 +74,7 @@ def headline(result: AuditResult) -> Headline:
             if result.summaries
             else "The scenario named no attack, or nothing was observed."
         )
-        return Headline("No attack could be run, so this audit gives no answer.", "", detail, "not applicable")
+        return Headline("No attack could be run, so this audit gives no answer.", "", "", detail, "not applicable")
     groups: dict[tuple[str, str | None], list[AttackSummary]] = {}
     for summary in ran:
         groups.setdefault((summary.federation, summary.kind), []).append(summary)
@@ -101,7 +103,20 @@ def headline(result: AuditResult) -> Headline:
     if verdict not in LEAKS:
         text = f"{text} This is no proof of safety: see “What was not tested”.".strip()
     cautions = tuple(dict.fromkeys(c for s in ran if _key(s) == _key(chief) for c in s.cautions))
-    return Headline(title, tested(result, chief), text, verdict, cautions)
+    return Headline(title, setting_text(result, chief), tested(result, chief), text, verdict, cautions)
+
+
+def setting_text(result: AuditResult, summary: AttackSummary) -> str:
+    """Return in a sentence whether a verdict is of a deployment or a diagnostic, and why; empty: it isn't known."""
+    if summary.setting == "diagnostic":
+        return (
+            f"Diagnostic, not a deployment: {'; '.join(summary.diagnostic_because)}. It shows what can leak at worst."
+        )
+    if summary.setting is None:
+        return ""
+    if any(f.recording for f in result.federations if f.name == summary.federation):
+        return "Deployment: the federation really ran, and was recorded."
+    return "Deployment: a trained network, and updates such as federations in use send."
 
 
 def _so_far(margin: MarginResult) -> str:
@@ -192,6 +207,7 @@ def message_of(result: AuditResult, summary: AttackSummary) -> str:
     said = summary.headline or f"{result.adversary.who}, by {summary.attack}: {summary.verdict}."
     parts = [sentence(said)]
     parts.append(sentence(f"Evidence: {evidence_text(summary.evidence)}" if summary.evidence else summary.verdict_text))
+    parts += [said for said in [setting_text(result, summary)] if said]
     parts += [sentence(f"Caution: {caution}") for caution in summary.cautions]
     parts += [sentence(f"To conclude: {advice}") for advice in summary.advice if advice not in said]
     if summary.verdict == "not demonstrated":

@@ -15,7 +15,7 @@ _VERDICTS = {"recovered": "🔴", "identifiable": "🟠", "inferred": "🟠", "n
 def render(result: AuditResult) -> str:
     """Return the summary of ``result``; the files that it names lie beside it."""
     said = headline(result)
-    blocks = [f"## {escape(said.title)}", escape(said.tested), escape(said.detail)]
+    blocks = [f"## {escape(said.title)}", escape(said.setting), escape(said.tested), escape(said.detail)]
     blocks += [f"**Caution:** {escape(sentence(caution))}" for caution in said.cautions]
     if result.thresholds:
         blocks.append("### Limits")
@@ -39,6 +39,7 @@ def _table(summaries: list[AttackSummary]) -> str:
     for s in summaries:
         evidence = evidence_text(s.evidence) if s.evidence else s.verdict_text
         verdict = f"{_VERDICTS.get(s.verdict, '')} {escape(s.verdict)}".strip()
+        verdict += f" ({s.setting})" if s.setting else ""
         cells = [escape(s.attack), escape(s.federation), verdict, escape(evidence)]
         rows.append(f"| {' | '.join([*cells, str(s.evidence.n) if s.evidence else '–'])} |")
     return "\n".join(rows)

@@ -28,7 +28,8 @@ def as_html(result: AuditResult, image_files: Mapping[str, Tensor]) -> str:
             left out.
     """
     said = headline(result)
-    parts = [f"<p><strong>{_text(said.title)}</strong><br>{_text(said.tested)}</p>", _table(result, image_files)]
+    lines = [f"<strong>{_text(said.title)}</strong>", *(_text(line) for line in (said.setting, said.tested) if line)]
+    parts = [f"<p>{'<br>'.join(lines)}</p>", _table(result, image_files)]
     if result.thresholds:
         limits = "".join(f"<li>{_text(threshold_text(limit))}</li>" for limit in result.thresholds)
         parts.append(f"<ul>{limits}</ul>")

@@ -19,6 +19,7 @@ from fedaudit.report.conclusion import (
     comparison_text,
     control_text,
     headline,
+    setting_text,
     threshold_text,
 )
 from fedaudit.report.frontier import defence_tables, strongest
@@ -188,6 +189,7 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
     return {
         "record": record,
         "summaries": summaries,
+        "settings": list(dict.fromkeys(setting_text(result, s) for s in summaries if s.setting)),
         "strongest": best,
         "drawn": _drawn(best, findings, images),
         "others": _others(best, summaries),

@@ -88,6 +88,8 @@ def _of_summary(result: AuditResult, summary: AttackSummary, rules: dict[str, di
         "verdict": verdict,
         "attack": summary.attack,
         "federation": summary.federation,
+        "setting": summary.setting,
+        "diagnostic_because": summary.diagnostic_because,
         "cautions": summary.cautions,
         "advice": summary.advice,
     }

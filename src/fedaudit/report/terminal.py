@@ -10,13 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedaudit.report.advice import is_vertical
-from fedaudit.report.conclusion import comparison_text, control_text, headline, threshold_text
+from fedaudit.report.conclusion import comparison_text, control_text, headline, setting_text, threshold_text
 from fedaudit.report.frontier import ORDERS, PSNR, DefenceTable, defence_tables, order, prices, scale, worth_comparing
 from fedaudit.report.wording import counted
 from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.utils.progress import wide_console
 
 _WIDEST_HEAD = 14  # letters, of a column of numbers
+_KNOWN = "fedaudit audit scenario.yaml --out DIR"  # a user's own parts, or a transcript, aren't repeated so
 _NOTHING = ("not demonstrated", "inconclusive", "not applicable")
 
 
@@ -25,7 +26,7 @@ def print_summary(result: AuditResult) -> None:
     console = wide_console()
     said = headline(result)
     console.print(f"[bold]{escape(said.title)}[/]", highlight=False)
-    for line in (said.tested, said.detail, *(f"Caution: {caution}." for caution in said.cautions)):
+    for line in (said.setting, said.tested, said.detail, *(f"Caution: {caution}." for caution in said.cautions)):
         if line:
             console.print(escape(line), highlight=False)
     console.print()
@@ -74,6 +75,9 @@ def print_summary(result: AuditResult) -> None:
         if f.checks:
             seen = [f"{c.name} ({c.text})" for c in f.checks if c.noticed]
             print(f"{f.name}: would a client notice? {'; '.join(seen) if seen else 'no check raises an alarm'}")
+    for line in dict.fromkeys(f"{s.federation}: {setting_text(result, s)}" for s in result.summaries if s.setting):
+        if not line.endswith(f": {said.setting}"):
+            print(line)
     for row in result.summaries:
         if row.verdict == "not applicable" or row.metrics:
             print(f"{row.attack} on {row.federation}: {row.verdict_text}")
@@ -93,14 +97,25 @@ def print_summary(result: AuditResult) -> None:
 def next_step(result: AuditResult, report: Path) -> str:
     """Return what to do next in a line: open ``report`` and, where something leaked, see which defences help."""
     text = f"next: open {report}"
-    known = "fedaudit audit scenario.yaml --out DIR"  # a user's own parts, or a transcript, aren't repeated so
     defended = any((f.aggregator, f.sanitiser) != ("mean", "none") for f in result.federations) or is_vertical(result)
-    if headline(result).verdict in _NOTHING or defended or not result.repeat.startswith(known):
+    if headline(result).verdict in _NOTHING or defended or not result.repeat.startswith(_KNOWN):
         return text
+    return f"{text}; to compare defences: {_again(result, report, '--what-if', 'what-if')}"
+
+
+def deployed_step(result: AuditResult, report: Path) -> str:
+    """Return the command that makes the audit of a deployment of a diagnostic, in a line; empty: there is none."""
+    if not result.as_deployed or not result.repeat.startswith(_KNOWN):
+        return ""
+    changes = " ".join(f"--set {shlex.quote(setting)}" for setting in result.as_deployed)
+    return f"this was a diagnostic; of a deployment: {_again(result, report, changes, 'deployment')}"
+
+
+def _again(result: AuditResult, report: Path, changes: str, name: str) -> str:
+    """Return the command that repeats the audit with changes, in a folder beside this one's."""
     folder = report.parent if report.parent.name not in ("", "..") else report.parent.resolve()
-    scenario, out = shlex.quote(str(folder / "scenario.yaml")), shlex.quote(f"{folder}-what-if")
-    command = f"fedaudit audit {scenario} --what-if --out {out}{result.repeat.removeprefix(known)}"
-    return f"{text}; to compare defences: {command}"
+    scenario, out = shlex.quote(str(folder / "scenario.yaml")), shlex.quote(f"{folder}-{name}")
+    return f"fedaudit audit {scenario} {changes} --out {out}{result.repeat.removeprefix(_KNOWN)}"
 
 
 def _defences(table: DefenceTable) -> Table:

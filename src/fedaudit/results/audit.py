@@ -305,6 +305,11 @@ class AuditResult(Record):
     )
     not_tested: list[str] = Field(description="what this audit says nothing about")
     lpips_missing: str | None = Field(description="why LPIPS is null, if it is")
+    as_deployed: list[str] = Field(
+        default=[],
+        description="settings (--set) of the same audit of a deployment: a trained network, batches, epochs; empty: it "
+        "is one, or there is no such audit",
+    )
     repeat: str = Field(default="fedaudit audit scenario.yaml --out DIR", description="the command that repeats it")
     thresholds: list[Threshold] = Field(description="the limits that the user set")
     environment: dict[str, str] = Field(description="the machine and the versions")

@@ -73,6 +73,9 @@ VERDICTS: dict[Verdict, str] = {
 }
 LEAKS: tuple[Verdict, ...] = ("recovered", "identifiable", "inferred")
 
+# Of the federation that was attacked, by the criteria in docs/explanation/verdicts.md.
+Setting = Literal["diagnostic", "deployment"]
+
 
 EpsilonMethod = Literal["clopper_pearson", "clopper_pearson_fdp", "one_run", "one_run_fdp", "gaussian_estimate"]
 Unit = Literal["client", "record"]
@@ -347,6 +350,11 @@ class FindingResult(Record):
     objective: float | None = optional("final value of what the attack minimised")
     iterations: int = Field(default=0, description="of the attack's optimiser; 0: it has none")
     curve: Curve | None = optional("how the attack went on; null: not kept")
+    setting: Setting | None = optional(
+        "'deployment': of updates such as federations in use send, by stated criteria, or of a recorded federation; "
+        "'diagnostic': of what can leak at worst; null: it is older"
+    )
+    diagnostic_because: list[str] = Field(default=[], description="criteria of a deployment that aren't met, in words")
     notes: list[str] = Field(default=[], description="what else to know of it")
     timing: Timing | None = optional("null: not run")
 
@@ -395,6 +403,10 @@ class AttackSummary(Record):
     verdict: Verdict = Field(description="what this attack showed on this federation")
     verdict_text: str = Field(description="what the verdict rests on, in a sentence")
     headline: str = Field(default="", description="the verdict as a sentence for a data-protection officer")
+    setting: Setting | None = optional(
+        "as of a finding; 'deployment' where each of its findings is of one; null: nothing was run, or it is older"
+    )
+    diagnostic_because: list[str] = Field(default=[], description="why it is a diagnostic, of all its findings")
     evidence: Evidence | None = optional("the number behind the verdict; null: not run")
     control: int | None = optional("which of the result's controls belongs to it, from 0")
     cautions: list[str] = Field(default=[], description="what weakens a verdict without a leak")

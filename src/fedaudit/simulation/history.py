@@ -95,7 +95,7 @@ class History:
         if task_info.num_classes is None or not due:
             return
         self.measured_on = min(self.examples, len(held_out))
-        right = _right(model, task_info, held_out[torch.arange(self.measured_on)])
+        right = answers(model, task_info, held_out[torch.arange(self.measured_on)])
         total = right.sum(dim=0)
         by_class = right[1] / total.clamp(min=1)
         self.rounds.append(finished)
@@ -108,7 +108,7 @@ class History:
         self.per_client.append(per_client)
 
 
-def _right(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
+def answers(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
     """Return (2, classes) counts of wrong and right answers."""
     modes = {part: part.training for part in model.modules()}
     model.eval()
