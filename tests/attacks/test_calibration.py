@@ -179,7 +179,8 @@ def test_what_nobody_can_repeat_is_not_calibrated_and_says_so() -> None:
 
 
 def test_an_audit_says_what_was_chosen_and_what_it_cost() -> None:
-    made = scenario(attacks=[{"name": "invg", **BAD, "calibrate": True, "iterations": 24}], evaluation={"controls": False})
+    attack = {"name": "invg", **BAD, "calibrate": True, "iterations": 24}
+    made = scenario(attacks=[attack], evaluation={"controls": False})
     result = fedaudit.audit(made, progress=False).result
     (own,) = result.calibrations
     assert (own.attack, own.federation, own.updates) == ("invg", "f", 2)

@@ -29,8 +29,8 @@ NOISE = {"name": "dp", "clip": 1.0, "noise": 1.0, "where": "local", "epsilon": N
 
 
 def scenario(federation: dict[str, Any], *attacks: Any, **rest: Any) -> dict[str, Any]:
-    base = {"data": {"name": "digits", "limit": 60}, "model": {"name": "fcn-3", "width": 64}, "federations": [federation]}
-    return {**base, "attacks": list(attacks or ["exact-linear"]), **rest}
+    base = {"data": {"name": "digits", "limit": 60}, "model": {"name": "fcn-3", "width": 64}}
+    return {**base, "federations": [federation], "attacks": list(attacks or ["exact-linear"]), **rest}
 
 
 def audited(federation: dict[str, Any], *attacks: Any, **rest: Any) -> AuditResult:
@@ -107,9 +107,7 @@ def test_pictures_of_a_margin_are_known_examples_and_no_victims() -> None:
             assert not any(torch.equal(victim, image) for image in shown)
 
 
-@pytest.mark.parametrize(
-    ("limit", "outcome", "code"), [("margin=8", "pass", 0), ("margin=9", "fail", 1)]
-)
+@pytest.mark.parametrize(("limit", "outcome", "code"), [("margin=8", "pass", 0), ("margin=9", "fail", 1)])
 def test_a_least_margin_decides_the_exit_code(tmp_path: Path, limit: str, outcome: str, code: int) -> None:
     file = tmp_path / "scenario.yaml"
     file.write_text(json.dumps(scenario(FEDERATION)))

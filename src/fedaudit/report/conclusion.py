@@ -65,10 +65,10 @@ def headline(result: AuditResult) -> Headline:
     margin = next((m for m in result.margins if m.federation in used and m.nearest is not None), None)
     if not ran:
         if margin is not None:
-            refused = " ".join(
-                dict.fromkeys(sentence(s.verdict_text) for s in result.summaries if s.federation in used)
-            )
-            return Headline(_so_far(margin), "", refused, "inconclusive")
+            lines = [f"Not tried: {'; '.join(result.not_tried)}."] if result.not_tried else []
+            lines += dict.fromkeys(sentence(s.verdict_text) for s in result.summaries if s.federation in used)
+            setting = setting_text(result, next(s for s in result.summaries if s.federation in used))
+            return Headline(_so_far(margin), setting, "", " ".join(lines), "inconclusive")
         detail = (
             "Every attack was refused before it began; the reasons are listed under “What was not tested”."
             if result.summaries
@@ -90,14 +90,16 @@ def headline(result: AuditResult) -> Headline:
         if rest:
             update = next(UPDATES[f.update_kind] for f in result.federations if f.name == name)
             elsewhere.append(f"{name} ({update}): {', '.join(dict.fromkeys(rest))}")
-    if margin is not None and verdict not in LEAKS:  # the answer to the first question, not to the smallest
-        title = _so_far(margin)
+    if margin is not None and verdict not in LEAKS and (verdict == "inconclusive" or chief.kind != "images"):
+        title = _so_far(margin)  # the answer to the first question, not to the smallest
     if tables := defence_tables(result):
         elsewhere = []
     text = f"Elsewhere: {'; '.join(elsewhere)}." if elsewhere else ""
     if verdict == "inconclusive":
         text = f"{_sentences(chief.advice)} {text}".strip()
     text = " ".join([text, *(f"{table.federation}: {table.recommendation}" for table in tables)]).strip()
+    if margin is not None and verdict in LEAKS and chief.kind != "images":
+        text = f"{sentence(margin.text)} {text}".strip()
     if result.not_tried:
         text = f"Not tried: {'; '.join(result.not_tried)}. {text}".strip()
     if verdict not in LEAKS:

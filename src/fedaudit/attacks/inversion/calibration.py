@@ -105,7 +105,7 @@ class CalibrationFinding(Finding, kind="calibration"):
         settings: that it chose, as far as they differ from its own.
         rungs: all that it tried, the longest runs last.
         images: of its own, on which it tried them.
-        source: whose images these were.
+        source: whose images these were, in the plural: ``fedaudit's photographs``.
         failed: why it chose nothing; empty where it did.
     """
 
@@ -130,7 +130,7 @@ class CalibrationFinding(Finding, kind="calibration"):
         if self.failed:
             return f"not calibrated, its own settings are kept: {self.failed}"
         chosen = ", ".join(f"{name}: {str(value).lower()}" for name, value in self.settings.items())
-        images = f"{self.images} {self.source}" if self.images > 1 else f"one of {self.source}"
+        images = f"{self.images} of {self.source}"
         tried = f"{len({str(rung.settings) for rung in self.rungs})} settings, {self.iterations:,} iterations in all"
         if not self.settings:
             return f"calibrated on {images} under the same conditions ({tried}): its own settings are kept"
