@@ -11,7 +11,8 @@ from torch import Tensor
 
 import fedaudit
 from fedaudit.attacks import AGIC, ImageFinding, make_attack
-from fedaudit.attacks.inversion.local_epochs import agreed, same_set, whole_epochs
+from fedaudit.attacks.base import silent
+from fedaudit.attacks.inversion.local_epochs import agreed, same_set, search_epochs, whole_epochs
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import TrainingConfig
@@ -126,6 +127,31 @@ def test_images_of_equal_label_are_matched_before_others_and_every_stage_alike()
     found = agreed(images, torch.tensor([7, 8, 8, 7]), 2)  # by content it would be the other way round
     assert found[0].unique().tolist() == [0.5]
     assert found[1].equal(torch.stack([images[1, [0, 3]].mean(dim=0), images[1, [1, 2]].mean(dim=0)])[[0, 1, 1, 0]])
+
+
+def test_shared_images_fit_the_whole_update_where_averaged_ones_do_not():
+    """Σ_e w_e ‖x_e − t_e‖² is least at t where epochs have images of their own, and at Σ w_e t_e / Σ w_e where not."""
+    truth = torch.rand((3, 1, 4, 4), generator=generator(0, "truth"))
+    wanted, orders = shuffled(truth, 2)
+    wanted = wanted + 0.05 * torch.randn(wanted.shape, generator=generator(0, "noise"))
+    weights = torch.tensor([3.0, 1.0]).repeat_interleave(3).view(6, 1, 1, 1)
+    found, trace = search_epochs(
+        lambda images: ((weights * (images - wanted).square()).sum(), 2 * weights * (images - wanted)),
+        torch.zeros_like(wanted),
+        torch.zeros(6),
+        2,
+        (torch.zeros(1), torch.ones(1)),
+        generator(0, "search"),
+        silent,
+        iterations=200,
+        separate=0.5,
+        learning_rate=0.1,
+        schedule="linear",
+    )
+    least = torch.stack([(weights * wanted)[orders == i].sum(dim=0) / 4 for i in range(3)])
+    torch.testing.assert_close(found[0], least[orders], atol=1e-3, rtol=0)
+    assert trace.iterations[-1] == 200
+    assert trace.objective[-1] == pytest.approx(float((weights * (least[orders] - wanted).square()).sum()), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["invg", "dlg-adam", "agic"])

@@ -55,8 +55,8 @@ def spread(labels: Tensor, training: TrainingConfig | None) -> Tensor:
 def same_set(epochs: int) -> Objective:
     """Return the epoch-order-invariant prior of Dimitrov et al. 2022: 1/E² Σ ‖g(X_a) − g(X_b)‖² over pairs of epochs.
 
-    g is the mean over an epoch's images, whose order so doesn't matter; the squared distance is per pixel. Departure: of
-    the aggregates that the paper considers this is the only one.
+    g is the mean over an epoch's images, whose order so doesn't matter; the squared distance is per pixel. Departure:
+    of the aggregates that the paper considers this is the only one.
 
     Args:
         epochs: E; the prior is of (E·n, C, H, W) images, epoch after epoch.
