@@ -212,6 +212,6 @@ def test_the_first_line_is_how_far_away_a_leak_is() -> None:
     said = headline(audited(FEDERATION))
     assert said.verdict == "inconclusive"
     assert said.title == (
-        "Nothing that was tried brought a client's image out; images come out of updates over single images (6 of 6 "
+        "That training images come out here was not shown; images come out of updates over single images (6 of 6 "
         "held-out examples, 100.0 dB); the clients send updates over 8 images in 2 steps."
     )

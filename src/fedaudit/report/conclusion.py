@@ -96,7 +96,8 @@ def headline(result: AuditResult) -> Headline:
         elsewhere = []
     text = f"Elsewhere: {'; '.join(elsewhere)}." if elsewhere else ""
     if verdict == "inconclusive":
-        text = f"{_sentences(chief.advice)} {text}".strip()
+        said = [advice for advice in chief.advice if margin is None or advice != margin.text]  # the title does
+        text = f"{_sentences(said)} {text}".strip()
     text = " ".join([text, *(f"{table.federation}: {table.recommendation}" for table in tables)]).strip()
     if margin is not None and verdict in LEAKS and chief.kind != "images":
         text = f"{sentence(margin.text)} {text}".strip()
@@ -123,7 +124,7 @@ def setting_text(result: AuditResult, summary: AttackSummary) -> str:
 
 def _so_far(margin: MarginResult) -> str:
     """Return how far away a leak is, as a headline."""
-    return f"Nothing that was tried brought a client's image out; {margin.text}."
+    return f"That training images come out here was not shown; {margin.text}."
 
 
 def tested(result: AuditResult, summary: AttackSummary) -> str:

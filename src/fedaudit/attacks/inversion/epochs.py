@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding, Trace
+from fedaudit.attacks.inversion.local_epochs import agreed
 from fedaudit.attacks.inversion.methods import AGIC, DLGAdam, InvG
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.reconstruct import with_priors
@@ -101,6 +102,9 @@ class Epochs(Composed):
         method, decided = self.method.decided(observation.split()[0], generator, device)
         gammas, epochs = self._prepare(method, observation, device)
         updates = [p for epoch in epochs for p in epoch]
+        uses, *others = {p.update.num_examples // len(p.labels) for p in updates}  # of an image in an update
+        if others:
+            raise NotApplicable(f"{self.name} needs updates of equally many local epochs")
         distances = {p: method.make_engine(p) for p in updates}
         matching = len(epochs) > 1 and len(epochs[0]) > 1
         done, total = 0, matching * len(updates) * self.pre_iterations * method.restarts
@@ -148,7 +152,10 @@ class Epochs(Composed):
             runs.append(minimise(method, joint(terms, part, updates[0].labels.device), shared[0][1], len(part)))
         order = torch.cat(parts).argsort()
         normalised = torch.cat([torch.cat([images[None], trace.snapshots]) for images, trace in runs], dim=1)
-        pixels = to_pixels(normalised[:, order], observation.task_info)
+        cut = normalised[:, order].split([len(p.labels) for p in epochs[0]], dim=1)
+        found = [agreed(own, p.labels, p.epochs) for own, p in zip(cut, epochs[0], strict=True)]
+        used = torch.arange(len(order)).repeat(uses)
+        pixels = to_pixels(torch.cat(found, dim=1)[:, used], observation.task_info)
         objective = torch.tensor([trace.objective for _, trace in runs]).sum(dim=0).tolist()
         rounds: list[list[int]] = [[] for _ in order]
         for prepared, rows in (pair for place in places for pair in place):
@@ -156,14 +163,14 @@ class Epochs(Composed):
                 rounds[row].append(prepared.message.round)
         return ImageFinding(
             images=pixels[0],
-            labels=torch.cat([p.labels for p in epochs[0]]).cpu(),
+            labels=torch.cat([p.labels for p in epochs[0]]).cpu()[used],
             label_source=updates[0].label_source,
             objective=objective[-1],
             iterations=method.iterations * method.restarts * len(runs),
             trace=Trace(runs[0][1].iterations, objective, pixels[1:]),
             notes=(*decided, *method.notes(updates[0]), *(note for p in updates for note in p.notes)),
-            rounds=tuple(map(tuple, rounds)),
-            separate=separate,
+            rounds=tuple(map(tuple, rounds)) * uses,
+            separate=tuple((own[used], classes[used]) for own, classes in separate),
         )
 
     def _prepare(

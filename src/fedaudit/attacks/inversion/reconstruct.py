@@ -90,6 +90,8 @@ def make_step(
     schedule: str = "constant",
     clamp: bool = False,
     noise: float = 0.0,
+    before: int = 0,
+    after: int = 0,
 ) -> Callable[[], Tensor]:
     """Return a function that takes one step down from ``variables``, in place, and returns the objective before it.
 
@@ -105,13 +107,15 @@ def make_step(
         clamp: keep pixels in their valid range after every step.
         noise: standard deviation of the Gaussian noise added to the images in each step, in learning rates (Yin et al.
             2021, Eq. 13).
+        before, after: iterations of the same schedule that are taken elsewhere.
     """
     torch_optimiser: torch.optim.Optimizer
     if optimiser == "adam":
         torch_optimiser = torch.optim.Adam(variables, lr=learning_rate)
     else:
         torch_optimiser = torch.optim.LBFGS(variables, lr=learning_rate, line_search_fn="strong_wolfe")
-    rates = torch.optim.lr_scheduler.LambdaLR(torch_optimiser, lambda i: relative_rate(schedule, i, iterations))
+    total = before + iterations + after
+    rates = torch.optim.lr_scheduler.LambdaLR(torch_optimiser, lambda i: relative_rate(schedule, before + i, total))
     images = variables[0]
 
     def evaluate() -> Any:  # torch's types ask for a float

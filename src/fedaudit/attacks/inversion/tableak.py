@@ -15,6 +15,7 @@ from torch import Tensor
 from fedaudit.attacks.base import Attack, Case, Progress, register, silent
 from fedaudit.attacks.findings import RowFinding
 from fedaudit.attacks.inversion.engines.restarts import Decode, dense, one_by_one, restarts
+from fedaudit.attacks.inversion.local_epochs import spread, whole_epochs
 from fedaudit.attacks.inversion.reconstruct import reconstruct
 from fedaudit.attacks.inversion.template import Prepared, Schedule, matched, prepare
 from fedaudit.attacks.labels.inference import LabelMethod
@@ -22,7 +23,6 @@ from fedaudit.attacks.local_training import Way, image_way
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, need_signal, need_training
 from fedaudit.modalities.columns import Column, numbers
 from fedaudit.simulation.local_training import local_randomness
-from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
@@ -109,7 +109,7 @@ class TabLeak(Attack):
 
     def _run(self, observation: Observation, generator: torch.Generator, device: str, progress: Progress) -> RowFinding:
         task_info, update = observation.task_info, observation.single().update
-        count, epochs = _distinct(update.num_examples, update.training)
+        count, epochs = whole_epochs(update.num_examples, update.training)
         infers = update.labels is None and task_info.num_classes is not None
         prepared = prepare(
             observation,
@@ -127,7 +127,7 @@ class TabLeak(Attack):
         with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
             if infers:
                 labels = self._better(prepared, table, labels, epochs, generator)
-                labels = _spread(labels, update.training).repeat(epochs)
+                labels = spread(labels, update.training).repeat(epochs)
             elif update.labels is None:
                 labels = torch.zeros(update.num_examples, 0, device=device)  # optimised beside the rows
             decode = _decoding(table, labels)
@@ -217,7 +217,7 @@ class TabLeak(Attack):
                 own = torch.zeros_like(labels)
                 own[len(labels) - k :] = 1
                 alike = torch.Generator(generator.device).set_state(start)
-                tried = _spread(own, training).repeat(epochs)
+                tried = spread(own, training).repeat(epochs)
                 steps = min(_SHORT, self.iterations)
                 values = self._descended(prepared, table, tried, steps, min(_FEW, self.restarts), alike)[1]
                 known[k] = float(values.nan_to_num(torch.inf).min())
@@ -250,30 +250,6 @@ def _decoding(table: Relaxation, labels: Tensor) -> Decode:
         return rows, labels if labels.shape[1:] != (0,) else variables[..., table.width :]
 
     return decode
-
-
-def _distinct(num_examples: int, training: TrainingConfig | None) -> tuple[int, int]:
-    """Return how many rows an update is of, each counted once, and how often it used them: its local epochs."""
-    if training is None or training.data_size is None or num_examples % training.data_size:
-        return num_examples, 1
-    used, ends = 0, set()
-    for size in training.batch_sizes:
-        used += size
-        ends.add(used)
-    epochs = num_examples // training.data_size
-    whole = all(training.data_size * (i + 1) in ends for i in range(epochs))
-    return (training.data_size, epochs) if whole else (num_examples, 1)
-
-
-def _spread(labels: Tensor, training: TrainingConfig | None) -> Tensor:
-    """Return labels, which are known as counts only, so that each mini-batch of an epoch has its share of every one."""
-    sizes: list[int] = []
-    for size in training.batch_sizes if training else ():
-        if sum(sizes) < len(labels):
-            sizes.append(size)
-    if sum(sizes) != len(labels):
-        return labels
-    return torch.cat([labels[start :: len(sizes)] for start in range(len(sizes))]) if len(sizes) > 1 else labels
 
 
 _NEAR = 0.319  # of a column's standard deviation: so near, a number counts as recovered

@@ -19,6 +19,13 @@ from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding
 from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient
+from fedaudit.attacks.inversion.local_epochs import (
+    agreed,
+    same_set,
+    search_epochs,
+    spread,
+    whole_epochs,
+)
 from fedaudit.attacks.inversion.objectives import (
     DISTANCES,
     Distance,
@@ -72,6 +79,7 @@ class Prepared:
         gradient: the observed gradient by name; for a FedAvg update its one-batch approximation ΔW / (−μ·T).
         labels: (n,) that the attack works with.
         label_source: ``given``, the inference's name, or ``optimised``.
+        epochs: of which each has images of its own, so that the labels are those of all epochs, one after another.
         notes: what the user should know; the engines add to them while they run.
     """
 
@@ -82,6 +90,7 @@ class Prepared:
     gradient: dict[str, Tensor]
     labels: Tensor
     label_source: str
+    epochs: int = 1
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -108,6 +117,10 @@ class GradientInversion(Attack):
         start: the first dummy images: Gaussian ``noise``, or a small piece of it repeated like tiles, ``patterned``
             (Wei et al. 2020).
         total_variation: weight of the prior.
+        separate: where local epochs are simulated, the share of the iterations in which each has images of its own;
+            then they are matched and averaged, and shared by all epochs.
+        same_set: weight of the prior that these images are the same in all epochs, in whatever order (Dimitrov et al.
+            2022).
         signed: give the optimiser the sign of the gradient only.
         schedule: of the learning rate: ``constant``; ``steps``, ×0.1 after 3/8, 5/8 and 7/8 of the iterations;
             ``linear``, to zero; ``cosine``, to zero after a short linear start.
@@ -146,6 +159,8 @@ class GradientInversion(Attack):
     learning_rate: Annotated[Positive, Field(le=1e36)] = 0.1  # above, float32 overflows inside of Adam
     start: Start = "noise"
     total_variation: NonNegative = 0.0
+    separate: Fraction = 0.6
+    same_set: NonNegative = 0.0
     signed: bool = False
     schedule: Schedule = "constant"
     clamp: bool = False
@@ -340,13 +355,13 @@ class GradientInversion(Attack):
         """
         prepared = self.prepare(observation, device)
         variables, trace = self.found(prepared, generator, progress)
-        rows = torch.arange(len(variables[0]))
-        if self.fedavg == "full-batch":  # the same examples in every local step
-            rows = rows.repeat(prepared.update.num_examples // len(rows))
-        pixels = to_pixels(torch.cat([variables[0][None], trace.snapshots]), prepared.task_info)[:, rows]
+        labels = self.labels(variables, prepared)
+        images = agreed(torch.cat([variables[0][None], trace.snapshots]), labels, prepared.epochs)
+        rows = torch.arange(len(labels)).repeat(prepared.update.num_examples // len(labels))  # an example for each use
+        pixels = to_pixels(images, prepared.task_info)[:, rows]
         return ImageFinding(
             images=pixels[0],
-            labels=self.labels(variables, prepared).cpu()[rows],
+            labels=labels.cpu()[rows],
             label_source=prepared.label_source,
             objective=trace.objective[-1],
             iterations=self.effort(),
@@ -392,20 +407,36 @@ class GradientInversion(Attack):
     ) -> tuple[list[Tensor], Trace]:
         """Return what one restart finds, of all batches that are optimised side by side, and its trace."""
         initial = [v.to(prepared.labels.device) for v in self.initial(prepared, count, generator)]
-        return reconstruct(objective, initial, prepared.pixel_range, generator, progress, **self.optimisation())
+        settings = self.optimisation()
+        if prepared.epochs == 1 or count != len(prepared.labels):  # of several updates at once
+            return reconstruct(objective, initial, prepared.pixel_range, generator, progress, **settings)
+        of, settings["separate"] = (prepared.labels, prepared.epochs, prepared.pixel_range), self.separate
+        return search_epochs(objective, initial[0], *of, generator, progress, **settings)
 
     def prepare(self, observation: Observation, device: str) -> Prepared:
-        """Make the one update of ``observation`` ready; see :func:`prepare`."""
-        training = observation.single().update.training
-        full = training.data_size if self.fedavg == "full-batch" and training and training.local_steps > 1 else None
-        return prepare(
+        """Make the one update of ``observation`` ready; see :func:`prepare`.
+
+        Of whole local epochs each example is sought once where they are taken for one batch; where they are simulated,
+        once an epoch.
+        """
+        message = observation.single()
+        update = message.update
+        count, epochs = whole_epochs(update.num_examples, update.training, update.labels)
+        way = image_way(self.fedavg, message)
+        inferred = update.labels is None
+        prepared = prepare(
             observation,
             self.label_inference,
             device,
-            num_examples=full,
+            num_examples=count if way == "one batch" or inferred else None,
             aware=self.aware,
             statistics=self.statistics,
         )
+        if way != "simulation" or epochs == 1:
+            return prepared
+        labels = spread(prepared.labels, update.training).repeat(epochs) if inferred else prepared.labels
+        prepared.notes.append(f"{epochs} local epochs: each one's {count} images were matched and averaged")
+        return dataclasses.replace(prepared, labels=labels, epochs=epochs)
 
     def initial(self, prepared: Prepared, count: int, generator: torch.Generator) -> list[Tensor]:
         """Return the first value of what is optimised, the dummy images first."""
@@ -416,7 +447,8 @@ class GradientInversion(Attack):
 
     def objective(self, prepared: Prepared) -> Objective:
         """Return what is minimised, of one batch of dummy images."""
-        return with_priors(self.make_engine(prepared), self.priors(prepared))
+        alike = [(self.same_set, same_set(prepared.epochs))] if prepared.epochs > 1 else []
+        return with_priors(self.make_engine(prepared), [*self.priors(prepared), *alike])
 
     def side_by_side(self, objective: Objective, count: int) -> Objective:  # noqa: ARG002 (subclasses use it)
         """Return ``objective``, of one batch of ``count``, as that of all batches that are optimised side by side."""

@@ -1,0 +1,193 @@
+"""Updates of several local epochs: each example was used once in every one of them, in an order that isn't known.
+
+Dimitrov, Balunović, Konstantinov and Vechev, Data Leakage in Federated Averaging (TMLR 2022), for images: every epoch
+has dummy images of its own, a prior asks all epochs for the same set, and the epochs' images are matched and averaged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedaudit.attacks.base import Progress
+from fedaudit.attacks.findings import Trace
+from fedaudit.attacks.inversion.objectives import Objective
+from fedaudit.attacks.inversion.reconstruct import reconstruct
+from fedaudit.task.training import TrainingConfig
+
+
+def whole_epochs(num_examples: int, training: TrainingConfig | None, labels: Tensor | None = None) -> tuple[int, int]:
+    """Return how many examples an update is of, each counted once, and how often it used them: its local epochs.
+
+    Where it isn't known to be of whole epochs, each of them ending with a batch, every use counts as an example.
+
+    Args:
+        labels: (num_examples,) in the order of use, where they are granted: those of every epoch are the same.
+    """
+    if training is None or training.data_size is None or num_examples % training.data_size:
+        return num_examples, 1
+    used, ends = 0, set()
+    for size in training.batch_sizes:
+        used += size
+        ends.add(used)
+    epochs = num_examples // training.data_size
+    whole = all(training.data_size * (i + 1) in ends for i in range(epochs))
+    if labels is not None:
+        ordered = labels.view(epochs, -1).sort(dim=1).values
+        whole = whole and bool((ordered == ordered[0]).all())
+    return (training.data_size, epochs) if whole else (num_examples, 1)
+
+
+def spread(labels: Tensor, training: TrainingConfig | None) -> Tensor:
+    """Return labels, which are known as counts only, so that each mini-batch of an epoch has its share of every one."""
+    sizes: list[int] = []
+    for size in training.batch_sizes if training else ():
+        if sum(sizes) < len(labels):
+            sizes.append(size)
+    if sum(sizes) != len(labels):
+        return labels
+    return torch.cat([labels[start :: len(sizes)] for start in range(len(sizes))]) if len(sizes) > 1 else labels
+
+
+def same_set(epochs: int) -> Objective:
+    """Return the epoch-order-invariant prior of Dimitrov et al. 2022: 1/E² Σ ‖g(X_a) − g(X_b)‖² over pairs of epochs.
+
+    g is the mean over an epoch's images, whose order so doesn't matter; the squared distance is per pixel. Departure:
+    of the aggregates that the paper considers this is the only one.
+
+    Args:
+        epochs: E; the prior is of (E·n, C, H, W) images, epoch after epoch.
+    """
+
+    def prior(images: Tensor) -> tuple[Tensor, Tensor]:
+        sets = images.view(epochs, -1, *images.shape[1:])
+        means = sets.mean(dim=1, keepdim=True)
+        apart = means - means.mean(dim=0, keepdim=True)
+        scale = 2 / (epochs * images[0].numel())
+        slope = (2 * scale / sets.shape[1]) * apart
+        return scale * apart.square().sum(), slope.expand_as(sets).reshape(images.shape)
+
+    return prior
+
+
+def search_epochs(
+    objective: Objective,
+    initial: Tensor,
+    labels: Tensor,
+    epochs: int,
+    pixel_range: tuple[Tensor, Tensor],
+    generator: torch.Generator,
+    progress: Progress,
+    *,
+    iterations: int,
+    separate: float,
+    **settings: Any,
+) -> tuple[list[Tensor], Trace]:
+    """Minimise ``objective``, first with images of each epoch's own, then with images that all epochs share.
+
+    Dimitrov et al. 2022 match and average in the end. Departure, and our own: it is done before the end, and the mean
+    images, in the order that the matching tells, are then fitted to the whole update.
+
+    Args:
+        objective: of (E·n, C, H, W) images, epoch after epoch.
+        initial: these images' first values.
+        labels: (E·n,) theirs.
+        epochs: E.
+        iterations: of both parts together; the schedule of the learning rate goes through both.
+        separate: share of the iterations before images are shared.
+        pixel_range, generator, progress, settings: as of :func:`.reconstruct`.
+
+    Returns:
+        The E·n images, n of which differ, and the trace.
+    """
+    first = round(separate * iterations)
+    rest = iterations - first
+    (images,), before = reconstruct(
+        objective,
+        [initial],
+        pixel_range,
+        generator,
+        lambda done, _: progress(done, iterations),
+        iterations=first,
+        after=rest,
+        **settings,
+    )
+    example = examples_of(images, labels, epochs)
+    (shared,), after = reconstruct(
+        _of_shared(objective, example),
+        [_means(images[None], example, epochs)[0]],
+        pixel_range,
+        generator,
+        lambda done, _: progress(first + done, iterations),
+        iterations=rest,
+        before=first,
+        **settings,
+    )
+    progress(iterations, iterations)
+    trace = Trace(
+        before.iterations[:-1] + [first + done for done in after.iterations],
+        before.objective[:-1] + after.objective,
+        torch.cat([before.snapshots[:-1], after.snapshots[:, example]]),
+    )
+    return [shared[example]], trace
+
+
+def _of_shared(objective: Objective, example: Tensor) -> Objective:
+    """Return ``objective`` as a function of (n, C, H, W) images that stand where ``example`` says."""
+
+    def of_shared(images: Tensor) -> tuple[Tensor, Tensor]:
+        value, slope = objective(images[example])
+        return value, _sums(slope[None], example, len(slope) // len(images))[0]
+
+    return of_shared
+
+
+def agreed(images: Tensor, labels: Tensor, epochs: int) -> Tensor:
+    """Return the images, each replaced by the mean of all epochs' images of the same example (Dimitrov et al. 2022).
+
+    Args:
+        images: (s, E·n, C, H, W): s stages of the search, epoch after epoch; the first stage decides who is matched.
+        labels: (E·n,) of the images.
+        epochs: E.
+
+    Returns:
+        As ``images``; n of a stage's images differ.
+    """
+    if epochs == 1:
+        return images
+    example = examples_of(images[0], labels, epochs)
+    return _means(images, example, epochs)[:, example]
+
+
+def examples_of(images: Tensor, labels: Tensor, epochs: int) -> Tensor:
+    """Return (E·n,) which of the first epoch's n examples each image is of.
+
+    As in Dimitrov et al. 2022 every epoch's images are matched to the first epoch's by the assignment of least squared
+    error. Departure: images of equal label before all others.
+
+    Args:
+        images: (E·n, C, H, W), epoch after epoch.
+        labels: (E·n,) theirs.
+        epochs: E.
+    """
+    classes = labels.view(epochs, -1)
+    vectors = images.view(*classes.shape, -1).double()
+    examples = [torch.arange(classes.shape[1])]
+    for own, theirs in zip(vectors[1:], classes[1:], strict=True):
+        cost = torch.cdist(own, vectors[0]).square()
+        cost += (theirs[:, None] != classes[0]) * (1 + cost.sum())
+        examples.append(torch.as_tensor(linear_sum_assignment(cost.cpu().numpy())[1]))
+    return torch.cat(examples).to(images.device)
+
+
+def _means(images: Tensor, example: Tensor, epochs: int) -> Tensor:
+    """Return (s, n, C, H, W), the mean image of every example at every stage."""
+    return _sums(images, example, epochs) / epochs
+
+
+def _sums(images: Tensor, example: Tensor, epochs: int) -> Tensor:
+    rows = example.argsort(stable=True)  # an example's images of all epochs, one after another
+    return images[:, rows].view(len(images), -1, epochs, *images.shape[2:]).sum(dim=2)
