@@ -1,6 +1,7 @@
 """Calibration: own updates are made as the victims' were; what recovers most of them is chosen; no truth is used."""
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,18 @@ def test_one_calibration_serves_all_updates_of_the_same_facts_and_no_victim_has_
     _, again = chosen({}, store=kept)
     assert first.settings == again.settings
     assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == files
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.3])
+def test_a_calibration_that_the_deadline_stops_is_not_kept(tmp_path: Path, seconds: float) -> None:
+    made = scenario()
+    transcript = fedaudit.simulate(made, progress=False).transcript
+    attack = make_attack("invg", {**BAD, "iterations": 5_000, "calibrate": True})
+    means = Means(store=tmp_path, deadline=time.time() + seconds)
+    trials = calibrated(plan([transcript], [attack], scenario_from(made).threat), means)
+    assert all("time" in str(trial.calibration) for trial in trials)
+    assert trials[0].attack == attack.with_settings({})
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_nobody_can_repeat_is_not_calibrated_and_says_so() -> None:

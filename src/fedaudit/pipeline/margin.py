@@ -24,7 +24,7 @@ from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
-from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.errors import NotApplicable, OutOfTime
 from fedaudit.utils.seeds import generator
 
 FEWEST_ITERATIONS = 100  # an attack with fewer has no power anywhere, and there is nothing to measure
@@ -173,13 +173,18 @@ def margin_of(
             try:
                 seen = steps[place].observation
                 tried[place] = power_of([(attack, seen)], truth, means, seed=seed, device=device, name=name)
+            except OutOfTime:
+                raise
             except NotApplicable as error:
                 failed[place] = str(error)
         return place in tried and tried[place].enough
 
     small = (i for i, step in enumerate(steps) if step.examples <= MOST_EXAMPLES and step.steps <= MOST_STEPS)
     first = next(small, len(steps))
-    place = nearest(steps, has_power, max(first, int(known is not None)))
+    try:
+        place = nearest(steps, has_power, max(first, int(known is not None)))
+    except OutOfTime as error:
+        return str(error)
     if not tried:
         return next(iter(failed.values()), "no easier conditions are known")
     here = steps[0]

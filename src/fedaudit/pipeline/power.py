@@ -120,7 +120,7 @@ def power_of(
             attacks = [trials[0].attack] if len(runs) == 1 else attacks
         for trial, known in zip(run_trials(trials, means, title), truths, strict=True):
             if not isinstance(trial.outcome, Finding):
-                raise NotApplicable(str(trial.outcome))
+                raise trial.outcome or NotApplicable("it wasn't run")
             evaluated = evaluate(trial.outcome, trial.observation, known, seed=seed)
             done.append(evaluated.result)
             results += evaluated.result.images

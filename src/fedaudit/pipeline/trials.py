@@ -12,7 +12,7 @@ from fedaudit.attacks import Attack, Finding
 from fedaudit.attacks.inversion.calibration import CalibrationFinding
 from fedaudit.evaluation.limits import TIME_IS_UP
 from fedaudit.transcript.observation import Observation
-from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable
+from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable, OutOfTime
 from fedaudit.utils.fingerprint import computation, device_name, file_digest
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.native import native_code
@@ -131,7 +131,7 @@ def _in_time(report: Report, deadline: float | None) -> Report:
 
     def timed(work: float) -> None:
         if deadline is not None and time.time() > deadline:
-            raise NotApplicable(TIME_IS_UP)
+            raise OutOfTime(TIME_IS_UP)
         report(work)
 
     return timed
@@ -213,7 +213,7 @@ def _with(outcomes: Sequence[Finding | NotApplicable | None], trials: Sequence[T
 
 def _run_and_keep(trial: Trial, path: Path | None, report: Report, deadline: float | None) -> Finding | NotApplicable:
     if deadline is not None and time.time() > deadline:
-        return NotApplicable(TIME_IS_UP)
+        return OutOfTime(TIME_IS_UP)
     outcome = trial.run(_in_time(report, deadline))
     if path and isinstance(outcome, Finding):
         try:

@@ -29,6 +29,10 @@ class NotApplicable(FedAuditError):
     """An attack cannot be run against this observation; the message gives the reason and the remedy."""
 
 
+class OutOfTime(NotApplicable):
+    """The time that was given is spent: what was stopped says nothing, and isn't kept."""
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     """Return the one-line message for a name that is not among ``known``, with the nearest valid one."""
     names = list(known)

@@ -26,7 +26,7 @@ from fedaudit.simulation.replay import replay
 from fedaudit.task.training import class_logits
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.update import Update
-from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.errors import BadInput, NotApplicable, OutOfTime
 from fedaudit.utils.fingerprint import tensor_digest
 
 CAP = 60.0  # dB: above, images are equal to the eye, and one of them would decide a mean
@@ -194,6 +194,8 @@ class Calibration(Attack):
                 iterations=self.effort(),
                 progress=progress,
             )
+        except OutOfTime:
+            raise
         except NotApplicable as error:  # that, too, is kept
             return CalibrationFinding(settings={}, rungs=(), images=0, source=self.source, failed=str(error))
         return CalibrationFinding(
@@ -259,12 +261,20 @@ def halving(
             start = torch.Generator()
             start.set_state(state)
             try:
-                images = _images(short(one.observation, generator=start, device=device))
-                values = None if values is None else values + psnr_of(images, one.used)
+                found = short(
+                    one.observation,
+                    generator=start,
+                    device=device,
+                    progress=lambda so_far, of, before=done: progress(  # type: ignore[misc]
+                        min(before + length * so_far // of, iterations), iterations
+                    ),
+                )
+                values = None if values is None else values + psnr_of(_images(found), one.used)
+            except OutOfTime:
+                raise
             except NotApplicable:
                 values = None
             done += length
-            progress(min(done, iterations), iterations)
         return Rung(dict(settings), length, count, sum(values) / len(values) if values else None)
 
     found, length = list[Rung](), first
