@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaudit.capture.capture import Capture
-from fedaudit.simulation.replay import relative_error, replay
 from fedaudit.simulation.local_training import train
+from fedaudit.simulation.replay import relative_error, replay
 from fedaudit.task.training import ParameterGroup, Pass, loss_function
 from fedaudit.utils.errors import BadInput
 from tests.capture.capture_cases import CASES, Loop, batches, cnn, examples, plain

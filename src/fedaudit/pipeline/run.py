@@ -457,15 +457,18 @@ def _margins(
         ]
         able.sort(key=lambda run: run[0].calibration(run[1]) is None)  # those that fit their victims first
         for attack, observation in able[:1]:
-            margin, images = margin_of(
-                attack,
-                observation,
-                recording.truth,
-                means,
-                seed=scenario.seed,
-                device=scenario.device,
-                known=controls.powers.get((observation.federation, attack.name)),
-            )
+            try:
+                margin, images = margin_of(
+                    attack,
+                    observation,
+                    recording.truth,
+                    means,
+                    seed=scenario.seed,
+                    device=scenario.device,
+                    known=controls.powers.get((observation.federation, attack.name)),
+                )
+            except NotApplicable:  # nobody can repeat such training
+                continue
             found.append(margin)
             files |= images
     return found, files
