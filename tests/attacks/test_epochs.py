@@ -30,6 +30,7 @@ def scenario(federation: dict[str, Any], **attack: Any) -> Scenario:
         "model": {"name": "lenet", "initialisation": "uniform"},
         "federations": [federation],
         "attacks": [{"name": "agic-epochs", "iterations": 60, "pre_iterations": 60, **attack}],
+        "evaluation": {"controls": False},
     }
     return scenario_from(values)
 

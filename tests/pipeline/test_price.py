@@ -36,7 +36,7 @@ VALUES: dict[str, Any] = {
     ],
     "threat": {"knows_labels": True},
     "attacks": [{"name": "invg", "iterations": 2}],
-    "evaluation": {"accuracy_every": 1, "accuracy_examples": 200, "updates": 1},
+    "evaluation": {"accuracy_every": 1, "accuracy_examples": 200, "updates": 1, "controls": False},
 }
 
 

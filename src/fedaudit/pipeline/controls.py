@@ -95,14 +95,14 @@ def run_controls(
     means: Means,
     trials: Sequence[Trial] = (),
 ) -> Controls:
-    """Run a control for every attack that found nothing, once for all federations.
+    """Run a control for every attack that found nothing.
 
     First choice: the same federation without its defences, if it is in this audit and the same attack got out of it
     the worst that it can; that costs nothing. Else, of images, known examples under the very same conditions: the
     attack's power there. Where nobody can repeat the clients' training with other examples, and for other kinds, the
-    easiest case of the audited model, and where that is lost, of
-    the reference network. Together they take a quarter of the attacks' time at most, but one is always run. Time is
-    counted in iterations, not by the clock: on a busy machine the same controls are run.
+    easiest case of the audited model, once for all federations, and where that is lost, of the reference network. Easy
+    cases together take a quarter of the attacks' time at most, but one is always run. Time is counted in iterations,
+    not by the clock: on a busy machine the same controls are run.
 
     Args:
         summaries: of all attacks, still without controls.
@@ -184,7 +184,7 @@ def _power(
     name = f"{summary.federation}-power-{summary.attack}"
     try:
         return power_of(own, recording.truth, means, seed=scenario.seed, device=scenario.device, name=name)
-    except (NotApplicable, BadInput):
+    except NotApplicable:
         return None
 
 
@@ -313,30 +313,34 @@ def _none(attack: str, reason: str) -> ControlResult:
 class Conditions(NamedTuple):
     """What the updates of a federation are over, at most: examples in a step, and steps.
 
-    ``noisy``: of a client's updates, how many have noise of their own.
+    ``noisy``: of a client's updates, how many have noise of their own. ``defended``: whether clients defend any.
     """
 
     batch: int
     steps: int
     noisy: int = 0
+    defended: bool = False
 
     def __str__(self) -> str:
         over = f"batches of {self.batch:,}" if self.batch > 1 else "single examples"
-        return f"{over}, {self.steps:,} local steps an update" if self.steps > 1 else over
+        over += f", {self.steps:,} local steps an update" if self.steps > 1 else ""
+        return f"{over}, defended" if self.defended else over
 
 
 def conditions_of(recording: Recording) -> Conditions:
     """Return what the updates of a federation are over."""
     batch = steps = 1
+    defended = False
     noisy: Counter[int] = Counter()
     for one in recording.transcript.rounds:
         for update in one.updates:
             noisy[update.client] += update.sanitised is not None and update.sanitised.noise > 0
+            defended |= update.sanitised is not None
             training = update.training
             steps = max(steps, training.local_steps if training else 1)
             sizes = training.batch_sizes if training and training.batch_sizes else (update.num_examples,)
             batch = max(batch, *sizes)
-    return Conditions(batch, steps, max(noisy.values(), default=0))
+    return Conditions(batch, steps, max(noisy.values(), default=0), defended)
 
 
 def judged_by_control(
@@ -365,6 +369,7 @@ def judged_by_control(
     """
     if summary.verdict in LEAKS or summary.verdict == "not applicable":
         return summary
+    noisy = conditions.noisy > 1 and summary.kind == "images" and not attack.averages
     question = type_of(summary).question.replace("{things}", things)
     open_question = f"This audit can't tell whether {_inside(who)} can {question}."
     if wrong is not None:
@@ -383,24 +388,22 @@ def judged_by_control(
         known = round(control.power.value * control.power.n)
         counted = f"of {control.power.n} {control.case} it recovered {known}"
         if not control.won:
-            advice = f"{summary.attack} has no power here: {counted}; {_more_effort(attack)}"
+            remedy = _average(attack, conditions) if noisy else _more_effort(attack)
+            advice = f"{summary.attack} has no power here: {counted}; {remedy}"
             return _inconclusive(base, open_question, advice)
         mine = f"of the clients' {summary.evidence.n}, none" if summary.evidence else "of the clients', none"
         headline = f"{who} could not {question} with {summary.attack}: {counted}; {mine}."
         return base.model_copy(update={"headline": headline})
     if control.won and control.model == "same":
+        if noisy:
+            return _inconclusive(base, open_question, _average(attack, conditions))
         size = controls.sizes.get(place)
-        if size is not None and (conditions.batch > size or conditions.steps > 1):
+        harder = summary.kind == "images" and conditions.defended  # the case has no defence
+        if size is not None and (conditions.batch > size or conditions.steps > 1 or harder):
             advice = (
                 f"{summary.attack} won an easier case ({control.case}; here: {conditions}): this shows that the attack "
                 "runs, not that it had a chance here. Audit the same federation without defences beside it, or with "
                 "smaller batches and fewer steps: what comes out there tells"
-            )
-            return _inconclusive(base, open_question, advice)
-        if conditions.noisy > 1 and summary.kind == "images" and not attack.averages:
-            advice = (
-                f"each of a client's {conditions.noisy:,} updates has noise of its own, and {summary.attack} took them "
-                "one by one; together they have less: add the attack averaged"
             )
             return _inconclusive(base, open_question, advice)
         how = (
@@ -420,6 +423,14 @@ def judged_by_control(
     else:
         advice = f"even in the easiest case {summary.attack} fails: {_more_effort(attack)}"
     return _inconclusive(base, open_question, advice)
+
+
+def _average(attack: Attack, conditions: Conditions) -> str:
+    """Return what to do about noise that an attack met again and again."""
+    return (
+        f"each of a client's {conditions.noisy:,} updates has noise of its own, and {attack.name} took them one by "
+        "one; together they have less: add the attack averaged"
+    )
 
 
 def _more_effort(attack: Attack) -> str:

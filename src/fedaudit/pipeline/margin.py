@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedaudit.attacks import Attack
 from fedaudit.attacks.base import MOST_EXAMPLES, MOST_STEPS
+from fedaudit.attacks.inversion.calibration import check_repeatable
 from fedaudit.models import has_batch_norm, initialise
 from fedaudit.pipeline.power import Power, power_of
 from fedaudit.pipeline.trials import Means
@@ -29,6 +30,7 @@ from fedaudit.utils.seeds import generator
 
 FEWEST_ITERATIONS = 100  # an attack with fewer has no power anywhere, and there is nothing to measure
 _PICTURES = 6  # of known examples, that are kept
+_UNTRAINED = "the network untrained"
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def ladder(observation: Observation, seed: int) -> list[Step]:
         return found
     weights = {name: value.detach().clone() for name, value in module.state_dict().items()}
     own = replace(last().single(), weights=weights)
-    down(replace(last(), weights=(weights,), messages=(own,)), batch, steps, "the network untrained")
+    down(replace(last(), weights=(weights,), messages=(own,)), batch, steps, _UNTRAINED)
     return found
 
 
@@ -112,9 +114,13 @@ def nearest(steps: Sequence[Step], has_power: Callable[[int], bool], first: int)
         has_power: of a step's position; it is asked of few.
         first: position of the hardest one that may be asked.
     """
-    if first >= len(steps) or not has_power(len(steps) - 1):
+    ends = [len(steps) - 1]
+    if steps[-1].changes[-1:] == (_UNTRAINED,):  # which may be harder than the clients', if these began in another way
+        ends.append(len(steps) - 2)
+    high = next((end for end in ends if end >= first and has_power(end)), None)
+    if high is None:
         return None
-    low, high = first, len(steps) - 1
+    low = first
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if has_power(middle) else (middle + 1, high)
@@ -163,6 +169,10 @@ def margin_of(
         device: where to compute.
         known: its power under the audited conditions, where that was measured.
     """
+    try:
+        check_repeatable(observation)
+    except NotApplicable as error:
+        return str(error)
     steps = ladder(observation, seed)
     tried: dict[int, Power] = {} if known is None else {0: known}
     failed: dict[int, str] = {}
