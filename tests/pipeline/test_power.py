@@ -56,7 +56,7 @@ def test_bisection_finds_the_hardest_conditions_and_asks_for_few(length: int, da
         asked.append(place)
         return place >= edge
 
-    steps = [Step(None, 1, 1, 1, ())] * length  # type: ignore[arg-type]
+    steps = [Step(None, 1, 1, 1, 1, ())] * length  # type: ignore[arg-type]
     assert nearest(steps, has_power, first) == (None if edge == length else max(edge, first))
     assert min(asked) >= first
     assert len(asked) <= math.ceil(math.log2(length - first)) + 1 if length > first + 1 else 1

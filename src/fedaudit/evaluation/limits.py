@@ -10,7 +10,7 @@ from typing import Any
 
 from fedaudit.attacks import ATTACKS, Attack
 from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, metric, type_of
-from fedaudit.evaluation.images import SCORES
+from fedaudit.evaluation.images import SCORES, visible
 from fedaudit.evaluation.scores import grouped
 from fedaudit.modalities import example_kind
 from fedaudit.results import LEAKS, AttackSummary, FindingResult, MarginResult, Threshold, Verdict, overall
@@ -22,6 +22,8 @@ POLICY_FILE = "fedaudit.yaml"
 MARGIN = "margin"  # the one metric of which less is worse
 
 
+_NO_MARGIN = "no margin was measured: no attack on single updates' images was run with controls and enough iterations"
+_EXPECTED = "fail_above: {metric: number}, fail_below: {margin: number} or fail_on: a verdict"
 _KEYS = ("fail_above", "fail_on", "fail_below")
 
 
@@ -79,7 +81,7 @@ def read_policy(path: Path) -> Limits:
     """
     values = plain_yaml.read(path, f"the policy '{path}'")
     if not isinstance(values, dict) or not values:
-        raise BadInput(f"the policy '{path}': expected fail_above: {{metric: number}} or fail_on: a verdict")
+        raise BadInput(f"the policy '{path}': expected {_EXPECTED}")
     for key in values:
         if key not in _KEYS:
             raise BadInput(f"the policy '{path}': {unknown_name('key', str(key), list(_KEYS))}")
@@ -88,7 +90,7 @@ def read_policy(path: Path) -> Limits:
     except BadInput as error:
         raise BadInput(f"the policy '{path}': {error}") from None
     if not limits:  # a gate without a limit would let everything through
-        raise BadInput(f"the policy '{path}' sets no limit; give fail_above: {{metric: number}} or fail_on: a verdict")
+        raise BadInput(f"the policy '{path}' sets no limit; give {_EXPECTED}")
     return limits
 
 
@@ -115,7 +117,7 @@ def check_limits(
     """
     rows = [_above(name, limit, findings, summaries, kind) for name, limit in limits.fail_above.items()]
     rows = [*rows, _on(limits.fail_on, summaries, kind)] if limits.fail_on else rows
-    rows += [_below(limit, summaries, margins) for limit in limits.fail_below.values()]
+    rows += [_below(limit, summaries, margins, findings) for limit in limits.fail_below.values()]
     late = sum(f.reason == TIME_IS_UP for f in findings)
     reason = f"{late} of {len(findings)} runs of attacks were not done: the time that was given was spent"
     return [
@@ -161,7 +163,12 @@ def _above(
     return Threshold(**row, outcome="pass", reason=note)
 
 
-def _below(limit: float, summaries: Sequence[AttackSummary], margins: Sequence[MarginResult]) -> Threshold:
+def _below(
+    limit: float,
+    summaries: Sequence[AttackSummary],
+    margins: Sequence[MarginResult],
+    findings: Sequence[FindingResult],
+) -> Threshold:
     """Return whether every federation's margin is as large; an attack that recovers its images leaves one of 1."""
     known = {m.federation: m for m in margins}
     row: dict[str, Any] = {"metric": MARGIN, "limit": limit, "where": None, "exceeded": False, "below": True}
@@ -173,12 +180,17 @@ def _below(limit: float, summaries: Sequence[AttackSummary], margins: Sequence[M
             if s.federation == federation and s.kind == "images" and s.verdict in (*LEAKS, "not demonstrated")
         ]
         margin = known.get(federation)
-        if powerful:
+        out = sum(visible(i) for f in findings if f.federation == federation for i in f.images)
+        leaks = any(s.verdict in LEAKS for s in powerful)
+        if out and not powerful:
+            why = f"{out} images came out visibly, which luck may explain: attack more"
+            return Threshold(**row, reason=f"{federation}: {why}")
+        if powerful and (leaks or margin is None):
             found, more, by = 1.0, False, powerful[0].attack
         elif margin is not None and margin.factor is not None:
             found, more, by = margin.factor, margin.more, margin.attack
         else:
-            why = margin.text if margin is not None else "no margin was measured: no attack on images was run"
+            why = margin.text if margin is not None else _NO_MARGIN
             return Threshold(**row, reason=f"{federation}: {why}")
         if found < limit and not more:
             return Threshold(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import Attack
-from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding, likely_labels
+from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding, distinct, likely_labels
 from fedaudit.data import load_dataset
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.transcript.observation import Observation
@@ -43,18 +43,23 @@ class OwnImages:
 
 
 def own_images(observation: Observation, *, held_out: bool = False) -> OwnImages:
-    """Return the images that an adversary tries its attacks on: its public ones, else fedaudit's photographs.
+    """Return the images that an adversary tries its attacks on: its public ones if enough, else fedaudit's photographs.
 
     These are mirrored, so that none is a victim's even where clients hold the same photographs.
 
     Args:
         observation: of the adversary.
         held_out: those that no attack is calibrated on: every second one.
+
+    Raises:
+        NotApplicable: the examples are no images.
     """
     chosen = slice(int(held_out), None, 2)
     records = observation.records
-    if records is not None and len(records.public_inputs):
+    if records is not None and len(records.public_inputs[chosen]) >= distinct(observation.split()[0]):
         return OwnImages(records.public_inputs[chosen], records.public_labels.flatten()[chosen], "public examples")
+    if len(observation.task_info.input_shape) != 3:
+        raise NotApplicable("there are no images of one's own for examples of this kind")
     empty = torch.zeros(0, dtype=torch.int64)
     return OwnImages(_photographs(tuple(observation.task_info.input_shape))[chosen], empty, "fedaudit's photographs")
 

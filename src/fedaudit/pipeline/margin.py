@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedaudit.attacks import Attack
+from fedaudit.attacks import Attack, ImageFinding
 from fedaudit.attacks.base import MOST_EXAMPLES, MOST_STEPS
-from fedaudit.attacks.inversion.calibration import check_repeatable
+from fedaudit.attacks.inversion.calibration import distinct
 from fedaudit.models import has_batch_norm, initialise
-from fedaudit.pipeline.power import Power, power_of
-from fedaudit.pipeline.trials import Means
-from fedaudit.results import MarginResult, MarginStep
+from fedaudit.pipeline.controls import Controls
+from fedaudit.pipeline.power import Power, Refused, power_of
+from fedaudit.pipeline.trials import Means, Trial
+from fedaudit.results import LEAKS, AttackSummary, MarginResult, MarginStep
+from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
@@ -31,6 +34,7 @@ from fedaudit.utils.seeds import generator
 FEWEST_ITERATIONS = 100  # an attack with fewer has no power anywhere, and there is nothing to measure
 _PICTURES = 6  # of known examples, that are kept
 _UNTRAINED = "the network untrained"
+_AXES = 3  # of an image
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Step:
 
     Attributes:
         observation: of one update under these conditions; its numbers mean nothing.
-        examples: that the update is over.
+        examples: different ones that the update is over.
+        uses: of them, with repetition.
         batch: of a step.
         steps: of local training.
         changes: what else is easier than for the clients, in words.
@@ -47,6 +52,7 @@ class Step:
 
     observation: Observation
     examples: int
+    uses: int
     batch: int
     steps: int
     changes: tuple[str, ...]
@@ -71,12 +77,12 @@ def ladder(observation: Observation, seed: int) -> list[Step]:
     message = observation.single()
     update, training = message.update, message.update.training
     steps = training.local_steps if training else 1
-    batch = max(training.batch_sizes) if training else update.num_examples
-    found = [Step(observation, update.num_examples, batch, steps, ())]
+    batch = -(-update.num_examples // steps)
+    found = [Step(observation, distinct(observation), update.num_examples, batch, steps, ())]
 
     def down(changed: Observation, batch: int, steps: int, change: str = "") -> None:
         changes = (*found[-1].changes, change) if change else found[-1].changes
-        found.append(Step(changed, changed.single().update.num_examples, batch, steps, changes))
+        found.append(Step(changed, distinct(changed), changed.single().update.num_examples, batch, steps, changes))
 
     def last() -> Observation:
         return found[-1].observation
@@ -169,13 +175,9 @@ def margin_of(
         device: where to compute.
         known: its power under the audited conditions, where that was measured.
     """
-    try:
-        check_repeatable(observation)
-    except NotApplicable as error:
-        return str(error)
     steps = ladder(observation, seed)
     tried: dict[int, Power] = {} if known is None else {0: known}
-    failed: dict[int, str] = {}
+    failed: dict[int, NotApplicable] = {}
 
     def has_power(place: int) -> bool:
         if place not in tried and place not in failed:
@@ -186,19 +188,22 @@ def margin_of(
             except OutOfTime:
                 raise
             except NotApplicable as error:
-                failed[place] = str(error)
+                failed[place] = error
         return place in tried and tried[place].enough
 
-    small = (i for i, step in enumerate(steps) if step.examples <= MOST_EXAMPLES and step.steps <= MOST_STEPS)
+    small = (i for i, step in enumerate(steps) if step.uses <= MOST_EXAMPLES and step.steps <= MOST_STEPS)
     first = next(small, len(steps))
     try:
         place = nearest(steps, has_power, max(first, int(known is not None)))
     except OutOfTime as error:
         return str(error)
     if not tried:
-        return next(iter(failed.values()), "no easier conditions are known")
+        return str(next(iter(failed.values()), "no easier conditions are known"))
     here = steps[0]
     factor, more = _factor(here, None if place is None else steps[place])
+    untold = [str(e) for i, e in failed.items() if place is not None and i < place and not isinstance(e, Refused)]
+    if untold:  # perhaps the attack has power there
+        factor, more = None, False
     rows = [
         MarginStep(
             text=str(step),
@@ -210,7 +215,7 @@ def margin_of(
             images=tried[i].images if i in tried else None,
             psnr=tried[i].psnr if i in tried else None,
             power=tried[i].enough if i in tried else None,
-            reason=failed.get(i),
+            reason=str(failed[i]) if i in failed else None,
         )
         for i, step in enumerate(steps)
     ]
@@ -222,7 +227,7 @@ def margin_of(
         nearest=place,
         factor=factor,
         more=more,
-        text=_in_words(attack, here, None if place is None else steps[place], shown or tried.get(len(steps) - 1)),
+        text=_in_words(attack, steps, place, shown or tried.get(len(steps) - 1), untold),
         pictures=shown.results[:_PICTURES] if shown else [],
     )
     files = {} if shown is None else {n: f for n, f in shown.files.items() if n in _names(result)}
@@ -242,14 +247,113 @@ def _factor(here: Step, there: Step | None) -> tuple[float | None, bool]:
     return float(here.examples), True
 
 
-def _in_words(attack: Attack, here: Step, there: Step | None, shown: Power | None) -> str:
-    if there is None or shown is None:
+def _in_words(
+    attack: Attack, steps: Sequence[Step], nearest: int | None, shown: Power | None, untold: Sequence[str]
+) -> str:
+    if nearest is None or shown is None:
         seen = f" ({shown.recovered} of {shown.images} there)" if shown else ""
         return (
             f"{attack.name} recovers too few known examples in all conditions that were tried, down to single images "
             f"of an untrained network{seen}: with this effort it can't tell"
         )
-    return (
-        f"images come out of {there} ({shown.recovered} of {shown.images} {shown.source}, {shown.psnr:.1f} dB); "
-        f"the clients send {here}"
-    )
+    came_out = f"{shown.recovered} of {shown.images} {shown.source}, {shown.psnr:.1f} dB"
+    between = f"; conditions between them couldn't be tried: {untold[0]}" if untold else ""
+    return f"images come out of {steps[nearest]} ({came_out}); the clients send {steps[0]}{between}"
+
+
+def run_margins(
+    summaries: Sequence[AttackSummary],
+    trials: Sequence[Trial],
+    recordings: Sequence[Recording],
+    scenario: Scenario,
+    controls: Controls,
+    means: Means,
+    wrong: Mapping[str, str],
+) -> tuple[list[MarginResult], dict[str, Tensor]]:
+    """Return the margins of federations whose images no attack recovered, nor had the power to, and their images.
+
+    One a federation, of the attack that fits its victims, or has most effort; and of closed forms, which cost nothing,
+    where they are nearer. Where it can't be told, it says why.
+
+    Args:
+        summaries: of all attacks, judged by their controls.
+        trials: that they are of.
+        recordings: of the federations.
+        scenario: with the attacks.
+        controls: of the audit.
+        means: with what trials are run.
+        wrong: federation to why its recorded training isn't what was done, where that is so.
+    """
+    found: list[MarginResult] = []
+    files: dict[str, Tensor] = {}
+    only_tried = {name for name, _, defences in scenario.runs() if not defences.undefended}
+    for recording in recordings:
+        name = recording.transcript.name
+        own = [s for s in summaries if s.kind == "images" and s.federation == name]
+        if any(s.verdict in LEAKS for s in own) or (scenario.evaluation.what_if and name in only_tried):
+            continue
+        if any(s.verdict == "not demonstrated" for s in own):
+            found += [_untold(s, _BY_DEFENCE) for s in own if _by_undefended(s, controls)][:1]
+            continue
+        able = _able(name, trials, scenario.attacks)
+        if not able:
+            continue
+        if name in wrong:
+            found.append(_untold(able[0][1], wrong[name], able[0][0]))
+            continue
+        best: MarginResult | None = None
+        pictures: dict[str, Tensor] = {}
+        for number, (attack, observation) in enumerate(able):
+            if number and hasattr(attack, "iterations"):
+                continue
+            known = controls.powers.get((name, attack.name))
+            measured = margin_of(
+                attack, observation, recording.truth, means, seed=scenario.seed, device=scenario.device, known=known
+            )
+            result, images = (_untold(observation, measured, attack), {}) if isinstance(measured, str) else measured
+            if best is None or _nearer(result, best):
+                best, pictures = result, images
+        if best is not None:
+            found.append(best)
+            files |= pictures
+    return found, files
+
+
+_BY_DEFENCE = "the same federation without its defences leaks images: it is the defence that stops this attack"
+
+
+def _by_undefended(summary: AttackSummary, controls: Controls) -> bool:
+    return summary.control is not None and controls.results[summary.control].federation is not None
+
+
+def _able(federation: str, trials: Sequence[Trial], attacks: Sequence[Attack]) -> list[tuple[Attack, Observation]]:
+    """Return each attack on single updates' images with one of them: those that fit their victims, then by effort."""
+    found: dict[str, tuple[Attack, Observation]] = {}
+    for attack in attacks:
+        for trial in trials:
+            seen = trial.observation
+            if trial.attack.name != attack.name or seen.federation != federation or len(seen.messages) != 1:
+                continue
+            info = seen.task_info
+            suited = (not attack.examples or info.kind in attack.examples) and len(info.input_shape) == _AXES
+            weak = hasattr(attack, "iterations") and attack.effort() < FEWEST_ITERATIONS
+            if suited and not weak and attack.finds is ImageFinding and attack.scope() == "update":
+                found.setdefault(attack.name, (attack, seen))
+    return sorted(found.values(), key=lambda run: (run[0].calibration(run[1]) is None, -run[0].effort()))
+
+
+def _nearer(one: MarginResult, other: MarginResult) -> bool:
+    """Return whether a margin is of harder conditions than another."""
+    return one.nearest is not None and (other.nearest is None or one.nearest < other.nearest)
+
+
+def _untold(where: AttackSummary | Observation, why: str, attack: Attack | None = None) -> MarginResult:
+    name = attack.name if attack else where.attack if isinstance(where, AttackSummary) else ""
+    return MarginResult(attack=name, federation=where.federation, steps=[], text=f"no margin was measured: {why}")
+
+
+def with_margin(summary: AttackSummary, margins: Sequence[MarginResult]) -> AttackSummary:
+    """Return the summary; that of the attack whose margin was measured says how far away a leak is."""
+    of = (summary.attack, summary.federation)
+    own = [m.text for m in margins if m.steps and (m.attack, m.federation) == of]
+    return summary.model_copy(update={"advice": [*own, *summary.advice]}) if own else summary

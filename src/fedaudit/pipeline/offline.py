@@ -40,7 +40,8 @@ from fedaudit.utils.validation import explain
 
 NO_TRUTH = "there is no ground truth beside the transcript to evaluate findings by; say where it is (truth)"
 NO_LIMITS_WITHOUT_TRUTH = (
-    "--fail-above and --fail-on need the ground truth to evaluate by, and there is none beside the transcript"
+    "--fail-above, --fail-below and --fail-on need the ground truth to evaluate by, and there is none beside the "
+    "transcript"
 )
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks import Attack, Finding
-from fedaudit.attacks.inversion.calibration import check_repeatable, distinct, own_updates
+from fedaudit.attacks.base import own_failures
+from fedaudit.attacks.inversion.calibration import check_repeatable, distinct, own_client
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.images import visible
 from fedaudit.evaluation.statistics import proportion
@@ -22,7 +23,7 @@ from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import FindingResult, ImageResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
-from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.errors import NotApplicable, OutOfTime
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
 
@@ -30,6 +31,10 @@ LEAST = 0.8  # share of known examples that an attack with power recovers
 SURELY = 0.5  # what the interval's lower end must reach, too: six of six, eight of nine
 _IMAGES = 10  # known ones that decide, about
 _WAVE = 3  # clients that are attacked before it is looked whether more are needed
+
+
+class Refused(NotApplicable):
+    """The attack refuses updates that were made under these conditions."""
 
 
 @dataclass(frozen=True)
@@ -93,20 +98,24 @@ def power_of(
 
     Raises:
         NotApplicable: nobody can repeat such training; there are too few examples.
+        Refused: the attack refuses such updates.
+        OutOfTime: the time that was given is spent.
     """
     for _, observation in runs:
         for single in observation.split():
             check_repeatable(single)
     size = max(distinct(observation) for _, observation in runs)
-    inputs, labels, source = _known(truth, runs[0][1], size)
+    inputs, labels, source = _known(truth, *runs[0], size)
     rng = generator(seed, "power", name)
     recovered, results, done, files = 0, list[ImageResult](), list[FindingResult](), dict[str, Tensor]()
-    clients, attacks = max(1, -(-_IMAGES // size)), [attack for attack, _ in runs]
+    clients, attacks = min(-(-_IMAGES // size), len(inputs) // size), [attack for attack, _ in runs]
     for first in range(0, clients, _WAVE):
         trials, truths = [], []
         for number in range(first, min(first + _WAVE, clients)):
             attack, observation = attacks[number % len(runs)], runs[number % len(runs)][1]
-            (own,) = own_updates(observation, (inputs.roll(-number * size, 0), labels.roll(-number * size, 0)), 1, rng)
+            rows = slice(number * size, (number + 1) * size)  # of other examples than all clients before
+            with own_failures(attack.name, observation):
+                own = own_client(observation, (inputs[rows], labels[rows]), rng)
             messages = tuple(replace(m, client=number) for m in own.observation.messages)
             seen = replace(own.observation, federation=name, messages=messages)
             trials.append(Trial(attack, seen, seed, device))
@@ -120,7 +129,7 @@ def power_of(
             attacks = [trials[0].attack] if len(runs) == 1 else attacks
         for trial, known in zip(run_trials(trials, means, title), truths, strict=True):
             if not isinstance(trial.outcome, Finding):
-                raise trial.outcome or NotApplicable("it wasn't run")
+                raise trial.outcome if isinstance(trial.outcome, OutOfTime) else Refused(str(trial.outcome))
             evaluated = evaluate(trial.outcome, trial.observation, known, seed=seed)
             done.append(evaluated.result)
             results += evaluated.result.images
@@ -137,14 +146,23 @@ def _came_out(image: ImageResult) -> bool:
     return visible(image) or (moved is not None and visible(moved))
 
 
-def _known(truth: Truth, observation: Observation, needed: int) -> tuple[Tensor, Tensor, str]:
+def _known(truth: Truth, attack: Attack, observation: Observation, needed: int) -> tuple[Tensor, Tensor, str]:
     """Return known examples with labels: held-out ones of the same data, where there are enough, else photographs.
+
+    What the attack may have been fitted to isn't among them: the adversary's public examples, and those that its files
+    were made from.
 
     Raises:
         NotApplicable: there are too few of either.
     """
     victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
+    if observation.records is not None:
+        victims |= {tensor_digest(example) for example in observation.records.public_inputs}
     rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]
+    public = attack.public_examples()
+    if public is not None and rows:
+        prints = observation.task_info.example_kind.fingerprints(truth.candidates[rows])
+        rows = [row for row, fitted in zip(rows, torch.isin(prints, public).tolist(), strict=True) if not fitted]
     if len(rows) >= max(needed, _IMAGES):
         order = torch.randperm(len(rows), generator=generator(0, "known examples"))
         chosen = torch.tensor(rows)[order]

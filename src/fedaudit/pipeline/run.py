@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks import Attack, Finding, ImageFinding
+from fedaudit.attacks import Attack, Finding
 from fedaudit.attacks.base import own_failures
 from fedaudit.attacks.inversion.calibration import CalibrationFinding
 from fedaudit.data import DATASETS, Dataset
@@ -28,14 +28,13 @@ from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged_by_control, run_controls
 from fedaudit.pipeline.deployment import Settings
 from fedaudit.pipeline.describe import adversary_record, federation_record
-from fedaudit.pipeline.margin import FEWEST_ITERATIONS, margin_of
+from fedaudit.pipeline.margin import run_margins, with_margin
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.recordings import CONTRADICTED, replay_error, why_contradicted
 from fedaudit.pipeline.trials import Kept, Means, Trial, run_trials
 from fedaudit.pipeline.untested import left_out, not_tried
 from fedaudit.results import (
-    LEAKS,
     AttackRecord,
     AttackSummary,
     AuditResult,
@@ -347,9 +346,11 @@ def assess(
         )
         for s in summaries
     ]
-    margins, pictures = _margins(summaries, trials, recordings, scenario, controls, means)
-    image_files |= pictures
-    summaries = [_with_margin(summary, margins) for summary in summaries]
+    margins: list[MarginResult] = []
+    if controls is not None:
+        margins, pictures = run_margins(summaries, trials, recordings, scenario, controls, means, wrong)
+        image_files |= pictures
+        summaries = [with_margin(summary, margins) for summary in summaries]
     unverified = {r.transcript.name for r in recordings if r.transcript.recording and not r.transcript.replay_errors}
     summaries = [_with_cautions(summary, attacks, findings, unverified) for summary in summaries]
     lpips_used = any(image.lpips is not None for finding in findings for image in finding.images)
@@ -430,60 +431,6 @@ def _calibrations(trials: Sequence[Trial]) -> list[CalibrationResult]:
         )
         for own, of in served.values()
     ]
-
-
-# --- how far away a leak is -------------------------------------------------------------------------------------------
-
-
-def _margins(
-    summaries: Sequence[AttackSummary],
-    trials: Sequence[Trial],
-    recordings: Sequence[Recording],
-    scenario: Scenario,
-    controls: Controls | None,
-    means: Means,
-) -> tuple[list[MarginResult], dict[str, Tensor]]:
-    """Return the margin of every federation whose images no attack recovered, nor had the power to, and its images."""
-    found: list[MarginResult] = []
-    files: dict[str, Tensor] = {}
-    for recording in recordings:
-        name = recording.transcript.name
-        told = {s.verdict for s in summaries if s.kind == "images" and s.federation == name}
-        if controls is None or told & {*LEAKS, "not demonstrated"}:
-            continue
-        able = [
-            (attack, trial.observation)
-            for attack in scenario.attacks
-            for trial in trials
-            if attack.name == trial.attack.name
-            and trial.observation.federation == name
-            and len(trial.observation.messages) == 1
-            and attack.finds is ImageFinding
-            and attack.scope() == "update"
-            and (attack.effort() >= FEWEST_ITERATIONS or not hasattr(attack, "iterations"))
-        ]
-        # those that fit their victims first, then those with most effort
-        able.sort(key=lambda run: (run[0].calibration(run[1]) is None, -run[0].effort()))
-        for attack, observation in able[:1]:
-            measured = margin_of(
-                attack,
-                observation,
-                recording.truth,
-                means,
-                seed=scenario.seed,
-                device=scenario.device,
-                known=controls.powers.get((observation.federation, attack.name)),
-            )
-            if not isinstance(measured, str):
-                found.append(measured[0])
-                files |= measured[1]
-    return found, files
-
-
-def _with_margin(summary: AttackSummary, margins: Sequence[MarginResult]) -> AttackSummary:
-    """Return the summary; that of the attack whose margin was measured says how far away a leak is."""
-    own = [m.text for m in margins if (m.attack, m.federation) == (summary.attack, summary.federation)]
-    return summary.model_copy(update={"advice": [*own, *summary.advice]}) if own else summary
 
 
 # --- federations that have hardly learnt anything: no evidence, for a leak or against it ------------------------------

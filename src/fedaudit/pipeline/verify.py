@@ -145,8 +145,9 @@ def verify_audit(
         derived = dataclasses.replace(derived, result=derived.result.model_copy(update={"repeat": repeat}))
     derived = derived.held_to(
         Limits(
-            {t.metric: t.limit for t in stored.thresholds if t.limit is not None},
+            {t.metric: t.limit for t in stored.thresholds if t.limit is not None and not t.below},
             next((t.verdict for t in stored.thresholds if t.verdict is not None), None),
+            {t.metric: t.limit for t in stored.thresholds if t.limit is not None and t.below},
         )
     )
     found.findings = sum(finding.status == "done" for finding in derived.result.findings)

@@ -95,6 +95,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         margins=[
             (m, [(images[i.true_image], images[i.reconstruction], i.psnr) for i in m.pictures[:_SHOWN]])
             for m in result.margins
+            if m.steps
         ],
         kinds=UPDATES,
         update_kinds={f.name: f.update_kind for f in result.federations},

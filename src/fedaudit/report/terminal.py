@@ -86,7 +86,8 @@ def print_summary(result: AuditResult) -> None:
     for control in result.controls:
         print(f"control: {control_text(control)}")
     for margin in result.margins:
-        print(f"margin of {margin.federation}: {margin.text}")
+        if margin.steps:
+            print(f"margin of {margin.federation}: {margin.text}")
     for summary in result.summaries:
         for advice in summary.advice:
             print(f"{summary.attack} on {summary.federation}: {summary.verdict}; {advice}")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Attack, Progress, silent
 from fedaudit.attacks.findings import Finding, ImageFinding
-from fedaudit.models import set_training_mode
+from fedaudit.models import has_batch_norm, set_training_mode
 from fedaudit.simulation.local_training import gradient, local_randomness
 from fedaudit.simulation.replay import replay
 from fedaudit.task.training import class_logits
@@ -346,6 +346,12 @@ def check_repeatable(observation: Observation) -> None:
         raise NotApplicable("the clients of this sum were sent different weights")
     if update.kind == "weights" and training is None:
         raise NotApplicable("how the clients train isn't known, so it can't be repeated with examples of one's own")
+    known = update.sanitised
+    whole = {name for name, p in observation.module.named_parameters() if p.requires_grad} <= update.tensors.keys()
+    if known is not None and whole and not (known.sparse or known.signs or known.noise):
+        raise NotApplicable(f"what the defence '{known.name}' does to an update isn't known, so it can't be repeated")
+    if update.members and observation.task_info.batch_norm == "train" and has_batch_norm(observation.module):
+        raise NotApplicable("clients of a sum normalise their own batches each, and which is whose isn't known")
     if training is not None and training.unmodelled:
         raise NotApplicable("the clients' training can't be repeated: it has parts that nothing here models")
 
@@ -375,8 +381,11 @@ def own_update(
     seen = task_info.normalise(inputs)
     if update.kind == "gradient":
         module = model_of(observation)
-        with local_randomness(0):
-            tensors = gradient(module, observation.loss, (seen[order], labels[order]))
+        try:
+            with local_randomness(0):
+                tensors = gradient(module, observation.loss, (seen[order], labels[order]))
+        except BadInput as error:
+            raise NotApplicable(str(error)) from error
         after = module.state_dict()
     else:
         assert training is not None  # check_repeatable saw to it
@@ -461,6 +470,8 @@ def likely_labels(observation: Observation, inputs: Tensor, generator: torch.Gen
     with torch.no_grad():
         seen = observation.task_info.normalise(inputs)
         chances = torch.cat([class_logits(module(part)) for part in seen.split(256)]).softmax(dim=1)
+    if not bool(chances.isfinite().all()):
+        raise NotApplicable("the model's outputs aren't finite")
     return torch.multinomial(chances.double(), 1, generator=generator)[:, 0]
 
 
