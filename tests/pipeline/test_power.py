@@ -9,16 +9,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from typer.testing import CliRunner
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, Attack, ImageFinding, make_attack, register
 from fedaudit.cli import app as cli
+from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser, changed
 from fedaudit.pipeline.margin import Step, ladder, nearest
-from fedaudit.pipeline.power import powerful
+from fedaudit.pipeline.power import _known, powerful
 from fedaudit.results import AttackSummary, AuditResult
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.update import SanitiserInfo, Update
 
 FEDERATION: dict[str, Any] = {
     "name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 1, "batch_size": 4, "local_steps": 2,
@@ -215,3 +218,83 @@ def test_the_first_line_is_how_far_away_a_leak_is() -> None:
         "That training images come out here was not shown; images come out of updates over single images (6 of 6 "
         "held-out examples, 100.0 dB); the clients send updates over 8 images in 2 steps."
     )
+
+
+class _Drowned(Sanitiser):
+    """Sends random numbers, and tells nobody."""
+
+    name = "drowned"
+    summary = "for tests"
+    paper = "none"
+
+    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
+        tensors = {n: torch.randn(t.shape, generator=generator) for n, t in update.tensors.items()}
+        return changed(update, tensors, SanitiserInfo("drowned"))
+
+
+@pytest.fixture
+def drowned() -> Any:
+    made = register(_Drowned)
+    yield made
+    del SANITISERS._entries["drowned"]
+
+
+def test_a_defence_that_nobody_can_repeat_leaves_no_power(drowned: Any) -> None:
+    summary = only(audited(SINGLE, defences={"sanitiser": "drowned"}))
+    assert summary.verdict == "inconclusive"
+
+
+def test_examples_that_are_used_again_in_every_epoch_count_once() -> None:
+    epochs = {**FEDERATION, "examples": 16, "local_steps": None, "local_epochs": 5}
+    made = scenario(epochs)
+    seen = observe(fedaudit.simulate(made, progress=False).transcript, scenario_from(made).threat).split()[0]
+    steps = ladder(seen, 0)
+    assert [(s.examples, s.uses, s.steps) for s in steps[:4]] == [(8, 40, 10), (8, 20, 5), (8, 8, 2), (4, 4, 1)]
+    (margin,) = audited(epochs).margins
+    assert margin.factor == 8
+
+
+def test_a_rung_that_the_model_cannot_be_trained_on_is_no_crash() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.last(self.norm(self.first(images.flatten(1))).relu()))
+
+    made = scenario({"name": "f", "clients": 2, "batch_size": 8}, {"name": "invg", "iterations": 100})
+    result = fedaudit.audit(made, model=Net(), batch_norm="train", progress=False).result
+    assert only(result).verdict in ("inconclusive", "identifiable")
+
+
+def test_an_attack_on_images_that_is_named_for_text_is_refused_and_no_more() -> None:
+    made = scenario({"name": "f", "clients": 2, "examples": 4, "batch_size": 2}, "invg", "labels")
+    made |= {"data": {"name": "notes-causal"}, "model": {"name": "decoder", "width": 16}}
+    result = fedaudit.audit(made, progress=False).result
+    assert result.summaries[0].verdict == "not applicable"
+    assert not result.margins
+
+
+def test_known_examples_are_none_that_the_adversary_has() -> None:
+    threat = {"records": 4, "knows_public_data": True, "public_examples": 20}
+    made = scenario({**FEDERATION, "local_steps": 1}, threat=threat)
+    recording = fedaudit.simulate(made, progress=False)
+    seen = observe(recording.transcript, scenario_from(made).threat).split()[0]
+    assert seen.records is not None
+    known, _, source = _known(recording.truth, make_attack("invg"), seen, 4)
+    assert source == "held-out examples"
+    apart = torch.cdist(known.flatten(1), seen.records.public_inputs.flatten(1))
+    assert float(apart.min()) > 0
+
+
+def test_what_the_defence_stops_has_no_margin() -> None:
+    made = scenario(SINGLE, defences=[{"name": "plain"}, {"name": "noise", "sanitiser": NOISE}])
+    result = fedaudit.audit(made, progress=False, fail_below={"margin": 0.5}).result
+    assert [(m.federation, m.factor, len(m.steps)) for m in result.margins] == [("f-noise", None, 0)]
+    assert "it is the defence that stops this attack" in result.margins[0].text
+
+
+def test_a_least_margin_is_verified_as_one(tmp_path: Path) -> None:
+    fedaudit.audit(scenario(FEDERATION), out=tmp_path, progress=False, fail_below={"margin": 4})
+    assert fedaudit.verify(tmp_path, progress=False).differences == []

@@ -118,6 +118,11 @@ def power_of(
                 own = own_client(observation, (inputs[rows], labels[rows]), rng)
             messages = tuple(replace(m, client=number) for m in own.observation.messages)
             seen = replace(own.observation, federation=name, messages=messages)
+            try:
+                with own_failures(attack.name, seen):
+                    attack.check(seen)
+            except NotApplicable as error:
+                raise Refused(str(error)) from error
             trials.append(Trial(attack, seen, seed, device))
             places = [(m.round, number) for m in messages]
             held = {place: own.inputs[order] for place, order in zip(places, own.orders, strict=True)}
