@@ -53,11 +53,14 @@ def chosen(values: dict[str, Any]) -> list[str]:
         (scenario(adversary="eavesdropper"), ["exact-linear", "invg", "agic", "agic-plus"]),
         (scenario(federation={"batch_size": 4}), ["invg", "agic", "agic-plus", "labels"]),
         (scenario(federation={"batch_size": 4}, knows_labels=True), ["invg", "agic", "agic-plus"]),
-        (scenario(federation=STEPS), ["spear", "invg", "agic", "labels"]),
-        (scenario(federation=STEPS, knows_training=False), ["spear", "agic"]),
-        (scenario(federation={**STEPS, "local_steps": 17}), ["agic", "labels"]),
-        (scenario(federation={**STEPS, "local_steps": None, "local_epochs": 1}), ["agic", "labels"]),  # 20 steps
-        (scenario(federation={"batch_size": 150, "examples": 300}), ["labels"]),
+        (scenario(federation=STEPS), ["spear", "invg", "agic", "agic-plus", "labels"]),
+        (scenario(federation=STEPS, knows_training=False), ["spear", "agic", "agic-plus"]),
+        (scenario(federation={**STEPS, "local_steps": 17}), ["agic", "agic-plus", "labels"]),
+        (scenario(federation={**STEPS, "local_steps": None, "local_epochs": 1}), ["agic", "agic-plus", "labels"]),  # 20
+        (
+            scenario(federation={"batch_size": 150, "examples": 300}),
+            ["agic-plus", "labels"],
+        ),  # of which the margin is told
         (scenario("breast-cancer"), ["exact-linear-rows", "tableak", "labels"]),
         (scenario("breast-cancer", knows_labels=True), ["exact-linear-rows", "tableak"]),
         (scenario("breast-cancer", {**STEPS, "local_steps": 17}), ["labels"]),
@@ -100,12 +103,12 @@ BEGINS: dict[str, Any] = {"neurons": 200, "rectified": True}
 @pytest.mark.parametrize(
     ("case", "attacks"),
     [
-        (replace(IMAGE, **BEGINS, examples=24), ["spear", "invg", "agic", "labels"]),
-        (replace(IMAGE, **BEGINS, examples=25), ["cocktail", "invg", "agic", "labels"]),
-        (replace(IMAGE, neurons=200, examples=24), ["cocktail", "invg", "agic", "labels"]),
-        (replace(IMAGE, **BEGINS, examples=129), ["labels"]),
+        (replace(IMAGE, **BEGINS, examples=24), ["spear", "invg", "agic", "agic-plus", "labels"]),
+        (replace(IMAGE, **BEGINS, examples=25), ["cocktail", "invg", "agic", "agic-plus", "labels"]),
+        (replace(IMAGE, neurons=200, examples=24), ["cocktail", "invg", "agic", "agic-plus", "labels"]),
+        (replace(IMAGE, **BEGINS, examples=129), ["agic-plus", "labels"]),
         (replace(TABLE, **BEGINS, examples=25, steps=None), ["spear-rows"]),
-        (replace(IMAGE, steps=None), ["agic"]),
+        (replace(IMAGE, steps=None), ["agic", "agic-plus"]),
         (TEXT, ["dager", "which-tokens", "labels"]),
         (replace(TEXT, steps=None), ["which-tokens"]),
         *((replace(IMAGE, server=name, threat=ALTERED), [name, "loss-threshold", "gradient-norm"]) for name in SERVERS),
@@ -124,8 +127,10 @@ def test_each_attack_says_what_it_fits(case, attacks):
 
 def test_every_federation_counts_and_first_settings_are_given():
     specs = fitting([replace(TABLE, **BEGINS), IMAGE])
-    assert [spec.name for spec in specs] == ["exact-linear-rows", "invg", "agic", "tableak", "labels"]
-    assert [spec.settings() for spec in specs] == [{}, {"iterations": 1000}, {"iterations": 1000}, {"restarts": 10}, {}]
+    assert [spec.name for spec in specs] == ["exact-linear-rows", "invg", "agic", "agic-plus", "tableak", "labels"]
+    quick = {"iterations": 1000}
+    largest = {**quick, "largest": 128}
+    assert [spec.settings() for spec in specs] == [{}, quick, quick, largest, {"restarts": 10}, {}]
 
 
 def test_an_attack_from_elsewhere_is_run_unasked_only_where_it_says_that_it_fits(monkeypatch):
@@ -139,7 +144,7 @@ def test_an_attack_from_elsewhere_is_run_unasked_only_where_it_says_that_it_fits
 
     for made, more in ((Silent, []), (Fitting, ["from-elsewhere"])):
         monkeypatch.setitem(ATTACKS._entries, "from-elsewhere", Entry("from-elsewhere", "", made))
-        assert [spec.name for spec in fitting([IMAGE])] == ["invg", "agic", *more]
+        assert [spec.name for spec in fitting([IMAGE])] == ["invg", "agic", "agic-plus", *more]
 
 
 def test_where_nothing_fits_the_result_says_what_to_grant():

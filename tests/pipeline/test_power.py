@@ -28,6 +28,7 @@ FEDERATION: dict[str, Any] = {
     "learning_rate": 0.1,
 }  # fmt: skip
 SINGLE: dict[str, Any] = {"name": "f", "clients": 4, "examples": 4, "batch_size": 1}
+LENET = {"model": {"name": "lenet", "initialisation": "uniform"}}
 NOISE = {"name": "dp", "clip": 1.0, "noise": 1.0, "where": "local", "epsilon": None}
 
 
@@ -197,16 +198,23 @@ def test_without_power_nothing_is_decided(sometimes: Any) -> None:
 
 
 def test_known_examples_go_through_the_same_defence() -> None:
-    result = audited(SINGLE, defences={"sanitiser": NOISE})
-    summary = only(result)
-    assert summary.verdict == "inconclusive"
+    result = audited(SINGLE, {"name": "invg", "iterations": 3}, defences={"sanitiser": NOISE}, **LENET)
+    assert only(result).verdict == "inconclusive"
     (control,) = result.controls
     assert control.power is not None
-    assert control.power.value == 0
-    (margin,) = result.margins
-    assert margin.factor is None
-    assert margin.nearest == 1
-    assert "no defence" in margin.steps[1].changes
+    assert (control.power.value, control.without_defence) == (0, False)  # without the defence nothing, either
+
+
+def test_what_comes_out_without_the_defence_alone_the_defence_stops() -> None:
+    result = audited(SINGLE, defences={"sanitiser": NOISE}, fail_below={"margin": 2})
+    summary = only(result)
+    assert summary.verdict == "not demonstrated"
+    (control,) = result.controls
+    assert control.power is not None
+    assert (control.power.value, control.without_defence) == (1, True)
+    assert "recovered 6 of 6 held-out examples without the defence, and 0 of 3 with it" in control.text
+    assert "conditions, but without the defence it recovered 6; of the clients' 4, none" in summary.headline
+    assert [t.outcome for t in result.thresholds] == ["not tested"]  # the margin is the defence itself
 
 
 def test_the_first_line_is_how_far_away_a_leak_is() -> None:

@@ -34,7 +34,7 @@ from fedaudit.pipeline.control_cases import (
     with_and_without,
     without_noise,
 )
-from fedaudit.pipeline.power import Power, power_of
+from fedaudit.pipeline.power import Power, power_of, undefended
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
 from fedaudit.scenario.scenario import Scenario
@@ -133,7 +133,13 @@ def run_controls(
                 [summary],
             )
         elif power := _power(summary, trials, by_name[summary.federation], scenario, means):
-            found.add(_of_power(summary.attack, power), [summary])
+            bare = None if power.enough else _power(summary, trials, by_name[summary.federation], scenario, means, True)
+            stopped = bare is not None and bare.enough
+            result = _of_power(summary.attack, power)
+            if bare is not None and stopped:
+                result = _of_defence(summary.attack, power, bare)
+                found.image_files |= bare.files
+            found.add(result, [summary])
             found.powers[summary.federation, summary.attack] = power
             found.image_files |= power.files
         else:
@@ -169,9 +175,17 @@ def run_controls(
 
 
 def _power(
-    summary: AttackSummary, trials: Sequence[Trial], recording: Recording, scenario: Scenario, means: Means
+    summary: AttackSummary,
+    trials: Sequence[Trial],
+    recording: Recording,
+    scenario: Scenario,
+    means: Means,
+    without_defence: bool = False,
 ) -> Power | None:
-    """Return the power of an attack on images under a federation's conditions; None where it can't be measured."""
+    """Return the power of an attack on images under a federation's conditions; None where it can't be measured.
+
+    Or under the same ones without the clients' defence; None where they have none.
+    """
     if summary.kind != "images" or recording.transcript.vertical is not None:
         return None
     own = [
@@ -182,6 +196,15 @@ def _power(
         and isinstance(trial.outcome, Finding)
     ]
     name = f"{summary.federation}-power-{summary.attack}"
+    if without_defence:
+        own = [
+            (attack, undefended(seen))
+            for attack, seen in own
+            if all(message.update.sanitised is not None for message in seen.messages)
+        ]
+        name = f"{summary.federation}-power-undefended-{summary.attack}"
+        if not own:
+            return None
     try:
         return power_of(own, recording.truth, means, seed=scenario.seed, device=scenario.device, name=name)
     except NotApplicable:
@@ -202,6 +225,19 @@ def _of_power(attack: str, power: Power) -> ControlResult:
         images=power.results,
         timing=Timing(seconds=sum(result.timing.seconds for result in power.done if result.timing)),
     )
+
+
+def _of_defence(attack: str, power: Power, bare: Power) -> ControlResult:
+    """Return as a control's result that the defence takes an attack's power."""
+    text = (
+        f"{attack} recovered {bare.recovered} of {bare.images} {bare.source} without the defence, and "
+        f"{power.recovered} of {power.images} with it: it has power here, and the defence stops it"
+    )
+    result = _of_power(attack, bare)
+    case = f"{bare.source} in updates made under the same conditions, but without the defence"
+    seconds = sum(result.timing.seconds for result in power.done if result.timing)
+    timing = Timing(seconds=seconds + (result.timing.seconds if result.timing else 0.0))
+    return result.model_copy(update={"case": case, "text": text, "without_defence": True, "timing": timing})
 
 
 def _winner(
@@ -391,6 +427,8 @@ def judged_by_control(
             remedy = _average(attack, conditions) if noisy else _more_effort(attack)
             advice = f"{summary.attack} has no power here: {counted}; {remedy}"
             return _inconclusive(base, open_question, advice)
+        if control.without_defence and noisy:
+            return _inconclusive(base, open_question, _average(attack, conditions))
         mine = f"of the clients' {summary.evidence.n}, none" if summary.evidence else "of the clients', none"
         headline = f"{who} could not {question} with {summary.attack}: {counted}; {mine}."
         return base.model_copy(update={"headline": headline})

@@ -19,7 +19,7 @@ from fedaudit.attacks.base import MOST_EXAMPLES, MOST_STEPS
 from fedaudit.attacks.inversion.calibration import distinct
 from fedaudit.models import has_batch_norm, initialise
 from fedaudit.pipeline.controls import Controls
-from fedaudit.pipeline.power import Power, Refused, power_of
+from fedaudit.pipeline.power import Power, Refused, power_of, undefended
 from fedaudit.pipeline.trials import Means, Trial
 from fedaudit.results import LEAKS, AttackSummary, MarginResult, MarginStep
 from fedaudit.scenario.scenario import Scenario
@@ -88,9 +88,7 @@ def ladder(observation: Observation, seed: int) -> list[Step]:
         return found[-1].observation
 
     if update.sanitised is not None:
-        names = [name for name, p in observation.module.named_parameters() if p.requires_grad]
-        whole = {name: torch.zeros_like(message.weights[name]) for name in names}
-        down(_with(last(), tensors=whole, sanitised=None), batch, steps, "no defence")
+        down(undefended(last()), batch, steps, "no defence")
     while steps > 1 or batch > 1:
         steps, batch = (steps // 2, batch) if steps > 1 else (1, batch // 2)
         down(_smaller(last(), steps, batch), batch, steps)
@@ -319,11 +317,14 @@ def run_margins(
     return found, files
 
 
-_BY_DEFENCE = "the same federation without its defences leaks images: it is the defence that stops this attack"
+_BY_DEFENCE = "without its defences images come out: it is the defence that stops this attack"
 
 
 def _by_undefended(summary: AttackSummary, controls: Controls) -> bool:
-    return summary.control is not None and controls.results[summary.control].federation is not None
+    if summary.control is None:
+        return False
+    control = controls.results[summary.control]
+    return control.federation is not None or control.without_defence
 
 
 def _able(federation: str, trials: Sequence[Trial], attacks: Sequence[Attack]) -> list[tuple[Attack, Observation]]:

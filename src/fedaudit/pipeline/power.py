@@ -145,6 +145,16 @@ def power_of(
     return Power(recovered, len(results), results, done, files, source)
 
 
+def undefended(observation: Observation) -> Observation:
+    """Return the observation of one client with updates that no defence has changed; their numbers mean nothing."""
+    names = [name for name, p in observation.module.named_parameters() if p.requires_grad]
+    messages = []
+    for message in observation.messages:
+        whole = {name: torch.zeros_like(message.weights[name]) for name in names}
+        messages.append(replace(message, update=replace(message.update, tensors=whole, sanitised=None)))
+    return replace(observation, messages=tuple(messages))
+
+
 def _came_out(image: ImageResult) -> bool:
     """Return whether an image came out visibly, by the rule of verdicts: as it is, moved or mirrored."""
     moved = image.registered if image.registered and image.registered.rank else None

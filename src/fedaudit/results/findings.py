@@ -517,6 +517,9 @@ class ControlResult(Record):
     power: Evidence | None = optional(
         "where the case is known examples under the same conditions: the share of them that came out"
     )
+    without_defence: bool = Field(
+        default=False, description="whether the case is the same conditions but for the defence, which stops the attack"
+    )
     images: list[ImageResult] = Field(default=[], description="of an attack on images")
     metrics: list[MetricResult] = Field(default=[], description="of another")
     timing: Timing | None = optional("null: not run")
