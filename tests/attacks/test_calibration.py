@@ -127,6 +127,7 @@ def test_candidates_are_what_the_attack_has_and_begin_with_its_own() -> None:
 BAD = {"total_variation": 1.0, "iterations": 200}  # of which nothing comes out
 
 
+@pytest.mark.slow
 def test_bad_settings_are_replaced_by_such_as_recover_the_victims() -> None:
     single = {**FEDSGD, "examples": 2, "batch_size": 1}
     lenet = {"name": "lenet", "initialisation": "uniform"}
