@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -134,3 +135,47 @@ def test_an_audit_on_a_gpu_says_so(tmp_path: Path) -> None:
     made = audit({**parts, "device": "cuda"}, out=tmp_path, progress=False)
     assert made.result.environment["device"] == torch.cuda.get_device_name()
     assert {finding.status for finding in made.result.findings} == {"done"}
+
+
+TRAINING = {"algorithm": "fedavg", "batch_size": 8, "examples": 64, "local_steps": 4, "learning_rate": 0.05}
+
+
+@pytest.mark.parametrize("model", ["mlp", "convnet-small", "resnet20"])
+@pytest.mark.parametrize("own", [{}, {**TRAINING, "momentum": 0.5}])
+def test_a_federation_trains_there_as_on_the_cpu(model: str, own: dict[str, Any]) -> None:
+    federations = [{"name": "gpu", "clients": 2, "examples": 16, "rounds": 2, **own}]
+    width = {"mlp": 8, "convnet-small": 8, "resnet20": 16}[model]
+    parts = {**SMALL, "model": {"name": model, "width": width, "batch_norm": "train"}, "federations": federations}
+    here, there = (
+        record(resolve(scenario_from({**parts, "attacks": ["invg"], "device": device})))[0]
+        for device in ("cpu", "cuda")
+    )
+    assert there.truth.about["device"] == torch.cuda.get_device_name()
+    pairs = zip(here.transcript.rounds, there.transcript.rounds, strict=True)
+    for one, other in ((u, v) for r, s in pairs for u, v in zip(r.updates, s.updates, strict=True)):
+        for name, tensor in one.tensors.items():
+            assert other.tensors[name].device.type == "cpu"
+            off = float((other.tensors[name] - tensor).abs().max())
+            assert off <= 1e-4 * max(1.0, float(tensor.abs().max())), name
+    for key, inputs in here.truth.inputs.items():
+        assert there.truth.inputs[key].equal(inputs)
+
+
+def test_a_model_is_trained_there_before() -> None:
+    model = {"name": "convnet-small", "width": 8, "training": {"epochs": 1, "batch_size": 128}}
+    parts = {**SMALL, "model": model, "attacks": ["invg"]}
+    here, there = (resolve(scenario_from({**parts, "device": device})) for device in ("cpu", "cuda"))
+    assert there.model.trained.endswith(f", on {torch.cuda.get_device_name()}")
+    state = there.federations[0].model.state_dict()
+    for name, value in here.federations[0].model.state_dict().items():
+        assert state[name].device.type == "cpu"
+        torch.testing.assert_close(state[name], value, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gan", "agrevader", "cafe", "direct-labels", "epsilon", "imprint", "dager"])
+def test_whoever_acts_in_a_federation_does_so_there(name: str) -> None:
+    parts = {**SMALL, **SCENARIOS[name], "attacks": [name]}
+    here, there = (record(resolve(scenario_from({**parts, "device": device})))[0] for device in ("cpu", "cuda"))
+    assert there.transcript.adversary_log.keys() == here.transcript.adversary_log.keys()
+    for key, own in here.transcript.adversary_log.items():
+        torch.testing.assert_close(there.transcript.adversary_log[key], own, rtol=1e-2, atol=1e-2)

@@ -92,6 +92,13 @@ def test_training_is_timed_beside_a_bare_loop(command):
         assert 0 < row["share"] < 1.5
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_training_where_there_is_no_gpu_is_a_line(command):
+    made = command("bench", "training", "--quick", "--device", "cuda")
+    assert (made.code, made.err.count("\n")) == (2, 1)
+    assert "no GPU" in made.err
+
+
 @pytest.mark.slow
 def test_aggregators_are_timed_and_a_peer_that_is_not_there_is_named(command):
     result = json.loads(command("bench", "aggregators", "--quick", "--json").out)

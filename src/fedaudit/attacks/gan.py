@@ -133,12 +133,12 @@ class GANClient(Behaviour):
 
     def _train(self, step: ClientStep) -> None:
         """Train the generator to generate what the model of the round takes for the target."""
-        generator, optimiser = self._ready(step.task_info, step.generator)
+        generator, optimiser = self._ready(step)
         modes = {part: part.training for part in step.model.modules()}
         step.model.eval()
-        targets = torch.full((self.batch_size,), self.target)
+        targets = torch.full((self.batch_size,), self.target, device=step.device)
         for _ in range(self.steps):
-            generated = generator.train()(_codes(self.batch_size, self.latent, step.generator))
+            generated = generator.train()(_codes(self.batch_size, self.latent, step.generator).to(step.device))
             value = nn.functional.cross_entropy(step.model(step.task_info.normalise(generated)), targets)
             parameters = list(generator.parameters())
             for parameter, grad in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
@@ -147,18 +147,19 @@ class GANClient(Behaviour):
         for part, mode in modes.items():
             part.training = mode
 
-    def _ready(self, task_info: TaskInfo, rng: torch.Generator) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def _ready(self, step: ClientStep) -> tuple[nn.Module, torch.optim.Optimizer]:
+        rng = step.generator
         if self.generator is None or self.optimiser is None:
-            self._build(task_info.input_shape, int(torch.randint(2**31, (1,), generator=rng)))
+            self._build(step.task_info.input_shape, int(torch.randint(2**31, (1,), generator=rng)), step.device)
             self.codes = _codes(self.keep, self.latent, rng)
         assert self.generator is not None
         assert self.optimiser is not None
         return self.generator, self.optimiser
 
-    def _build(self, shape: tuple[int, ...], seed: int) -> None:
+    def _build(self, shape: tuple[int, ...], seed: int, device: torch.device) -> None:
         spec = self._spec(shape)
         with local_randomness(seed):
-            self.generator = Generator(spec) if self.upsampling == "nearest" else DCGenerator(spec)
+            self.generator = (Generator(spec) if self.upsampling == "nearest" else DCGenerator(spec)).to(device)
         self.optimiser = torch.optim.Adam(self.generator.parameters(), lr=self.learning_rate, betas=(0.5, 0.999))
 
     def _spec(self, shape: tuple[int, ...]) -> GeneratorSpec:
@@ -172,13 +173,13 @@ class GANClient(Behaviour):
     def _keep(self, index: int) -> None:
         if (self.last - self.start) % self.every:
             self.kept.pop(self.last, None)
-        self.kept[index] = self._draw(self.codes)
+        self.kept[index] = self._draw(self.codes).cpu()
 
     def _draw(self, codes: Tensor) -> Tensor:
         """Return the images of ``codes``, none of which depends on the others."""
         assert self.generator is not None
         with torch.no_grad():
-            images: Tensor = self.generator.eval()(codes)
+            images: Tensor = self.generator.eval()(codes.to(next(self.generator.parameters()).device))
         return images
 
     def adversary_log(self) -> dict[str, Tensor]:
@@ -192,6 +193,7 @@ class GANClient(Behaviour):
             return {}
         return {
             "shape": list(self.generator.spec.input_shape),
+            "device": str(next(self.generator.parameters()).device),
             "generator": self.generator.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "codes": self.codes,
@@ -203,7 +205,7 @@ class GANClient(Behaviour):
         """Go on from what :meth:`state_dict` returned."""
         if not state:
             return
-        self._build(tuple(state["shape"]), 0)
+        self._build(tuple(state["shape"]), 0, torch.device(state["device"]))
         assert self.generator is not None
         assert self.optimiser is not None
         self.generator.load_state_dict(state["generator"])

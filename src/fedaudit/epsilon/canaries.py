@@ -202,7 +202,7 @@ class CanaryRecords:
         for number in numbers:
             if length := float(self.lengths[number]):
                 pieces = (length * self.directions.one(number)).split(sizes)
-                yield [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
+                yield [piece.view_as(p).to(p.device) for piece, p in zip(pieces, parameters, strict=True)]
 
 
 def hadamard(vector: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from fedaudit.task.training import UNMODELLED, TrainingConfig
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.utils.registry import Plugin
 
@@ -123,6 +124,14 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         summed=summed[-1] if summed else 1,
         course=None if history is None else _course_record(history, spec),
     )
+
+
+def with_device(record: FederationRecord, truth: Truth) -> FederationRecord:
+    """Return the record; of a federation that was simulated on a GPU it says so, and on which."""
+    device = truth.about.get("device")
+    if not isinstance(device, str):
+        return record
+    return record.model_copy(update={"device": device, "description": f"{record.description}; simulated on {device}"})
 
 
 def _one_of(numbers: Sequence[int], of: str) -> str:

@@ -300,6 +300,7 @@ def _federations(
                 accuracy_examples=evaluation.accuracy_examples,
                 canaries=canaries,
                 group_size=threat.group_size if threat.adversary != "client" else 1,
+                device=scenario.device,
             )
             check(federation)
             federations.append(federation)

@@ -14,11 +14,12 @@ from torch import nn
 from fedaudit.data import Dataset
 from fedaudit.models import has_batch_norm, set_training_mode
 from fedaudit.scenario.scenario import Scenario
-from fedaudit.simulation.local_training import local_randomness, train
+from fedaudit.simulation.local_training import local_randomness, on_device, train
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss, class_logits
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.fingerprint import fingerprint
+from fedaudit.utils.fingerprint import device_name, fingerprint
+from fedaudit.utils.machine import computing_on
 from fedaudit.utils.progress import Display
 from fedaudit.utils.seeds import derive_seed, generator
 
@@ -51,7 +52,9 @@ def pretrain(
     if not _once.get():
         return _train(model, loss, task_info, dataset, scenario, display)
     splits = [(split.inputs, split.targets) for split in (dataset.train, dataset.test)]
-    key = fingerprint(model, loss, task_info, splits, scenario.model.training.model_dump(), scenario.seed)
+    key = fingerprint(
+        model, loss, task_info, splits, scenario.model.training.model_dump(), scenario.seed, scenario.device
+    )
     if key not in _kept:
         text = _train(model, loss, task_info, dataset, scenario, display)
         _kept[key] = copy.deepcopy(model), text
@@ -77,26 +80,31 @@ def _train(
             "trained on single examples; use batches of 2 or more"
         )
     report = display.stage("training the model", spec.epochs)
-    shuffle = generator(scenario.seed, "pretraining")
-    for epoch in range(spec.epochs):
-        set_training_mode(model, "train")
-        order = torch.randperm(len(data), generator=shuffle).split(spec.batch_size)
-        batches = ((task_info.normalise(data.inputs[rows]), data.targets[rows]) for rows in order if len(rows) >= least)
-        with local_randomness(derive_seed(scenario.seed, "pretraining", epoch)):
-            train(model, loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
-        report(epoch + 1)
+    shuffle, device = generator(scenario.seed, "pretraining"), scenario.device
     text = f"{spec.epochs} epoch{'s' if spec.epochs > 1 else ''} on {len(data)} examples"
-    if dataset.task == "classification":
-        text += f", test accuracy {accuracy(model, task_info, dataset):.3f}"
-    return text
+    with computing_on(device):
+        model.to(device)
+        inputs, targets, loss = data.inputs.to(device), data.targets.to(device), on_device(loss, device)
+        for epoch in range(spec.epochs):
+            set_training_mode(model, "train")
+            order = torch.randperm(len(data), generator=shuffle).to(device).split(spec.batch_size)
+            batches = ((task_info.normalise(inputs[rows]), targets[rows]) for rows in order if len(rows) >= least)
+            with local_randomness(derive_seed(scenario.seed, "pretraining", epoch)):
+                train(model, loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
+            report(epoch + 1)
+        if dataset.task == "classification":
+            text += f", test accuracy {accuracy(model, task_info, dataset):.3f}"
+        model.cpu()
+    return text if device == "cpu" else f"{text}, on {device_name(device)}"
 
 
 def accuracy(model: nn.Module, task_info: TaskInfo, dataset: Dataset) -> float:
     """Return the share of the test split that the model classifies correctly."""
-    test = dataset.test
+    test, device = dataset.test, next(model.parameters()).device
     model.eval()
     right = 0
     with torch.no_grad():
         for inputs, targets in zip(test.inputs.split(500), test.targets.split(500), strict=True):
-            right += int((class_logits(model(task_info.normalise(inputs))).argmax(dim=1) == targets).sum())
+            predicted = class_logits(model(task_info.normalise(inputs.to(device)))).argmax(dim=1)
+            right += int((predicted == targets.to(device)).sum())
     return right / int((test.targets >= 0).sum())

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from fedaudit.modalities import example_kind, save_png
 from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged_by_control, run_controls
 from fedaudit.pipeline.deployment import Settings
-from fedaudit.pipeline.describe import adversary_record, federation_record
+from fedaudit.pipeline.describe import adversary_record, federation_record, with_device
 from fedaudit.pipeline.margin import run_margins, with_margin
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.received import noticed
@@ -213,7 +214,7 @@ def record(
         BadInput: as :func:`fedaudit.simulation.simulator.simulate`.
     """
     display = display or Quiet()
-    about = {
+    about: dict[str, Any] = {
         "scenario": resolved.scenario.model_dump(mode="json"),
         "data": resolved.data.model_dump(mode="json"),
         "model": resolved.model.model_dump(mode="json"),
@@ -227,7 +228,8 @@ def record(
         checkpoint = simulation_checkpoint(store, name) if store else None
         made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers, say=display.say)
         accuracy = made.history.accuracy[-1:] if made.history else []
-        known = about | {"accuracy": accuracy[0]} if accuracy else about
+        known = about | ({"accuracy": accuracy[0]} if accuracy else {})
+        known |= {} if federation.device == "cpu" else {"device": device_name(federation.device)}
         recordings.append(dataclasses.replace(made, truth=dataclasses.replace(made.truth, about=known)))
     return recordings
 
@@ -362,7 +364,7 @@ def assess(
         model=resolved.model,
         adversary=adversary,
         federations=[
-            federation_record(r.transcript, r.history, scenario).model_copy(
+            with_device(federation_record(r.transcript, r.history, scenario), r.truth).model_copy(
                 update={
                     "replay_error": replayed.get(r.transcript.name),
                     "checks": noticed(r) if scenario.threat.adversary == "malicious-server" else [],

@@ -135,6 +135,7 @@ class FederationRecord(Record):
         "relative error with which the recorded local training, repeated on the truth, gives the first "
         "updates; null: not checked"
     )
+    device: str | None = optional("the GPU on which it was simulated; null: the CPU, or not known")
     recording: RecordingRecord | None = optional("null where the federation was simulated")
     checks: list[ReceivedCheck] = Field(
         default=[], description="where the server is malicious: would a client notice? Each check of a received model"

@@ -142,7 +142,9 @@ class Scenario(Spec):
     name: Title = Field(default="audit", description="the audit's, for the report")
     seed: Whole = Field(default=0, description="of everything random: the same seed gives the same audit, bit for bit")
     device: Literal["cpu", "cuda"] = Field(
-        default="cpu", description="where attacks are computed; federations are simulated on the CPU"
+        default="cpu",
+        description="where federations are trained and attacks are computed; on a GPU the last bits are others, and "
+        "results say which it was",
     )
     data: DataSpec = Field(default=DataSpec(), description="the data set that clients hold")
     model: ModelSpec = Field(default=ModelSpec(), description="the network that they train")

@@ -33,6 +33,8 @@ class HonestTraining(Protocol):
 class ClientStep:
     """All that a client holds in one round: what every client has, and nothing of another's.
 
+    Its tensors lie where the federation trains (:attr:`device`), what the generator draws on the CPU.
+
     Attributes:
         round: from 0.
         client: its own number.
@@ -56,6 +58,11 @@ class ClientStep:
     loss: Loss
     generator: torch.Generator
     records: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the federation trains."""
+        return next(self.model.parameters()).device
 
 
 BEHAVIOURS: Registry[type[Behaviour]] = Registry("behaviour", "fedaudit.behaviours")
@@ -91,5 +98,5 @@ class Behaviour(Plugin, ABC):
         """
 
     def adversary_log(self) -> dict[str, Tensor]:
-        """Return the adversary log so far: what it has recorded, by name."""
+        """Return the adversary log so far: what it has recorded, by name, on the CPU."""
         return {}

@@ -26,7 +26,7 @@ from fedaudit.simulation.behaviour import Behaviour, ClientStep
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.encoding import decode, encode
 from fedaudit.simulation.history import History
-from fedaudit.simulation.local_training import gradient, local_randomness, train, trainable
+from fedaudit.simulation.local_training import gradient, local_randomness, on_device, train, trainable
 from fedaudit.simulation.record_draw import RecordDraw
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
@@ -63,6 +63,7 @@ class Federation:
         accuracy_examples: on so many examples, at most.
         canaries: that an audit of ε puts in; None: none.
         group_size: of how many clients' updates the transcript has the sum only, as secure aggregation yields it.
+        device: on which models are trained and their accuracy is measured; what travels lies on the CPU.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Federation:
     accuracy_examples: int = 1000
     canaries: CanarySpec | None = None
     group_size: int = 1
+    device: str = "cpu"
 
     @property
     def aggregator(self) -> Aggregator:
@@ -117,7 +119,9 @@ class Client:
     ) -> None:
         self.number = number
         self.data = data
-        self.task_info, self.loss = federation.task_info, federation.loss
+        self.device = federation.device
+        self.inputs, self.targets = data.inputs.to(self.device), data.targets.to(self.device)
+        self.task_info, self.loss = federation.task_info, on_device(federation.loss, self.device)
         self.reveal_labels = federation.reveal_labels
         self.spec, self.seed = spec, seed = federation.spec, federation.seed
         self.order = generator(seed, spec.name, "order", number)
@@ -198,42 +202,47 @@ class Client:
         return [self._next() for _ in range((self.spec.local_epochs or 1) * per_epoch)]
 
     def train(self, model: nn.Module, index: int, start: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch.
+        """Train ``model`` in place for round ``index``; return gradient or ΔW, on the CPU, and the rows of each batch.
 
         Args:
-            model: with the weights of the round.
+            model: with the weights of the round, on the federation's device.
             index: of the round.
-            start: these weights, which training doesn't change.
+            start: these weights on the CPU, which training doesn't change.
         """
         self.due = []
         rows = self._batches()
         self.used[torch.cat(rows)] = True
-        task_info, loss = self.task_info, self.loss
+        task_info, loss, device = self.task_info, self.loss, self.device
         batches = self._examples(rows)
-        honest = partial(self._honest, model, start)
+        begun = {name: value.to(device) for name, value in start.items()}
+        honest = partial(self._honest, model, begun)
         set_training_mode(model, task_info.batch_norm, dropout=task_info.dropout)
         with local_randomness(derive_seed(self.seed, self.spec.name, "dropout", self.number, index)):
             if self.behaviour is None:
-                return honest(batches), rows
-            held = (task_info.normalise(self.records.inputs), self.records.labels) if self.records else None
-            own = {name: value.clone() for name, value in start.items()}  # whoever wrote it may change them
-            step = ClientStep(
-                index, self.number, model, own, batches, honest, task_info, loss, self.behaviour_rng, held
-            )
-            return self.behaviour(step), rows
+                tensors = honest(batches)
+            else:
+                records, held = self.records, None
+                if records is not None:
+                    held = task_info.normalise(records.inputs).to(device), records.labels.to(device)
+                own = {name: value.clone() for name, value in begun.items()}  # whoever wrote it may change them
+                step = ClientStep(
+                    index, self.number, model, own, batches, honest, task_info, loss, self.behaviour_rng, held
+                )
+                tensors = self.behaviour(step)
+        return {name: value.cpu() for name, value in tensors.items()}, rows
 
     def _examples(self, rows: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return each batch's inputs, as the model sees them, and its targets.
 
-        A few batches are drawn at a time: as many as the cache holds from one step of this to the next.
+        On the CPU a few batches are drawn at a time: as many as the cache holds from one step of this to the next.
         """
-        few = max(1, _CACHED // (len(rows[0]) * self.data.inputs[0].nbytes))
+        few = max(1, _CACHED // (len(rows[0]) * self.data.inputs[0].nbytes)) if self.device == "cpu" else len(rows)
         batches: list[tuple[Tensor, Tensor]] = []
         for first in range(0, len(rows), few):
             some = rows[first : first + few]
-            drawn, sizes = torch.cat(list(some)), [len(r) for r in some]
-            inputs = self.task_info.normalise(self.data.inputs.index_select(0, drawn)).split(sizes)
-            batches.extend(zip(inputs, self.data.targets.index_select(0, drawn).split(sizes), strict=True))
+            drawn, sizes = torch.cat(list(some)).to(self.device), [len(r) for r in some]
+            inputs = self.task_info.normalise(self.inputs.index_select(0, drawn)).split(sizes)
+            batches.extend(zip(inputs, self.targets.index_select(0, drawn).split(sizes), strict=True))
         return batches
 
     def _honest(
@@ -277,10 +286,9 @@ class Client:
         began = time.perf_counter()
         tensors, rows = self.train(model, index, start)
         history.training_seconds += time.perf_counter() - began
-        end = model.state_dict()
-        moved = {
-            n: end[n].detach().clone() for n, _ in model.named_buffers() if n in end and not end[n].equal(start[n])
-        }
+        buffers = {name for name, _ in model.named_buffers()}
+        end = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items() if name in buffers}
+        moved = {name: value for name, value in end.items() if not value.equal(start[name])}
         if not all_finite(moved.values()):
             raise BadInput(
                 f"BatchNorm's statistics are not finite after client {self.number}'s training; lower learning_rate"

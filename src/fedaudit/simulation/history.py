@@ -111,11 +111,12 @@ class History:
 def answers(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
     """Return (2, classes) counts of wrong and right answers."""
     modes = {part: part.training for part in model.modules()}
+    device = next(model.parameters()).device
     model.eval()
     counts = torch.zeros(2, task_info.num_classes or 1, dtype=torch.float64)
     with torch.no_grad():
         for inputs, targets in zip(data.inputs.split(250), data.targets.split(250), strict=True):
-            hit = class_logits(model(task_info.normalise(inputs))).argmax(dim=1) == targets
+            hit = class_logits(model(task_info.normalise(inputs.to(device)))).argmax(dim=1).cpu() == targets
             hit, targets = hit[targets >= 0], targets[targets >= 0]  # of a sequence, what isn't asked for is left out
             counts.index_put_((hit.long(), targets), torch.ones(len(targets), dtype=torch.float64), accumulate=True)
     for part, mode in modes.items():

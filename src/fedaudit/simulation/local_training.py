@@ -33,6 +33,11 @@ def local_randomness(seed: int) -> Iterator[None]:
         yield
 
 
+def on_device(loss: Loss, device: str) -> Loss:
+    """Return a loss whose own tensors, of a module that has some, are where training computes."""
+    return copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) and device != "cpu" else loss
+
+
 def draws_at_random(model: nn.Module, inputs: Tensor) -> bool:
     """Return whether training mode draws masks: dropout, functional or inside of other layers, or its kin.
 
@@ -142,7 +147,7 @@ def train(
         losses.append(value.detach())
     if not all_finite(parameters):
         raise BadInput(f"local training diverged at learning rate {learning_rate:g}; lower it")
-    return [float(value) for value in losses]
+    return torch.stack(losses).cpu().tolist() if losses else []
 
 
 def _sgd(learning_rate: float, momentum: float, weight_decay: float) -> Callable[[list[Tensor]], None]:
@@ -186,6 +191,8 @@ def batch_loss(model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]) -> Te
     inputs, targets = batch
     try:
         value = loss(model(inputs), targets)
+    except torch.OutOfMemoryError:
+        raise
     except FAILURES as error:
         if "Expected more than 1 value per channel" not in str(error):
             given = f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)}"

@@ -39,7 +39,8 @@ from fedaudit.transcript.rounds import Round
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.fingerprint import computation, tensor_digest
+from fedaudit.utils.fingerprint import computation, device_name, tensor_digest
+from fedaudit.utils.machine import computing_on
 from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.seeds import generator
@@ -84,22 +85,34 @@ def simulate(
         federation: with all of its parts, see :func:`check`.
         report: called with the updates made so far.
         checkpoint: file from which a simulation that is killed goes on.
-        workers: processes for the clients of a round, where rounds are so long that it pays.
+        workers: processes for the clients of a round, where rounds are so long that it pays; on a GPU there is one.
         say: called with a line if it goes on from a checkpoint.
 
     Raises:
         BadInput: a client's training or a rule fails on what the rounds bring.
     """
-    if federation.spec.vertical is not None:
-        return Recording(*play(federation, report))
-    if federation.spec.arithmetic == "fast" and not runs_fast(federation.model, _sample(federation)):
+    with computing_on(federation.device):
+        if federation.spec.vertical is not None:
+            return Recording(*play(federation, report))
+        return _simulate(federation, report, checkpoint, workers, say)
+
+
+def _simulate(
+    federation: Federation,
+    report: Callable[[float], None] | None,
+    checkpoint: Path | None,
+    workers: int,
+    say: Callable[[str], None] | None,
+) -> Recording:
+    on_cpu = federation.device == "cpu"
+    if federation.spec.arithmetic == "fast" and not (on_cpu and runs_fast(federation.model, _sample(federation))):
         federation = dataclasses.replace(federation, spec=federation.spec.model_copy(update={"arithmetic": "torch"}))
     spec, running = federation.spec, _Running(federation)
 
     @cache
     def key() -> str:
         code = [native_code()] if spec.arithmetic == "fast" else []  # it decides the bits
-        return computation(federation, *code)
+        return computation(federation, device_name(federation.device), *code)
 
     on_disk = Checkpoint(checkpoint) if checkpoint else None
     if on_disk and (saved := on_disk.load(key)):
@@ -125,7 +138,7 @@ class _Running:
 
     def __init__(self, federation: Federation) -> None:
         self.federation, spec = federation, federation.spec
-        self.model = copy.deepcopy(federation.model)
+        self.model = copy.deepcopy(federation.model).to(federation.device)
         self.layers = _layers(federation)
         self.aggregator = federation.aggregator.anew()  # they may remember
         self.behaviour = federation.behaviour and federation.behaviour.anew()
@@ -160,7 +173,7 @@ class _Running:
         """Return what changes from round to round, for a checkpoint."""
         return {
             "finished": self.finished,
-            "model": self.model.state_dict(),
+            "model": {name: value.cpu() for name, value in self.model.state_dict().items()},
             "sampler": self.sampler.get_state(),
             "parts": {name: part.state_dict() for name, part in self._parts().items()},
             "course": vars(self.history),
@@ -186,14 +199,15 @@ class _Running:
         """
         federation, spec, index, history = self.federation, self.federation.spec, self.finished, self.history
         model, root, canaries = self.model, self.root, self.canaries
-        weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        weights = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
         chosen, why = _choose(federation, self.budget, self.sampler)
         if why:
             history.stopped, history.why = index, why
             return False
         kept = spec.record is None or index in spec.record
         received, client_weights = weights, dict[int, dict[str, Tensor]]()
-        apart = workers > 1 and len(chosen) > 1 and self.seconds * (spec.rounds - index) > _WORTH
+        pays = self.seconds * (spec.rounds - index) > _WORTH
+        apart = pays and workers > 1 and len(chosen) > 1 and federation.device == "cpu"
         before = index * (spec.clients_per_round or spec.clients)
         began = time.perf_counter()
         if self.dishonest:

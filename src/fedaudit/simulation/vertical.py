@@ -12,6 +12,7 @@ from fedaudit.data.dataset import Split
 from fedaudit.models import VerticalModel, has_batch_norm
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.history import History
+from fedaudit.simulation.local_training import on_device
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
@@ -50,7 +51,7 @@ def play(federation: Federation, report: Callable[[float], None] | None = None) 
     assert isinstance(federation.model, VerticalModel)
     draw = generator(federation.seed, spec.name, "batches")
     try:
-        record = exchange(federation.model, info, federation.loss, held, spec, draw, after)
+        record = exchange(federation.model, info, federation.loss, held, spec, draw, after, federation.device)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
     module = copy.deepcopy(federation.model)
@@ -66,6 +67,7 @@ def exchange(
     spec: FederationSpec,
     draw: torch.Generator,
     after: Callable[[int, VerticalModel, int], None] | None = None,
+    device: str = "cpu",
 ) -> VerticalRecord:
     """Return what travels when the parties train ``model`` together.
 
@@ -82,6 +84,7 @@ def exchange(
         spec: of the federation.
         draw: of the batches.
         after: called after every round with how many there were, the model, and how many numbers a party sent.
+        device: on which they train; what is recorded lies on the CPU.
 
     Raises:
         BadInput: the training diverges.
@@ -90,23 +93,23 @@ def exchange(
     assert vertical is not None
     module = copy.deepcopy(model).eval()
     initial = {name: value.detach().clone() for name, value in module.state_dict().items()}
-    parameters = dict(module.named_parameters())
-    inputs = info.normalise(held.inputs)
+    parameters = dict(module.to(device).named_parameters())
+    inputs, targets, loss = info.normalise(held.inputs).to(device), held.targets.to(device), on_device(loss, device)
     batches, embeddings, gradients = [], [], []
     updates: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for index in range(spec.rounds):
         rows = torch.randperm(len(held), generator=draw)[: spec.batch_size]
         sent = module.embed(module.features(inputs[rows]))
-        value = loss(module.merge(sent), held.targets[rows])
+        value = loss(module.merge(sent), targets[rows])
         grads = torch.autograd.grad(value, [*sent, *parameters.values()])
         down, own = grads[: len(sent)], grads[len(sent) :]
         batches.append(rows)
         if vertical.protocol == "split":
-            embeddings.append(torch.stack([e.detach() for e in sent]))
-            gradients.append(torch.stack(down))
+            embeddings.append(torch.stack([e.detach() for e in sent]).cpu())
+            gradients.append(torch.stack(down).cpu())
         else:
             for name, grad in zip(parameters, own, strict=True):
-                updates[name].append(grad)
+                updates[name].append(grad.cpu())
         with torch.no_grad():
             for parameter, grad in zip(parameters.values(), own, strict=True):
                 parameter.sub_(spec.learning_rate * grad)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedaudit.utils.image_bytes import decode
     from fedaudit.utils.integrity import check_listed, check_text, digest_text
     from fedaudit.utils.machine import (
+        full_precision,
         import_torchvision,
         one_thread,
         own_process,
@@ -81,6 +82,7 @@ __all__ = [
     "file_digest",
     "fingerprint_of",
     "flop_counters",
+    "full_precision",
     "generator",
     "import_torchvision",
     "inside",

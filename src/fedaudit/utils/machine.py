@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedaudit.utils.errors import BadInput
+
 # mallopt(3)'s names for its parameters, and the greatest values that it takes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _NEVER, _LARGEST = 2**31 - 1, 32 * 2**20
@@ -59,6 +61,24 @@ def full_precision(device: str) -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def computing_on(device: str) -> Iterator[None]:
+    """Compute as exactly as :func:`full_precision` says, and name in one line a GPU that is too small.
+
+    Raises:
+        BadInput: the GPU's memory isn't enough.
+    """
+    import torch
+
+    try:
+        with full_precision(device):
+            yield
+    except torch.OutOfMemoryError:
+        raise BadInput(
+            "the GPU's memory isn't enough for this training; lower batch sizes, or use device: cpu"
+        ) from None
 
 
 def own_process() -> None:

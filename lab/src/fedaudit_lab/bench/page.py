@@ -183,7 +183,7 @@ def _training(result: dict[str, Any]) -> Sheet:
     return Sheet(
         title="Local training",
         about=f"{result['clients']} clients beside a bare PyTorch loop of the same steps, one thread; "
-        f"native code: {result['native_code']}",
+        f"on {result['device']}; native code: {result['native_code']}",
         left=["model"],
         right=[
             *("width", "pixels", "batch", "steps", "rounds", "bare: ms a step", "GFLOP/s", "of matrix rate"),
@@ -196,9 +196,9 @@ def _training(result: dict[str, Any]) -> Sheet:
             ]
             for row in result["rows"]
         ],
-        reading="“×” is the bare loop's CPU time by the simulator's, above 1 where the simulator is faster; fast: with "
-        "`arithmetic: fast`; flower: seconds that pass on Flower's simulation engine, from the second round on. The "
-        "share is of the rate of a product of matrices of 1,024 × 1,024.",
+        reading="“×” is the bare loop's time by the simulator's (CPU time; on a GPU seconds that pass), above 1 where "
+        "the simulator is faster; fast: with `arithmetic: fast`; flower: seconds that pass on Flower's simulation "
+        "engine, from the second round on. The share is of the rate of a product of matrices of 1,024 × 1,024.",
     )
 
 

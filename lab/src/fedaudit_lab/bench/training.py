@@ -1,4 +1,7 @@
-"""How fast the simulator trains, beside a bare PyTorch loop of the same steps: in turn, one thread, CPU time."""
+"""How fast the simulator trains, beside a bare PyTorch loop of the same steps: in turn, one thread.
+
+On the CPU by CPU time; on a GPU by the seconds until it has done all.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedaudit import Scenario
+from fedaudit import BadInput, Scenario
 from fedaudit.models import set_training_mode
 from fedaudit.pipeline import resolve
 from fedaudit.simulation import Federation, simulate
-from fedaudit.utils import Display, Quiet, native_code, one_thread
+from fedaudit.utils import Display, Quiet, device_name, full_precision, native_code, one_thread
 
 _CLIENTS = 2
 _PEER_ROUNDS = 4  # of which the first isn't counted
@@ -56,7 +59,9 @@ _FULL = [
 ]
 
 
-def measure(*, quick: bool, peers: Sequence[str] = (), display: Display | None = None) -> dict[str, Any]:
+def measure(
+    *, quick: bool, device: str = "cpu", peers: Sequence[str] = (), display: Display | None = None
+) -> dict[str, Any]:
     """Time clients' local training (SGD with momentum, BatchNorm in training mode) in three ways.
 
     The bare loop is ``torch.optim.SGD`` on batches that lie ready, and nothing else. The simulator's time is that of a
@@ -64,20 +69,50 @@ def measure(*, quick: bool, peers: Sequence[str] = (), display: Display | None =
 
     Args:
         quick: two small networks, few repetitions.
+        device: cpu or cuda; there steps are ten times as many, and the fast arithmetic and the peer are left out.
         peers: ``flower``: its simulation engine, whose client trains by our own loop; seconds that pass, not CPU time.
         display: shows progress.
 
     Raises:
-        BadInput: Flower isn't there.
+        BadInput: Flower or the GPU isn't there.
     """
+    if device != "cpu" and peers:
+        raise BadInput(f"--vs {peers[0]}: it is compared on the CPU only; leave out --device")
     cases = _QUICK if quick else _FULL
     report = (display or Quiet()).stage("local training", len(cases))
     rows = []
     with one_thread():
         for done, case in enumerate(cases, start=1):
-            rows.append(_time(case, repetitions=3 if quick else 5, peer="flower" in peers))
+            repetitions = 3 if quick else 5
+            rows.append(
+                _time(case, repetitions, peer="flower" in peers)
+                if device == "cpu"
+                else _time_there(case._replace(steps=10 * case.steps), repetitions, device)
+            )
             report(done)
-    return {"native_code": native_code(), "clients": _CLIENTS, "rows": rows}
+    return {"native_code": native_code(), "device": device_name(device), "clients": _CLIENTS, "rows": rows}
+
+
+def _time_there(case: Case, repetitions: int, device: str) -> dict[str, Any]:
+    """Time the same on a GPU, in float32 without TF32."""
+    federation = _federation(case, "torch", device)
+    batches = [(inputs.to(device), targets.to(device)) for inputs, targets in _batches(federation, case)]
+    seconds: dict[str, list[float]] = {"bare": [], "simulator": []}
+    for _ in range(repetitions + 1):  # the first time doesn't count
+        for name, times in seconds.items():
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            if name == "bare":
+                with full_precision(device):
+                    _bare(federation, batches, clients=_CLIENTS * case.rounds)
+            else:
+                simulate(federation)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+    bare, simulator = (min(times[1:]) for times in seconds.values())
+    missing = dict.fromkeys(("fast", "flower", "gflops", "share"))
+    step = 1e3 * bare / (_CLIENTS * case.rounds * case.steps)
+    return {**case._asdict(), "bare_ms": step, "simulator": bare / simulator, **missing}
 
 
 def _time(case: Case, repetitions: int, *, peer: bool) -> dict[str, Any]:
@@ -127,7 +162,7 @@ def _beside_flower(federation: Federation, bare: Callable[[], object], repetitio
     return min(times) / federation.spec.rounds / (seconds / _PEER_ROUNDS)
 
 
-def _federation(case: Case, arithmetic: str) -> Federation:
+def _federation(case: Case, arithmetic: str, device: str = "cpu") -> Federation:
     training = {
         **{"name": "f", "algorithm": "fedavg", "clients": _CLIENTS, "rounds": case.rounds, "arithmetic": arithmetic},
         **{"batch_size": case.batch, "local_steps": case.steps, "learning_rate": 0.01, "momentum": 0.5, "record": [0]},
@@ -138,6 +173,7 @@ def _federation(case: Case, arithmetic: str) -> Federation:
             "model": {"name": case.model, "width": case.width, "batch_norm": "train"},
             "federations": [training],
             "attacks": [{"name": "labels"}],
+            "device": device,
         }
     )
     (federation,) = resolve(scenario).federations
@@ -152,7 +188,7 @@ def _batches(federation: Federation, case: Case) -> list[tuple[Tensor, Tensor]]:
 
 def _bare(federation: Federation, batches: list[tuple[Tensor, Tensor]], *, clients: int) -> None:
     spec = federation.spec
-    model = copy.deepcopy(federation.model)
+    model = copy.deepcopy(federation.model).to(federation.device)
     weights = federation.model.state_dict()
     set_training_mode(model, "train")
     for _ in range(clients):

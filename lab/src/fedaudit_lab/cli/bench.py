@@ -67,9 +67,15 @@ def bench_simulator(
 
 
 @bench.command("training")
-def bench_training(quick: _QUICK = False, out: _OUT = None, json_output: _JSON = False, versus: _FLOWER = None) -> None:
+def bench_training(
+    quick: _QUICK = False,
+    device: Annotated[str, typer.Option(help="Train on cpu or cuda.")] = "cpu",
+    out: _OUT = None,
+    json_output: _JSON = False,
+    versus: _FLOWER = None,
+) -> None:
     """Time the simulator's local training beside a bare PyTorch loop of the same steps, in both arithmetics."""
-    _run({"training": {"quick": quick}}, out, [versus], json_output=json_output)
+    _run({"training": {"quick": quick, "device": device}}, out, [versus], json_output=json_output)
 
 
 @bench.command("aggregators")

@@ -70,7 +70,7 @@ class AgrEvaderClient(Behaviour):
         losses = torch.stack([step.loss(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(labels))])
         if step.round > self.last:  # colluders who come later in the round find it noted
             self.last = step.round
-            self.losses.append(losses.detach())
+            self.losses.append(losses.detach().cpu())
         honest = step.train(step.batches)
         parameters = {name: p for name, p in model.named_parameters() if name in honest}
         fitted = (-losses.clamp(min=_SMALL)).exp()
