@@ -17,7 +17,9 @@ from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
 from fedaudit.attacks.inversion.objectives import Objective, flatten, layer_l2
 from fedaudit.attacks.inversion.priors import (
+    FADING,
     batch_norm_statistics,
+    fading_smoothness,
     has_running_statistics,
     image_l2,
     label_regulariser,
@@ -74,6 +76,12 @@ def test_the_gradient_of_a_prior_is_its_slope(name):
     length = 1e-6
     slope = (prior(images + length * direction)[0] - prior(images - length * direction)[0]) / (2 * length)
     assert slope.item() == pytest.approx((gradient * direction).sum().item(), rel=1e-4)
+
+
+def test_total_variation_fades_to_a_tenth():
+    images, prior = noise(2), fading_smoothness(evaluations=4)
+    values = torch.stack([prior(images)[0] for _ in range(6)]) / smoothness(images)[0]
+    assert values.tolist() == pytest.approx([FADING ** min(1, k / 4) for k in range(6)])
 
 
 def test_clipping_is_zero_inside_and_scaling_where_the_range_is_filled():

@@ -36,25 +36,26 @@ _OWN_UPDATES = 2  # at most, that settings are tried on
 _OWN_IMAGES = 4  # of them together, about
 
 # What is tried, the attack's own settings first, then in the order in which a small budget takes them: each line is one
-# candidate. Weak and strong total variation, values or signs of the gradient, a strong denoiser, no subspaces, layers
-# weighed alike. What an attack doesn't have is left out of a line, and a line that then says nothing new is left out.
+# candidate. A strong denoiser with more or less total variation, with and without subspaces, values or signs of the
+# gradient, layers weighed alike. What an attack doesn't have is left out of a line, and a line that then says nothing
+# new is left out.
 SPACE: tuple[Mapping[str, Any], ...] = (
     {},
-    {"total_variation": 1e-2, "denoising": 0.3},
+    {"total_variation": 1e-2, "denoising": 3.0},
+    {"total_variation": 1e-2, "denoising": 3.0, "subspace": 0.0},
     {"total_variation": 1e-2, "signed": False},
-    {"total_variation": 5e-2, "denoising": 0.3},
+    {"total_variation": 1e-3, "denoising": 10.0, "subspace": 0.0},
+    {"total_variation": 1e-2, "denoising": 10.0},
     {"total_variation": 1e-3},
-    {"total_variation": 5e-2, "signed": False},
-    {"total_variation": 1e-2, "denoising": 0.3, "subspace": 0.0},
-    {"total_variation": 1e-2, "signed": False, "beta": 1.0},
-    {"total_variation": 1e-3, "denoising": 0.3, "signed": False},
-    {"total_variation": 0.2, "denoising": 0.3},
-    {"total_variation": 1e-2, "moving": 0.0, "denoising": 0.3},
-    {"total_variation": 5e-2, "signed": False, "denoising": 0.3, "subspace": 0.0},
+    {"total_variation": 5e-2, "denoising": 3.0},
+    {"total_variation": 1e-2, "denoising": 10.0, "subspace": 0.0},
+    {"total_variation": 1e-3, "denoising": 3.0, "signed": False},
     {"total_variation": 1e-4, "denoising": 0.3},
-    {"total_variation": 1e-2, "signed": True, "beta": 1.0},
-    {"total_variation": 1e-3, "signed": False, "subspace": 0.0},
-    {"total_variation": 0.2, "signed": False, "learning_rate": 0.05},
+    {"total_variation": 1e-2, "moving": 0.0, "denoising": 10.0},
+    {"total_variation": 5e-2, "signed": False, "denoising": 0.3, "subspace": 0.0},
+    {"total_variation": 0.2, "denoising": 3.0, "subspace": 0.0},
+    {"total_variation": 1e-2, "beta": 1.0, "denoising": 3.0, "subspace": 0.0},
+    {"total_variation": 5e-2, "denoising": 10.0},
 )
 
 

@@ -16,6 +16,7 @@ from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import (
     CHANNELS,
     Subspace,
+    fading_smoothness,
     in_subspaces,
     label_regulariser,
     looks_like_photographs,
@@ -302,8 +303,8 @@ class AGICPlus(AGIC):
     is, and between the places lies a barrier. So a share of the iterations goes to short descents from several starts,
     and to shifts and flips of the best one (:func:`.explore`); the objective alone chooses. The rest is one
     descent from half the rate, which falls linearly to zero. All the way a small denoiser, trained on drawn shapes,
-    pulls the images away from noise, ever less (:class:`.Denoiser`). Everything else is AGIC's. In a batch every image
-    moves on its own, one a round.
+    pulls the images away from noise, ever less (:class:`.Denoiser`), and total variation fades with it. Everything
+    else is AGIC's. In a batch every image moves on its own, one a round.
 
     What had failed on stuck images: unsigned or smaller steps, β of 5 and 500, no ReLU modifier, small or smooth
     starts, more total variation, the plain or layer-wise cosine, relative L2, softplus sharpened on the way,
@@ -350,6 +351,11 @@ class AGICPlus(AGIC):
             return {}
         blank = prepared.task_info.blank(len(prepared.labels))[0].to(prepared.labels.device)
         return subspaces(prepared.victim, prepared.layers, prepared.gradient, blank, defended=defence is not None)
+
+    def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:
+        """Return total variation, which fades."""
+        del prepared
+        return [(self.total_variation, fading_smoothness(self.iterations))]
 
     def search(
         self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, progress: Progress

@@ -57,6 +57,26 @@ def smoothness(images: Tensor) -> tuple[Tensor, Tensor]:
     return total_variation(images), total_variation_gradient(images)
 
 
+def fading_smoothness(evaluations: int) -> Objective:
+    """Return :func:`smoothness`, which fades to a tenth while it is asked (``FADING``): strong early, weak late.
+
+    A trained network needs much of it to get away from noise, and in the end it costs the edges.
+
+    Args:
+        evaluations: how often the prior will be asked, after which it stays as it is.
+    """
+    asked = 0
+
+    def prior(images: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal asked
+        share = FADING ** min(1.0, asked / evaluations)
+        asked += 1
+        value, gradient = smoothness(images)
+        return share * value, share * gradient
+
+    return prior
+
+
 def image_l2(images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean Euclidean norm of an image (Yin et al. 2021, Eq. 6) and its gradient."""
     norms = images.flatten(1).norm(dim=1).clamp_min(1e-12)
@@ -212,7 +232,7 @@ def _warped(image: Tensor, field: np.ndarray[tuple[int, int, int], np.dtype[np.f
 WEIGHTS = Path(__file__).with_name("denoiser.safetensors")  # written by: python -m tests.measure.train_denoiser
 CHANNELS = (1, 3)  # of images that it can judge: grey ones as three channels that are alike
 NOISE = (0.08, 0.02)  # standard deviation that is taken away, of pixels in [0, 1]: at first, and in the end
-FADING = 0.1  # what the prior weighs in the end, of its weight at first
+FADING = 0.1  # what a prior that fades weighs in the end, of its weight at first
 
 
 class Denoiser(nn.Module):
