@@ -30,6 +30,7 @@ from fedaudit.utils.seeds import generator
 LEAST = 0.8  # share of known examples that an attack with power recovers
 SURELY = 0.5  # what the interval's lower end must reach, too: six of six, eight of nine
 _IMAGES = 10  # known ones that decide, about
+HELD_OUT = "held-out examples"
 _WAVE = 3  # clients that are attacked before it is looked whether more are needed
 
 
@@ -145,6 +146,52 @@ def power_of(
     return Power(recovered, len(results), results, done, files, source)
 
 
+def known_updates(
+    runs: Sequence[tuple[Attack, Observation]],
+    truth: Truth,
+    clients: int,
+    *,
+    seed: int,
+    device: str,
+    name: str,
+) -> tuple[list[Trial], Truth, str]:
+    """Return trials of attacks on known clients whose updates were made as the observed ones were, and their truth.
+
+    Each client holds other draws of the same known examples. The third is whose examples these are, in the plural.
+
+    Args:
+        runs, truth, seed, device, name: as of :func:`power_of`.
+        clients: known ones.
+
+    Raises:
+        NotApplicable: nobody can repeat such training; the attack refuses it; there are too few held-out examples.
+    """
+    for _, observation in runs:
+        for single in observation.split():
+            check_repeatable(single)
+    size = max(distinct(observation) for _, observation in runs)
+    inputs, labels, source = _known(truth, *runs[0], size)
+    if source != HELD_OUT:
+        raise NotApplicable("there are too few held-out examples, and others have no labels")
+    rng = generator(seed, "power", name)
+    trials, held, told, rows = [], {}, {}, {}
+    for number in range(clients):
+        attack, observation = runs[number % len(runs)]
+        own = torch.randperm(len(inputs), generator=rng)[:size]
+        with own_failures(attack.name, observation):
+            made = own_client(observation, (inputs[own], labels[own]), rng)
+        messages = tuple(replace(m, client=number) for m in made.observation.messages)
+        seen = replace(made.observation, federation=name, messages=messages)
+        with own_failures(attack.name, seen):
+            attack.check(seen)
+        trials.append(Trial(attack, seen, seed, device))
+        for message, order in zip(messages, made.orders, strict=True):
+            place = message.round, number
+            held[place], told[place], rows[place] = made.inputs[order], made.labels[order], order
+    known = replace(truth, inputs=held, labels=told, rows=rows, candidates=inputs, candidate_labels=labels)
+    return trials, known, source
+
+
 def undefended(observation: Observation) -> Observation:
     """Return the observation of one client with updates that no defence has changed; their numbers mean nothing."""
     names = [name for name, p in observation.module.named_parameters() if p.requires_grad]
@@ -181,7 +228,7 @@ def _known(truth: Truth, attack: Attack, observation: Observation, needed: int) 
     if len(rows) >= max(needed, _IMAGES):
         order = torch.randperm(len(rows), generator=generator(0, "known examples"))
         chosen = torch.tensor(rows)[order]
-        return truth.candidates[chosen], truth.candidate_labels[chosen], "held-out examples"
+        return truth.candidates[chosen], truth.candidate_labels[chosen], HELD_OUT
     own = own_images(observation, held_out=True)
     if len(own.inputs) < needed:
         raise NotApplicable(f"an update like theirs is over {needed} examples, and there are {len(own.inputs)} others")
