@@ -34,7 +34,7 @@ from fedaudit.pipeline.control_cases import (
     with_and_without,
     without_noise,
 )
-from fedaudit.pipeline.power import Power, known_updates, power_of, undefended
+from fedaudit.pipeline.power import Power, known_updates, power_of, undefended, work_of
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, Evidence, FindingResult, Timing
 from fedaudit.scenario.scenario import Scenario
@@ -45,7 +45,6 @@ from fedaudit.transcript.update import UpdateKind
 from fedaudit.utils.errors import BadInput, NotApplicable
 
 _SHARE = 0.25  # of the attacks' time, which controls may take together; one may always be run
-_MARGINAL = 0.1  # of an iteration's time on one example, for each further one: 16 cost 1.5 to 2.7 times as much as one
 _PROGRESS = 0.05
 # By the kind of control: what makes its case, and why that may make none.
 _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
@@ -141,6 +140,8 @@ def run_controls(
             if bare is not None and stopped:
                 result = _of_defence(summary.attack, power, bare)
                 found.image_files |= bare.files
+            if bare is not None:
+                power = dataclasses.replace(power, work=power.work + bare.work)
             found.add(result, [summary])
             found.powers[summary.federation, summary.attack] = power
             found.image_files |= power.files
@@ -148,7 +149,7 @@ def run_controls(
             found.add(known, [summary])
         else:
             open_ones.setdefault(summary.attack, []).append(summary)
-    allowed = _SHARE * sum(_work(a, f.num_examples) for a in attacks for f in findings if _ran(a, f))
+    allowed = _SHARE * sum(work_of(a, f.num_examples) for a in attacks for f in findings if _ran(a, f))
     spent = 0.0
     for model in ("same", "reference"):
         cases: dict[str, tuple[Case, list[Trial]]] = {}
@@ -157,14 +158,14 @@ def run_controls(
             if not owners:
                 continue
             made: tuple[Case, list[Trial]] | str = "a quarter of the attacks' time was spent on other controls"
-            if not spent or spent + _work(attack, 1) <= allowed:
+            if not spent or spent + work_of(attack, 1) <= allowed:
                 made = _trials(attack, model, owners[0], by_name[owners[0].federation], scenario)
             if isinstance(made, str):
                 if model == "same":
                     found.add(_none(attack.name, made), open_ones.pop(attack.name))
                 continue
             cases[attack.name] = made
-            spent += len(made[1]) * _work(attack, 1)
+            spent += len(made[1]) * work_of(attack, 1)
         if not cases:
             continue
         flat = [trial for _, own in cases.values() for trial in own]
@@ -322,11 +323,6 @@ def _alike(one: FederationSpec, other: FederationSpec) -> bool:
 
 def _ran(attack: Attack, finding: FindingResult) -> bool:
     return finding.attack == attack.name and finding.status == "done"
-
-
-def _work(attack: Attack, examples: int) -> float:
-    """Return what a run on so many examples costs, in iterations on one example."""
-    return attack.effort() * (1 + _MARGINAL * max(0, examples - 1))
 
 
 def _trials(
