@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedaudit
 from fedaudit.adapters.guard import SiteGuard
 from fedaudit.capture.capture import Capture
 from fedaudit.utils.errors import BadInput
@@ -53,3 +54,29 @@ def test_a_limit_on_images_that_nobody_set_blocks_no_table() -> None:
 def test_what_can_t_be_tested_on_a_table_says_what_to_set(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         gives_away(**settings)
+
+
+@pytest.mark.parametrize(("given", "calibrated"), [({}, False), ({"calibrate": True}, True)])
+def test_no_attack_is_calibrated_in_every_round_unless_that_is_asked_for(
+    given: dict[str, Any], calibrated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    audit_transcript = fedaudit.api.audit_transcript
+
+    def seen(recording: Any, attacks: Any, **rest: Any) -> Any:
+        done = audit_transcript(recording, attacks, **rest)
+        made.append(done.result)
+        return done
+
+    monkeypatch.setattr(fedaudit.api, "audit_transcript", seen)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 2))
+    start = copy.deepcopy(net.state_dict())
+    with Capture(net) as watched:
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+        nn.functional.cross_entropy(net(torch.rand(1, 1, 8, 8)), torch.tensor([0])).backward()
+        optimiser.step()
+    guard = Gate(attacks=[{"name": "agic-plus", "iterations": 100, **given}], fail_above={}, fail_on="recovered")
+    guard._gives_away(start, net.state_dict(), watched, 0, name="s", client="c", who="s", folder="f", follows=True)
+    assert bool(made[0].calibrations) is calibrated
+    assert made[0].attacks[0].settings["calibrate"] is calibrated

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 import fedaudit
 from fedaudit import NotApplicable
 from fedaudit.attacks import Averaged
-from fedaudit.attacks.inversion.averaged import mean_of
+from fedaudit.attacks.mean_update import mean_of
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.update import SanitiserInfo

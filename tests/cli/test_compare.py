@@ -209,6 +209,24 @@ def test_the_command_tells_and_exits(command: Command, tmp_path: Path):
     refused(command("compare", old, new), "truncated or not JSON")
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [("diagnostic", "deployment", True), ("deployment", "deployment", False), (None, "deployment", False)],
+)
+def test_a_diagnostic_beside_a_deployment_is_told(
+    command: Command, tmp_path: Path, before: str | None, now: str, said: bool
+):
+    for name, setting in (("old", before), ("new", now)):
+        found = audit(tmp_path / name, [[12.0], [13.0]])
+        summaries = [found.summaries[0].model_copy(update={"setting": setting})]
+        found.model_copy(update={"summaries": summaries}).save(tmp_path / name / "results.json")
+    line = "invg on sgd: a diagnostic before, of a deployment now; what differs may be the conditions\n"
+    out = command("compare", tmp_path / "old", tmp_path / "new").out
+    assert (line in out) is said
+    (row,) = json.loads(command("compare", tmp_path / "old", tmp_path / "new", "--json").out)["rows"]
+    assert (row["old_setting"], row["new_setting"]) == (before, now)
+
+
 def test_what_cant_be_compared_is_no_all_clear(command: Command, tmp_path: Path):
     def saved(name: str, *attacks: tuple[str, float, Verdict]) -> Path:
         folder = tmp_path / name

@@ -288,3 +288,8 @@ def test_every_output_says_diagnostic_or_deployment_and_why(tmp_path: Path, caps
     wanted = f"fedaudit audit out/scenario.yaml {flags} --out out-deployment"
     assert deployed_step(audit, Path("out/report.html")).endswith(wanted)
     assert deployed_step(result(tmp_path), Path("out/report.html")) == ""
+    of_transcript = result(tmp_path, parts, repeat="fedaudit attack t --attack invg --out DIR")
+    assert "what travelled can't be changed" in deployed_step(of_transcript, Path("out/report.html"))
+    federations = [record.model_copy(update={"algorithm": "vertical"}) for record in audit.federations]
+    vertical = audit.model_copy(update={"federations": federations, "as_deployed": []})
+    assert "no ready command for a deployment of a vertical" in deployed_step(vertical, Path("out/report.html"))

@@ -55,7 +55,8 @@ class SiteGuard:
         """Keep the settings, under their names and as they stand in a job's configuration.
 
         Args:
-            attacks: names, or mappings with settings; default: the labels, and 300 iterations of invg.
+            attacks: names, or mappings with settings; default: the labels, and 300 iterations of invg. None is
+                calibrated, unless its ``calibrate`` says so.
             fail_on: the verdict that an update must not reach, nor a worse one.
             fail_above: metric to limit, as ``fedaudit audit --fail-above``.
             on_fail: ``"warn"`` or ``"refuse"``.
@@ -180,7 +181,7 @@ class SiteGuard:
                 raise BadInput("what the site trained on couldn't be recorded")
             audit = api.audit_transcript(
                 place / "recording",
-                self.attacks,
+                [_uncalibrated(attack) for attack in self.attacks],
                 module=module,
                 out=None if self.out is None else Path(self.out) / folder,
                 fail_above=self.fail_above,
@@ -212,6 +213,16 @@ class SiteGuard:
         untested = next((f"; {t.reason}" for t in result.thresholds if t.outcome == "not tested"), "")
         self._log.info("fedaudit guard: %s: within the limits (%.1f s)%s", who, seconds, untested)
         return False
+
+
+def _uncalibrated(attack: str | dict[str, Any]) -> dict[str, Any]:
+    """Return an attack that isn't calibrated unless it is asked for: in every round that would cost as much again."""
+    from fedaudit import api
+
+    spec = {"name": attack} if isinstance(attack, str) else dict(attack)
+    settings = {key: value for key, value in spec.items() if key != "name"}
+    known = api.make_attack(spec["name"], settings).settings()
+    return {"calibrate": False, **spec} if "calibrate" in known else spec
 
 
 def agreed_network(given: nn.Module | str | None) -> nn.Module | None:

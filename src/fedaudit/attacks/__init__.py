@@ -18,7 +18,7 @@ from fedaudit.attacks.inversion.group import GradInversion
 from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.dager import Dager
 from fedaudit.attacks.text.which_tokens import WhichTokens
-from fedaudit.attacks.labels.attack import LabelFinding, Labels
+from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels
 from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, LocalModelExact
 from fedaudit.attacks.gan import GAN, ClassImagesFinding
 from fedaudit.attacks.records.agrevader import AgrEvader
@@ -69,6 +69,7 @@ __all__ = [
     "AttributeFinding",
     "AttributeLoss",
     "Averaged",
+    "AveragedLabels",
     "ClassImagesFinding",
     "Cocktail",
     "DLGAdam",

@@ -71,6 +71,7 @@ class Case:
         rounds: of the federation.
         clients: whose updates there are.
         sums: the adversary reads sums of several clients' updates only.
+        noisy: clients add noise of its own to every update.
         neurons: of the fully connected layer that the model begins with; 0: it begins with something else.
         rectified: a ReLU follows that layer.
         attribute_is_input: the hidden attribute is among the model's inputs.
@@ -88,6 +89,7 @@ class Case:
     rounds: int = 1
     clients: int = 1
     sums: bool = False
+    noisy: bool = False
     neurons: int = 0
     rectified: bool = False
     attribute_is_input: bool = False

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 REGRESSION = 1
 _SETTINGS = 8  # of those that differ, as many are named
+_SETTING = {"diagnostic": "a diagnostic", "deployment": "of a deployment"}
 _STYLES = {"worse": "bold red", "better": "green", "unchanged": "", "can't be compared": "yellow"}
 
 
@@ -67,6 +68,10 @@ def _show(found: AuditComparison) -> None:
     for row in found.rows:
         if row.reason:
             print(f"{row.attack} on {row.federation}: {row.outcome}; {row.reason}")
+    for row in found.rows:
+        if row.moved:
+            was, now = (_SETTING[setting] for setting in (row.old_setting, row.new_setting) if setting)
+            print(f"{row.attack} on {row.federation}: {was} before, {now} now; what differs may be the conditions")
     if found.settings:
         more = len(found.settings) - _SETTINGS
         tail = f" and {more} more" if more > 0 else ""

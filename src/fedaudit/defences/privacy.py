@@ -106,6 +106,10 @@ class DifferentialPrivacy(Sanitiser):
             )
         return rounds
 
+    def adds_noise(self) -> bool:
+        """Return whether clients add it."""
+        return self.where == "local"
+
     def __call__(
         self,
         update: Update,

@@ -77,6 +77,10 @@ class Sanitiser(Plugin, ABC):
         """
         return None
 
+    def adds_noise(self) -> bool:
+        """Return whether every update gets noise of its own, which averages out over rounds."""
+        return False
+
     @abstractmethod
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
         """Return the update that is sent; the given one isn't changed.

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.labels.attack import LabelFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, victims_of
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Metric,
+    done,
+    evaluate,
+    refused,
+    victims_of,
+)
 from fedaudit.evaluation.statistics import SURE
 from fedaudit.evaluation.verdicts import by_fisher, by_test, by_victims, leaks
 from fedaudit.results import FindingResult
@@ -35,10 +44,18 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     Luck is excluded by a Monte Carlo test against the better one of two, for each number of labels: 20,000 random draws
     of labels, every class as likely, against the true ones; and the labels found against as many draws of other
     batches, by how often the candidates have each class. So what fits any batch, as every class equally often does, is
-    no leak. Of several updates the labels found are added up, and so are those found by luck.
+    no leak. Of several updates the labels found are added up, and so are those found by luck. What was found of their
+    mean is compared with the labels of all examples that they used, each as often as it counts. Examples that are used
+    again in every epoch are drawn once.
     """
-    message = observation.messages[0]
-    true = truth.labels[message.round, message.client].flatten()
+    true, times = _true(finding, observation, truth)
+    if len(true) != len(finding.labels):
+        return refused(
+            finding,
+            observation,
+            f"{len(finding.labels)} labels for {len(true)} different examples: how many the client holds wasn't known; "
+            "grant the training (threat.knows_training)",
+        )
     accuracy = label_accuracy(finding.labels, true)
     equally = torch.arange(len(true)) % finding.num_classes
     guess = label_accuracy(equally, true)
@@ -47,8 +64,8 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     anything = torch.ones(finding.num_classes, dtype=torch.float64)
     others = torch.bincount(truth.candidate_labels.flatten(), minlength=finding.num_classes).double()
     by_luck = _better(
-        _found_by_luck(true, anything, len(true), generator(seed, "labels by luck")),
-        _found_by_luck(finding.labels, others, len(true), generator(seed, "labels of other batches")),
+        _found_by_luck(true, anything, len(true), times, generator(seed, "labels by luck")),
+        _found_by_luck(finding.labels, others, len(true), times, generator(seed, "labels of other batches")),
     )
     p_value = _at_least(by_luck, found)
     result = done(
@@ -86,13 +103,31 @@ def class_accuracies(inferred: Tensor, true: Tensor, classes: int) -> tuple[floa
     return float((found == there).double().mean()), float(((found > 0) == (there > 0)).double().mean())
 
 
-def _found_by_luck(fixed: Tensor, weights: Tensor, n: int, rng: torch.Generator) -> np.ndarray:
-    """Return the shares of draws of n labels that have 0 to n of the ``fixed`` ones, both as multisets."""
+def _true(finding: LabelFinding, observation: Observation, truth: Truth) -> tuple[Tensor, int]:
+    """Return the labels that were to be found, and how often each example is among them, if all are equally often.
+
+    Of several updates these are the client's, each once, or as often as an update over all of them uses them.
+    """
+    key = observation.messages[0].round, observation.messages[0].client
+    if len(observation.messages) > 1:
+        labels = truth.held_by(key[1])[1].flatten()
+        times = max(1, len(finding.labels) // len(labels))
+        return labels.repeat(times), times
+    uses = truth.rows[key].unique(return_counts=True)[1] if key in truth.rows else torch.ones(1)
+    return truth.labels[key].flatten(), int(uses[0]) if len(uses.unique()) == 1 else 1
+
+
+def _found_by_luck(fixed: Tensor, weights: Tensor, n: int, times: int, rng: torch.Generator) -> np.ndarray:
+    """Return the shares of draws of n labels that have 0 to n of the ``fixed`` ones, both as multisets.
+
+    Each label drawn counts ``times``: it is that of an example which was used so often.
+    """
     if not n or not float(weights.sum()):
         return np.array([1.0] + n * [0.0])  # none at all
     wanted = torch.bincount(fixed, minlength=len(weights))
-    drawn = torch.multinomial(weights.expand(_DRAWS, -1), n, replacement=True, generator=rng)
-    counts = torch.zeros((_DRAWS, len(wanted)), dtype=torch.int64).scatter_add_(1, drawn, torch.ones_like(drawn))
+    drawn = torch.multinomial(weights.expand(_DRAWS, -1), n // times, replacement=True, generator=rng)
+    each = torch.full_like(drawn, times)
+    counts = torch.zeros((_DRAWS, len(wanted)), dtype=torch.int64).scatter_add_(1, drawn, each)
     shares: np.ndarray = torch.bincount(torch.minimum(counts, wanted).sum(dim=1), minlength=n + 1).numpy() / _DRAWS
     return shares
 

@@ -49,6 +49,7 @@ class Case:
         text: the case in words.
         seconds: that it took to make.
         size: examples that each of its updates is over, where these are of a single step; None: of another case.
+        alike: its updates were made under the audited conditions.
     """
 
     recording: Recording
@@ -56,6 +57,7 @@ class Case:
     text: str
     seconds: float = 0.0
     size: int | None = None
+    alike: bool = False
 
 
 def one_example(

@@ -22,7 +22,7 @@ from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.finding_types import type_of
 from fedaudit.evaluation.images import visible
 from fedaudit.evaluation.statistics import SURE
-from fedaudit.evaluation.verdicts import share_of
+from fedaudit.evaluation.verdicts import by_victims, share_of
 from fedaudit.pipeline.control_cases import (
     Case,
     each_by_heart,
@@ -34,18 +34,17 @@ from fedaudit.pipeline.control_cases import (
     with_and_without,
     without_noise,
 )
-from fedaudit.pipeline.power import Power, power_of, undefended
+from fedaudit.pipeline.power import Power, known_updates, power_of, undefended, work_of
 from fedaudit.pipeline.trials import Means, Trial, run_trials
-from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
+from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, Evidence, FindingResult, Timing
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
-from fedaudit.transcript.observation import observe
+from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.update import UpdateKind
 from fedaudit.utils.errors import BadInput, NotApplicable
 
 _SHARE = 0.25  # of the attacks' time, which controls may take together; one may always be run
-_MARGINAL = 0.1  # of an iteration's time on one example, for each further one: 16 cost 1.5 to 2.7 times as much as one
 _PROGRESS = 0.05
 # By the kind of control: what makes its case, and why that may make none.
 _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
@@ -56,6 +55,8 @@ _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
     "property": (with_and_without, "too few examples are known with the property and without"),
     "canaries": (without_noise, "there are no canaries"),
 }
+# By the kind of finding, the attack that takes a client's updates over rounds together.
+_AVERAGED = {"images": "averaged", "labels": "averaged-labels"}
 # Updates of one example each, where one could be luck: one label, or one row of few columns.
 _UPDATES = {"labels": 8, "rows": 4}
 
@@ -139,12 +140,16 @@ def run_controls(
             if bare is not None and stopped:
                 result = _of_defence(summary.attack, power, bare)
                 found.image_files |= bare.files
+            if bare is not None:
+                power = dataclasses.replace(power, work=power.work + bare.work)
             found.add(result, [summary])
             found.powers[summary.federation, summary.attack] = power
             found.image_files |= power.files
+        elif known := _labels_known(summary, findings, trials, by_name[summary.federation], scenario, means):
+            found.add(known, [summary])
         else:
             open_ones.setdefault(summary.attack, []).append(summary)
-    allowed = _SHARE * sum(_work(a, f.num_examples) for a in attacks for f in findings if _ran(a, f))
+    allowed = _SHARE * sum(work_of(a, f.num_examples) for a in attacks for f in findings if _ran(a, f))
     spent = 0.0
     for model in ("same", "reference"):
         cases: dict[str, tuple[Case, list[Trial]]] = {}
@@ -153,14 +158,14 @@ def run_controls(
             if not owners:
                 continue
             made: tuple[Case, list[Trial]] | str = "a quarter of the attacks' time was spent on other controls"
-            if not spent or spent + _work(attack, 1) <= allowed:
+            if not spent or spent + work_of(attack, 1) <= allowed:
                 made = _trials(attack, model, owners[0], by_name[owners[0].federation], scenario)
             if isinstance(made, str):
                 if model == "same":
                     found.add(_none(attack.name, made), open_ones.pop(attack.name))
                 continue
             cases[attack.name] = made
-            spent += len(made[1]) * _work(attack, 1)
+            spent += len(made[1]) * work_of(attack, 1)
         if not cases:
             continue
         flat = [trial for _, own in cases.values() for trial in own]
@@ -188,6 +193,18 @@ def _power(
     """
     if summary.kind != "images" or recording.transcript.vertical is not None:
         return None
+    own = _runs(summary, trials, without_defence)
+    if not own:
+        return None
+    name = f"{summary.federation}-power-{'undefended-' * without_defence}{summary.attack}"
+    try:
+        return power_of(own, recording.truth, means, seed=scenario.seed, device=scenario.device, name=name)
+    except NotApplicable:
+        return None
+
+
+def _runs(summary: AttackSummary, trials: Sequence[Trial], without_defence: bool) -> list[tuple[Attack, Observation]]:
+    """Return the attack's runs on a federation, or what they would be without the clients' defence, if there is one."""
     own = [
         (trial.attack, trial.observation)
         for trial in trials
@@ -195,20 +212,60 @@ def _power(
         and trial.attack.name == summary.attack
         and isinstance(trial.outcome, Finding)
     ]
-    name = f"{summary.federation}-power-{summary.attack}"
-    if without_defence:
-        own = [
-            (attack, undefended(seen))
-            for attack, seen in own
-            if all(message.update.sanitised is not None for message in seen.messages)
-        ]
-        name = f"{summary.federation}-power-undefended-{summary.attack}"
-        if not own:
-            return None
-    try:
-        return power_of(own, recording.truth, means, seed=scenario.seed, device=scenario.device, name=name)
-    except NotApplicable:
+    if not without_defence:
+        return own
+    return [
+        (attack, undefended(seen))
+        for attack, seen in own
+        if all(message.update.sanitised is not None for message in seen.messages)
+    ]
+
+
+def _labels_known(
+    summary: AttackSummary,
+    findings: Sequence[FindingResult],
+    trials: Sequence[Trial],
+    recording: Recording,
+    scenario: Scenario,
+    means: Means,
+) -> ControlResult | None:
+    """Return what an attack on labels finds of as many known clients, with updates made under the same conditions.
+
+    Where it finds nothing, and clients defend themselves: whether it does without the defence alone. None where nobody
+    can repeat the clients' training.
+    """
+    if summary.kind != "labels" or recording.transcript.vertical is not None:
         return None
+    done = [f for f in findings if (f.attack, f.federation) == (summary.attack, summary.federation)]
+    victims = len(by_victims([f for f in done if f.status == "done"]))
+    results = list[ControlResult]()
+    for bare in (False, True):
+        runs = _runs(summary, trials, bare)
+        name = f"{summary.federation}-power-{'undefended-' * bare}{summary.attack}"
+        if not runs or (results and results[0].won):
+            break
+        try:
+            made, truth, source = known_updates(
+                runs,
+                recording.truth,
+                min(victims, _UPDATES["labels"]),
+                seed=scenario.seed,
+                device=scenario.device,
+                name=name,
+            )
+        except NotApplicable:
+            break
+        own = run_trials(made, means, f"known examples under the same conditions: {name}")
+        text = f"{source} in updates made under the same conditions{', but without the defence' * bare}"
+        case = Case(dataclasses.replace(recording, truth=truth), "same", text, alike=True)
+        result, _ = _result(summary.attack, case, own, scenario.seed)
+        if result.won is None:
+            break
+        results.append(result)
+    if len(results) == 2 and results[1].won:
+        text = f"{results[1].text}; with the defence it doesn't: the defence stops it"
+        return results[1].model_copy(update={"text": text, "without_defence": True})
+    return results[0] if results else None
 
 
 def _of_power(attack: str, power: Power) -> ControlResult:
@@ -266,11 +323,6 @@ def _alike(one: FederationSpec, other: FederationSpec) -> bool:
 
 def _ran(attack: Attack, finding: FindingResult) -> bool:
     return finding.attack == attack.name and finding.status == "done"
-
-
-def _work(attack: Attack, examples: int) -> float:
-    """Return what a run on so many examples costs, in iterations on one example."""
-    return attack.effort() * (1 + _MARGINAL * max(0, examples - 1))
 
 
 def _trials(
@@ -336,6 +388,7 @@ def _result(attack: str, case: Case, trials: Sequence[Trial], seed: int) -> tupl
         case=case.text,
         won=won,
         text=text,
+        power=judged.evidence if case.alike else None,
         images=images,
         metrics=[metric for result in done for metric in result.metrics],
         timing=Timing(seconds=case.seconds + sum(r.timing.seconds for r in done if r.timing)),
@@ -405,7 +458,7 @@ def judged_by_control(
     """
     if summary.verdict in LEAKS or summary.verdict == "not applicable":
         return summary
-    noisy = conditions.noisy > 1 and summary.kind == "images" and not attack.averages
+    noisy = conditions.noisy > 1 and summary.kind in _AVERAGED and not attack.averages
     question = type_of(summary).question.replace("{things}", things)
     open_question = f"This audit can't tell whether {_inside(who)} can {question}."
     if wrong is not None:
@@ -423,18 +476,22 @@ def judged_by_control(
     if control.power is not None:
         known = round(control.power.value * control.power.n)
         counted = f"of {control.power.n} {control.case} it recovered {known}"
+        if summary.kind == "labels":
+            counted = f"of {control.power.n} labels of {control.case} it told {known}{_guessed(control.power)}"
         if not control.won:
-            remedy = _average(attack, conditions) if noisy else _more_effort(attack)
+            remedy = _average(attack, conditions, summary) if noisy else _more_effort(attack)
             advice = f"{summary.attack} has no power here: {counted}; {remedy}"
             return _inconclusive(base, open_question, advice)
         if control.without_defence and noisy:
-            return _inconclusive(base, open_question, _average(attack, conditions))
+            return _inconclusive(base, open_question, _average(attack, conditions, summary))
         mine = f"of the clients' {summary.evidence.n}, none" if summary.evidence else "of the clients', none"
+        if summary.kind == "labels" and (own := summary.evidence):
+            mine = f"of the clients' {own.n}, {round(own.value * own.n)}{_guessed(own)}"
         headline = f"{who} could not {question} with {summary.attack}: {counted}; {mine}."
         return base.model_copy(update={"headline": headline})
     if control.won and control.model == "same":
         if noisy:
-            return _inconclusive(base, open_question, _average(attack, conditions))
+            return _inconclusive(base, open_question, _average(attack, conditions, summary))
         size = controls.sizes.get(place)
         harder = summary.kind == "images" and conditions.defended  # the case has no defence
         if size is not None and (conditions.batch > size or conditions.steps > 1 or harder):
@@ -463,11 +520,16 @@ def judged_by_control(
     return _inconclusive(base, open_question, advice)
 
 
-def _average(attack: Attack, conditions: Conditions) -> str:
+def _guessed(share: Evidence) -> str:
+    """Return how many there would be by guessing, in brackets."""
+    return "" if share.by_guessing is None else f" (by guessing {round(share.by_guessing * share.n)})"
+
+
+def _average(attack: Attack, conditions: Conditions, summary: AttackSummary) -> str:
     """Return what to do about noise that an attack met again and again."""
     return (
         f"each of a client's {conditions.noisy:,} updates has noise of its own, and {attack.name} took them one by "
-        "one; together they have less: add the attack averaged"
+        f"one; together they have less: add the attack {_AVERAGED[summary.kind or '']}"
     )
 
 

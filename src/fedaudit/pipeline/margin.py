@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedaudit.attacks import Attack, ImageFinding
+from fedaudit.attacks import Attack, Finding, ImageFinding
 from fedaudit.attacks.base import MOST_EXAMPLES, MOST_STEPS
-from fedaudit.attacks.inversion.calibration import distinct
+from fedaudit.attacks.inversion.calibration import CalibrationFinding, distinct
 from fedaudit.models import has_batch_norm, initialise
 from fedaudit.pipeline.controls import Controls
-from fedaudit.pipeline.power import Power, Refused, power_of, undefended
+from fedaudit.pipeline.power import Power, Refused, least_work, power_of, undefended, work_of
 from fedaudit.pipeline.trials import Means, Trial
 from fedaudit.results import LEAKS, AttackSummary, MarginResult, MarginStep
 from fedaudit.scenario.scenario import Scenario
@@ -32,6 +32,9 @@ from fedaudit.utils.errors import NotApplicable, OutOfTime
 from fedaudit.utils.seeds import generator
 
 FEWEST_ITERATIONS = 100  # an attack with fewer has no power anywhere, and there is nothing to measure
+MOST_WORK = 4  # times the attack on the clients' updates, that power and margin cost together
+_LEAST_RUNS = 24  # on single images, that they may always cost: a bisection's
+_SPENT = "power and margin may cost four times as much as the attack itself, and did"
 _PICTURES = 6  # of known examples, that are kept
 _UNTRAINED = "the network untrained"
 _AXES = 3  # of an image
@@ -157,12 +160,25 @@ def _smaller(observation: Observation, steps: int, batch: int) -> Observation:
     return _with(observation, num_examples=steps * batch, training=training, labels=labels)
 
 
+class _Spent(Exception):
+    """All effort is spent."""
+
+
 def margin_of(
-    attack: Attack, observation: Observation, truth: Truth, means: Means, *, seed: int, device: str, known: Power | None
+    attack: Attack,
+    observation: Observation,
+    truth: Truth,
+    means: Means,
+    *,
+    seed: int,
+    device: str,
+    known: Power | None,
+    work: float,
 ) -> tuple[MarginResult, dict[str, Tensor]] | str:
     """Return the nearest conditions in which an attack has power, and the images of known examples that show it.
 
-    Where none could be tried, the reason.
+    Where none could be tried, the reason. The easiest conditions are always tried; where the effort is spent, the
+    nearest that were tried are told, and which weren't.
 
     Args:
         attack: that found nothing; it is calibrated under each condition, if it is to be.
@@ -172,6 +188,7 @@ def margin_of(
         seed: of the scenario.
         device: where to compute.
         known: its power under the audited conditions, where that was measured.
+        work: that this and the margin may cost together, in iterations on one example.
     """
     steps = ladder(observation, seed)
     tried: dict[int, Power] = {} if known is None else {0: known}
@@ -179,6 +196,9 @@ def margin_of(
 
     def has_power(place: int) -> bool:
         if place not in tried and place not in failed:
+            spent = sum(power.work for power in tried.values())
+            if len(tried) > (known is not None) and spent + least_work(attack, steps[place].observation) > work:
+                raise _Spent
             name = f"{observation.federation}-margin-{place}"
             try:
                 seen = steps[place].observation
@@ -195,6 +215,11 @@ def margin_of(
         place = nearest(steps, has_power, max(first, int(known is not None)))
     except OutOfTime as error:
         return str(error)
+    except _Spent:
+        place = min((i for i, power in tried.items() if power.enough), default=None)
+        end = len(steps) if place is None else place
+        hardest = max((i for i, power in tried.items() if i < end and not power.enough), default=-1)
+        failed |= {i: NotApplicable(_SPENT) for i in range(max(first, hardest + 1), end) if i not in tried | failed}
     if not tried:
         return str(next(iter(failed.values()), "no easier conditions are known"))
     here = steps[0]
@@ -306,7 +331,14 @@ def run_margins(
                 continue
             known = controls.powers.get((name, attack.name))
             measured = margin_of(
-                attack, observation, recording.truth, means, seed=scenario.seed, device=scenario.device, known=known
+                attack,
+                observation,
+                recording.truth,
+                means,
+                seed=scenario.seed,
+                device=scenario.device,
+                known=known,
+                work=max(MOST_WORK * _work(name, attack, trials), work_of(attack, 1, _LEAST_RUNS)),
             )
             result, images = (_untold(observation, measured, attack), {}) if isinstance(measured, str) else measured
             if best is None or _nearer(result, best):
@@ -341,6 +373,15 @@ def _able(federation: str, trials: Sequence[Trial], attacks: Sequence[Attack]) -
             if suited and not weak and attack.finds is ImageFinding and attack.scope() == "update":
                 found.setdefault(attack.name, (attack, seen))
     return sorted(found.values(), key=lambda run: (run[0].calibration(run[1]) is None, -run[0].effort()))
+
+
+def _work(federation: str, attack: Attack, trials: Sequence[Trial]) -> float:
+    """Return what an attack on a federation cost, with its calibrations, in iterations on one example."""
+    own = [t for t in trials if (t.observation.federation, t.attack.name) == (federation, attack.name) and t.outcome]
+    fitted = {id(t.calibration): t.calibration for t in own if isinstance(t.calibration, CalibrationFinding)}
+    ran = [t for t in own if isinstance(t.outcome, Finding)]
+    runs = sum(work_of(t.attack, sum(m.update.num_examples for m in t.observation.messages)) for t in ran)
+    return runs + sum(one.iterations or 0 for one in fitted.values())
 
 
 def _nearer(one: MarginResult, other: MarginResult) -> bool:

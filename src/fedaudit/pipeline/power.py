@@ -30,6 +30,8 @@ from fedaudit.utils.seeds import generator
 LEAST = 0.8  # share of known examples that an attack with power recovers
 SURELY = 0.5  # what the interval's lower end must reach, too: six of six, eight of nine
 _IMAGES = 10  # known ones that decide, about
+HELD_OUT = "held-out examples"
+_MARGINAL = 0.1  # of an iteration's time on one example, for each further one: 16 cost 1.5 to 2.7 times as much as one
 _WAVE = 3  # clients that are attacked before it is looked whether more are needed
 
 
@@ -48,6 +50,7 @@ class Power:
         done: the attack's runs, evaluated.
         files: images of the results, by name.
         source: whose examples these are, in the plural.
+        work: that it took, calibration included, see :func:`work_of`.
     """
 
     recovered: int
@@ -56,6 +59,7 @@ class Power:
     done: list[FindingResult]
     files: dict[str, Tensor]
     source: str
+    work: float = 0.0
 
     @property
     def enough(self) -> bool:
@@ -73,6 +77,17 @@ def powerful(recovered: int, images: int) -> bool:
     return images > 0 and recovered / images >= LEAST and proportion(recovered, images)[0] >= SURELY
 
 
+def work_of(attack: Attack, examples: int, runs: int = 1) -> float:
+    """Return what runs on updates over so many examples cost, in iterations on one example."""
+    return runs * attack.effort() * (1 + _MARGINAL * max(0, examples - 1))
+
+
+def least_work(attack: Attack, observation: Observation) -> float:
+    """Return what :func:`power_of` costs at least, in iterations on one example."""
+    runs = min(_WAVE, -(-_IMAGES // distinct(observation))) + (attack.calibration(observation) is not None)
+    return work_of(attack, observation.single().update.num_examples, runs)
+
+
 def power_of(
     runs: Sequence[tuple[Attack, Observation]],
     truth: Truth,
@@ -86,7 +101,7 @@ def power_of(
 
     The examples are held out: candidates that are no victims, or photographs that no calibration has seen. Clients are
     attacked three by three, until it is plain whether there is power. An attack that is to be calibrated is, on the
-    first three.
+    first.
 
     Args:
         runs: the attack, and what it was run on; taken in turn.
@@ -107,12 +122,12 @@ def power_of(
     size = max(distinct(observation) for _, observation in runs)
     inputs, labels, source = _known(truth, *runs[0], size)
     rng = generator(seed, "power", name)
-    recovered, results, done, files = 0, list[ImageResult](), list[FindingResult](), dict[str, Tensor]()
+    work, recovered, results, done, files = 0.0, 0, list[ImageResult](), list[FindingResult](), dict[str, Tensor]()
     clients, attacks = min(-(-_IMAGES // size), len(inputs) // size), [attack for attack, _ in runs]
     for first in range(0, clients, _WAVE):
         trials, truths = [], []
         for number in range(first, min(first + _WAVE, clients)):
-            attack, observation = attacks[number % len(runs)], runs[number % len(runs)][1]
+            attack, observation = attacks[number % len(attacks)], runs[number % len(runs)][1]
             rows = slice(number * size, (number + 1) * size)  # of other examples than all clients before
             with own_failures(attack.name, observation):
                 own = own_client(observation, (inputs[rows], labels[rows]), rng)
@@ -129,9 +144,12 @@ def power_of(
             told = {place: own.labels[order] for place, order in zip(places, own.orders, strict=True)}
             truths.append(replace(truth, inputs=held, labels=told, rows={}, candidates=inputs, candidate_labels=labels))
         title = f"known examples under the same conditions: {name}"
-        trials = calibrated(trials, means)
-        if first == 0:
-            attacks = [trials[0].attack] if len(runs) == 1 else attacks
+        if first == 0 and attacks[0].calibration(runs[0][1]) is not None:
+            fitted = calibrated(trials[:1], means)[0]
+            work += work_of(fitted.attack, size)
+            attacks = [fitted.attack]
+            trials = [replace(trial, attack=fitted.attack, calibration=fitted.calibration) for trial in trials]
+        work += sum(work_of(t.attack, sum(m.update.num_examples for m in t.observation.messages)) for t in trials)
         for trial, known in zip(run_trials(trials, means, title), truths, strict=True):
             if not isinstance(trial.outcome, Finding):
                 raise trial.outcome if isinstance(trial.outcome, OutOfTime) else Refused(str(trial.outcome))
@@ -142,7 +160,53 @@ def power_of(
         recovered = sum(_came_out(image) for image in results)
         if powerful(recovered, len(results)) or not powerful(max(0, recovered + _IMAGES - len(results)), _IMAGES):
             break
-    return Power(recovered, len(results), results, done, files, source)
+    return Power(recovered, len(results), results, done, files, source, work)
+
+
+def known_updates(
+    runs: Sequence[tuple[Attack, Observation]],
+    truth: Truth,
+    clients: int,
+    *,
+    seed: int,
+    device: str,
+    name: str,
+) -> tuple[list[Trial], Truth, str]:
+    """Return trials of attacks on known clients whose updates were made as the observed ones were, and their truth.
+
+    Each client holds other draws of the same known examples. The third is whose examples these are, in the plural.
+
+    Args:
+        runs, truth, seed, device, name: as of :func:`power_of`.
+        clients: known ones.
+
+    Raises:
+        NotApplicable: nobody can repeat such training; the attack refuses it; there are too few held-out examples.
+    """
+    for _, observation in runs:
+        for single in observation.split():
+            check_repeatable(single)
+    size = max(distinct(observation) for _, observation in runs)
+    inputs, labels, source = _known(truth, *runs[0], size)
+    if source != HELD_OUT:
+        raise NotApplicable("there are too few held-out examples, and others have no labels")
+    rng = generator(seed, "power", name)
+    trials, held, told, rows = [], {}, {}, {}
+    for number in range(clients):
+        attack, observation = runs[number % len(runs)]
+        own = torch.randperm(len(inputs), generator=rng)[:size]
+        with own_failures(attack.name, observation):
+            made = own_client(observation, (inputs[own], labels[own]), rng)
+        messages = tuple(replace(m, client=number) for m in made.observation.messages)
+        seen = replace(made.observation, federation=name, messages=messages)
+        with own_failures(attack.name, seen):
+            attack.check(seen)
+        trials.append(Trial(attack, seen, seed, device))
+        for message, order in zip(messages, made.orders, strict=True):
+            place = message.round, number
+            held[place], told[place], rows[place] = made.inputs[order], made.labels[order], order
+    known = replace(truth, inputs=held, labels=told, rows=rows, candidates=inputs, candidate_labels=labels)
+    return trials, known, source
 
 
 def undefended(observation: Observation) -> Observation:
@@ -181,7 +245,7 @@ def _known(truth: Truth, attack: Attack, observation: Observation, needed: int) 
     if len(rows) >= max(needed, _IMAGES):
         order = torch.randperm(len(rows), generator=generator(0, "known examples"))
         chosen = torch.tensor(rows)[order]
-        return truth.candidates[chosen], truth.candidate_labels[chosen], "held-out examples"
+        return truth.candidates[chosen], truth.candidate_labels[chosen], HELD_OUT
     own = own_images(observation, held_out=True)
     if len(own.inputs) < needed:
         raise NotApplicable(f"an update like theirs is over {needed} examples, and there are {len(own.inputs)} others")

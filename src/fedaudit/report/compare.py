@@ -34,6 +34,7 @@ from fedaudit.results import (
     ImageResult,
     MetricResult,
     MetricSummary,
+    Setting,
     Verdict,
 )
 from fedaudit.utils.errors import BadInput
@@ -84,6 +85,7 @@ class Row:
         old_verdict, new_verdict: None where the audit doesn't have it.
         outcome: "worse" leaks more than before.
         reason: why, where the numbers alone don't say it.
+        old_setting, new_setting: whether it is a diagnostic or of a deployment; None where that isn't known.
     """
 
     federation: str
@@ -99,6 +101,13 @@ class Row:
     new_verdict: Verdict | None
     outcome: Outcome
     reason: str | None = None
+    old_setting: Setting | None = None
+    new_setting: Setting | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Whether one is a diagnostic and the other of a deployment: then conditions changed, not only what leaks."""
+        return None not in (self.old_setting, self.new_setting) and self.old_setting != self.new_setting
 
 
 @dataclass(frozen=True)
@@ -188,6 +197,8 @@ def _row(key: tuple[str, str], old: AttackSummary | None, new: AttackSummary | N
         new_verdict=new.verdict if new else None,
         outcome="can't be compared" if found.difference is None else "unchanged",
         reason=found.reason,
+        old_setting=old.setting if old else None,
+        new_setting=new.setting if new else None,
     )
 
 

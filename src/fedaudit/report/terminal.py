@@ -18,6 +18,7 @@ from fedaudit.utils.progress import wide_console
 
 _WIDEST_HEAD = 14  # letters, of a column of numbers
 _KNOWN = "fedaudit audit scenario.yaml --out DIR"  # a user's own parts, or a transcript, aren't repeated so
+_ATTACK = "fedaudit attack "  # of a transcript
 _NOTHING = ("not demonstrated", "inconclusive", "not applicable")
 
 
@@ -105,7 +106,15 @@ def next_step(result: AuditResult, report: Path) -> str:
 
 
 def deployed_step(result: AuditResult, report: Path) -> str:
-    """Return the command that makes the audit of a deployment of a diagnostic, in a line; empty: there is none."""
+    """Return the command that asks a diagnostic's question of a deployment, or why there is none; empty: no need."""
+    diagnostic = any(summary.setting == "diagnostic" for summary in result.summaries)
+    if diagnostic and is_vertical(result):
+        return (
+            "this was a diagnostic; there is no ready command for a deployment of a vertical federation: train its "
+            "network first, and set the parties' batches as yours are"
+        )
+    if diagnostic and result.repeat.startswith(_ATTACK):
+        return "this was a diagnostic; what travelled can't be changed: simulate a deployment, or record yours"
     if not result.as_deployed or not result.repeat.startswith(_KNOWN):
         return ""
     changes = " ".join(f"--set {shlex.quote(setting)}" for setting in result.as_deployed)

@@ -515,7 +515,7 @@ class ControlResult(Record):
     won: bool | None = Field(description="null: it could not be run")
     text: str = Field(description="what came of it, in a sentence")
     power: Evidence | None = optional(
-        "where the case is known examples under the same conditions: the share of them that came out"
+        "where the case is known examples under the same conditions: the share of them, or their labels, that came out"
     )
     without_defence: bool = Field(
         default=False, description="whether the case is the same conditions but for the defence, which stops the attack"

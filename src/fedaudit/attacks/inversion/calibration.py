@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -358,7 +358,12 @@ def check_repeatable(observation: Observation) -> None:
 
 
 def own_update(
-    observation: Observation, inputs: Tensor, labels: Tensor, order: Tensor, generator: torch.Generator
+    observation: Observation,
+    inputs: Tensor,
+    labels: Tensor,
+    order: Tensor,
+    generator: torch.Generator,
+    signal: float | None = None,
 ) -> Observation:
     """Return an update of own examples that was made as the one of ``observation`` was.
 
@@ -372,6 +377,7 @@ def own_update(
         labels: (m,).
         order: (num_examples,) which of them it uses, in the order of use.
         generator: of noise.
+        signal: length of what isn't noise in an update; None: as that of this one.
 
     Raises:
         NotApplicable: nobody can repeat such training.
@@ -409,7 +415,7 @@ def own_update(
         raise NotApplicable("training like the clients' diverges on own examples")
     made = dataclasses.replace(
         update,
-        tensors=_defended(tensors, update, generator),
+        tensors=_defended(tensors, update, generator, signal_in([update]) if signal is None else signal),
         labels=None if update.labels is None else labels[order].view_as(update.labels),
         buffers={name: after[name].detach().clone() for name in update.buffers},
     )
@@ -435,9 +441,10 @@ def own_client(observation: Observation, examples: tuple[Tensor, Tensor], genera
     inputs, labels = (part[:count] for part in examples)
     walk = torch.cat([torch.randperm(count, generator=generator) for _ in range(math.ceil(total / count))])
     orders = walk[:total].split([message.update.num_examples for message in observation.messages])
+    signal = signal_in([message.update for message in observation.messages])
     messages: list[Message] = []
     for single, order in zip(observation.split(), orders, strict=True):
-        messages += own_update(single, inputs, labels, order, generator).messages
+        messages += own_update(single, inputs, labels, order, generator, signal).messages
     return Own(dataclasses.replace(observation, messages=tuple(messages)), inputs, labels, orders)
 
 
@@ -497,8 +504,22 @@ def model_of(observation: Observation, batch_norm: Literal["eval"] | None = None
     return module
 
 
-def _defended(tensors: Mapping[str, Tensor], update: Update, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return what a defence leaves of an own update, as far as the victim's update and its description tell."""
+def signal_in(updates: Sequence[Update]) -> float:
+    """Return the length of what isn't noise in updates, root mean square: their squares' mean less the noise's."""
+    beyond = 0.0
+    for update in updates:
+        noise = update.sanitised.noise if update.sanitised else 0.0
+        beyond += sum(float(t.double().square().sum()) - noise**2 * t.numel() for t in update.tensors.values())
+    return math.sqrt(max(0.0, beyond / len(updates)))
+
+
+def _defended(
+    tensors: Mapping[str, Tensor], update: Update, generator: torch.Generator, signal: float
+) -> dict[str, Tensor]:
+    """Return what a defence leaves of an own update, as far as the victim's update and its description tell.
+
+    Before noise is added, it is as long as the victims' ``signal``, or as it is where that is longer: clips shorten.
+    """
     known = update.sanitised
     found = {name: tensors[name] for name in update.tensors}
     if known is None:
@@ -508,11 +529,8 @@ def _defended(tensors: Mapping[str, Tensor], update: Update, generator: torch.Ge
     if known.signs:
         return {name: value.sign() for name, value in found.items()}
     if known.noise:
-        seen = sum(float(value.double().square().sum()) for value in update.tensors.values())
-        noise = known.noise**2 * sum(value.numel() for value in found.values())
-        own = sum(float(value.double().square().sum()) for value in found.values())
-        # clipped, or not: what of the victim's length isn't noise is the signal, as far as that can be told
-        scale = math.sqrt(max(seen - noise, 1e-4 * noise) / own) if own else 0.0
+        own = math.sqrt(sum(float(value.double().square().sum()) for value in found.values()))
+        scale = min(1.0, signal / own) if own else 0.0
         found = {
             name: scale * value + known.noise * torch.randn(value.shape, generator=generator)
             for name, value in found.items()

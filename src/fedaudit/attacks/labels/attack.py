@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from fedaudit.attacks.base import Attack, Case, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
 from fedaudit.attacks.local_training import Way, is_adaptive
+from fedaudit.attacks.mean_update import mean_of
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, need_training, one_batch_gradient
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
@@ -49,7 +52,7 @@ class Labels(Attack):
         "Zhao et al. 2020 (iDLG); Yin et al. 2021; Geng et al. 2021; Wainakh et al. 2022 (LLG); Ma et al. 2023 (iLRG)"
     )
     threat_model = "server or eavesdropper, passive"
-    needs = ("a classifier that ends in a fully connected layer",)
+    needs: ClassVar[tuple[str, ...]] = ("a classifier that ends in a fully connected layer",)
     recovers = "labels"
     finds = LabelFinding
     needs_classes = True
@@ -107,3 +110,36 @@ class Labels(Attack):
             num_classes=task_info.num_classes,
             notes=(f"labels inferred by {method}", *notes),
         )
+
+
+@register
+class AveragedLabels(Labels):
+    """Label inference on the mean of all updates of a client, in which each round's own noise averages out.
+
+    The mean is that of :class:`.Averaged`: it stands as one update over all of the client's examples.
+
+    Args:
+        method: as of ``labels``.
+    """
+
+    name = "averaged-labels"
+    summary = "which labels a client's updates were made from, by their mean over rounds, in which noise averages out"
+    paper = "this project; the methods are those of labels"
+    needs = (*Labels.needs, "several updates of a client that holds the same examples throughout")
+    default_scope = "client"
+    averages = True
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return super().fits(case) and case.noisy and case.rounds > 1 and not case.sums
+
+    def check(self, observation: Observation) -> None:
+        """Refuse what makes no mean, or what label inference refuses."""
+        observation.need_messages()
+        need_training(self.name, observation.split()[0])
+        super().check(mean_of(observation)[0])
+
+    def _run(self, observation: Observation, generator: object, device: str, *rest: object) -> LabelFinding:
+        single, notes = mean_of(observation)
+        found = super()._run(single, generator, device, *rest)
+        return dataclasses.replace(found, notes=(*notes, *found.notes))
