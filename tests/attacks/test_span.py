@@ -68,7 +68,7 @@ EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", EXACT)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c == "patches" else c for c in EXACT])
 def test_a_batch_smaller_than_a_layer_gives_its_members_away_and_nobody_else(case):
     model, values = EXACT[case]
     found, area = judged(*(made := recorded(model, **values)))
@@ -156,21 +156,22 @@ def test_records_of_another_client_and_unused_ones_score_like_non_members(networ
         assert found.members.equal(truth.owners == client)
 
 
-def test_noise_takes_it_away_by_degrees():
-    seen, truth = recorded(threat={"records": 32})
-    rng = generator(0, "noise")
-    areas = []
-    for noise in (1e-5, 10.0):
-        loud = altered(
+def test_noise_blurs_spans_until_nothing_rises_above_it(network):
+    seen, truth = network
+
+    def loud(noise: float) -> Observation:
+        rng = generator(0, "noise")
+        return altered(
             seen,
-            lambda _, t, s=noise: t + s * torch.randn(t.shape, generator=rng),
+            lambda _, t: t + noise * torch.randn(t.shape, generator=rng),
             sanitised=SanitiserInfo("dp", noise=noise),
         )
-        found, area = judged(loud, truth)
-        assert "exact in none" in found.notes[0]
-        areas.append(area)
-    assert areas[0] > 0.95
-    assert areas[1] < 0.75
+
+    found, area = judged(loud(1e-5), truth)
+    assert area > 0.95
+    assert "exact in none" in found.notes[0]
+    with pytest.raises(NotApplicable, match="noise hides it"):
+        run_attack("span", loud(10.0))
 
 
 @pytest.mark.parametrize("steps", [2, 5])
@@ -183,6 +184,7 @@ def test_deeper_layers_after_local_steps_are_asked_at_the_steps_mean_weights(ste
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"name": "logistic"}, "batch": 40}, "spans more than those of 9 exactly"),  # a softmax of ten
     ({"batch": 140}, "over 140 examples or more, and no layer's gradient spans more than those of 32"),
     ({"defences": [{"name": "d", "sanitiser": {"name": "top-k", "ratio": 0.1}}]}, "sends some numbers only"),
     ({"defences": [{"name": "d", "sanitiser": "sign"}]}, "sends signs only"),

@@ -26,6 +26,8 @@ _FLOOR = 1e-7  # least residual: below it all is rounding
 _USUAL = 1e-3  # least residual of other records, in a layer that tells
 _SURE = math.log(30)  # how much less than others' a member's residual is, in an exact span
 _LEAST = 0.25  # least share of the examples' dimensions for which a gradient has room
+_CANCELS = 1e-4  # of a gradient's norm: outputs whose sum is less sum to zero
+_RISES = 1.05  # times noise's largest singular value: what is less is noise
 _PROBES = 8  # records by which dimensions are counted, and layers tried
 _NORMAL = 0.6745  # quartile of the normal distribution, in standard deviations
 _ALIKE = 1e-4  # how far apart what a layer receives may be, to be the same
@@ -354,6 +356,7 @@ def _layer(
     """
     rows, width = sent.shape
     live = int((sent.abs().amax(dim=1) > 0).sum())
+    live -= bool(sent.sum(dim=0).norm() < _CANCELS * sent.norm())  # what comes back through a softmax sums to zero
     most, dimensions = min(live, width), examples * rank
     room = min(live, width - 1) // rank
     share = min(1.0, most / dimensions)
@@ -365,7 +368,8 @@ def _layer(
     beyond = float(values[dimensions]) if dimensions < len(values) else 0.0
     level = max(beyond, noise * largest, rounding)
     kept = values > rounding
-    if int((values > level).sum()) >= width:
+    hidden = noise > 0 and float(values[0]) <= _RISES * noise * largest
+    if hidden or int((values > level).sum()) >= width:
         return None, room
     clean = beyond <= _CLEAN * floor[0] * float(values[0]) + floor[1] * largest
     exact = not noise and share == 1 and clean and still
