@@ -31,6 +31,7 @@ PROPERTY = {
     "federations": [{**FEDAVG, "rounds": 1}],
     "threat": {"client_property": "large=5 to 9", "knows_public_data": True, "public_examples": 60},
 }
+SPANNED = {"name": "f", "clients": 3, "examples": 24, "batch_size": 8}
 FULL = {
     "name": "f", "algorithm": "fedavg", "clients": 3, "clients_per_round": 1, "rounds": 60, "batch_size": 500,
     "local_steps": 5, "learning_rate": 0.05,
@@ -86,6 +87,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},
     **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "source-inference"), RECORDS),
+    "span": {**RECORDS, "model": {"name": "mlp", "width": 32}, "federations": [SPANNED]},
     "property-inference": PROPERTY,
     "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},
     "attribute-features": HIDDEN,

@@ -17,7 +17,7 @@ WAYS: dict[Way, str] = {
     "r-gap": "the closed form",
     "spear": "exact batches (`spear`)",
     "labels": "label inference",
-    "span": "sequences, from the span of gradients (`dager`)",
+    "span": "sequences and members, from the span of gradients (`dager`, `span`)",
     "rows": "words, from the embedding's rows that moved (`which-tokens`)",
     "local-model": "a client's own model, learnt from its rounds",
     "local-model-exact": "the same by linear algebra",

@@ -89,7 +89,10 @@ _FRESH = "attacked as if it began anew"
 _AS_KNOWN = "attacked with what is recorded"
 _ONE_INPUT = _not("an attack makes one tensor an example; none here can make several")
 _RECORD = _not("record the training (optimiser, rates, batch sizes) with the update")
-_NO_SPAN = _not("what is sent element by element doesn't span the inputs any more; train by SGD, or run which-tokens")
+_NO_SPAN = _not(
+    "what is sent element by element doesn't span the inputs any more; train by SGD, or run which-tokens (text) or "
+    "loss-threshold (records)"
+)
 _ROWS_DECAY = _about("decay moves every row: only those count that moved much further")
 _IMAGES: tuple[Way, ...] = ("one step", "simulation", "one batch")
 
