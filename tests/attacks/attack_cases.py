@@ -85,7 +85,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "last-returned": LOCAL,
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},
-    **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "source-inference"), RECORDS),
+    **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "lira", "rmia", "source-inference"), RECORDS),
     "property-inference": PROPERTY,
     "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},
     "attribute-features": HIDDEN,

@@ -22,7 +22,9 @@ from fedaudit.attacks.labels.attack import LabelFinding, Labels
 from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, LocalModelExact
 from fedaudit.attacks.gan import GAN, ClassImagesFinding
 from fedaudit.attacks.records.agrevader import AgrEvader
-from fedaudit.attacks.records.membership import GradientNorm, LossThreshold, ShadowModels
+from fedaudit.attacks.records.membership import GradientNorm, LossThreshold
+from fedaudit.attacks.records.shadows import ShadowFinding, ShadowModels
+from fedaudit.attacks.records.likelihood import RMIA, LiRA
 from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFinding, AttributeLoss
 from fedaudit.attacks.records.source import SourceFinding, SourceInference
 from fedaudit.attacks.records.property import PropertyFinding, PropertyInference
@@ -61,6 +63,7 @@ __all__ = [
     "GAN",
     "GIAS",
     "IDLG",
+    "RMIA",
     "AGICEpochs",
     "AGICPlus",
     "AgrEvader",
@@ -96,6 +99,7 @@ __all__ = [
     "LabelScoreFinding",
     "Labels",
     "LastReturned",
+    "LiRA",
     "LocalModel",
     "LocalModelExact",
     "LocalModelFinding",
@@ -110,6 +114,7 @@ __all__ = [
     "RGap",
     "RowFinding",
     "SequenceFinding",
+    "ShadowFinding",
     "ShadowModels",
     "SourceFinding",
     "SourceInference",
