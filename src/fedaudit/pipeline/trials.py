@@ -13,7 +13,7 @@ from fedaudit.attacks.inversion.calibration import CalibrationFinding
 from fedaudit.evaluation.limits import TIME_IS_UP
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable, OutOfTime
-from fedaudit.utils.fingerprint import computation, device_name, file_digest
+from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import WorkerDied, run_tasks, tell
@@ -53,13 +53,12 @@ class Trial:
         Args:
             native: the native code that it was made with; this machine's if None.
         """
-        shapes = copy.deepcopy(self.observation.module).to("meta")  # its own weights mean nothing
         return computation(
             native_code() if native is None else native,
             type(self.attack),
             self.attack.settings(),
             [file_digest(path) for path in self.attack.files()],
-            replace(self.observation, module=shapes),
+            _without_weights(self.observation),
             self.seed,
             device_name(self.device),
         )[:32]
@@ -213,9 +212,15 @@ def _prepared(trials: Sequence[Trial], means: Means) -> list[Trial]:
 
     Where some of it fails, the attack is left as it is: it fails for the same reason.
     """
-    asked = [[Trial(*one, t.seed, t.device) for one in t.attack.beforehand(t.observation)] for t in trials]
-    keys = [[one.key() for one in own] for own in asked]
-    first = {key: one for ks, own in zip(keys, asked, strict=True) for key, one in zip(ks, own, strict=True)}
+    first: dict[str, Trial] = {}
+    keys: list[list[str]] = []
+    for trial in trials:
+        asked = trial.attack.beforehand(trial.observation)
+        prints = {id(seen): fingerprint(_without_weights(seen)) for _, seen in asked}  # large, and mostly one for all
+        keys.append([])
+        for attack, seen in asked:
+            keys[-1].append(fingerprint(type(attack), attack.settings(), prints[id(seen)], trial.seed, trial.device))
+            first.setdefault(keys[-1][-1], Trial(attack, seen, trial.seed, trial.device))
     if not first:
         return list(trials)
     title = f"{len(first)} {next(iter(first.values())).attack.name}s"
@@ -226,6 +231,11 @@ def _prepared(trials: Sequence[Trial], means: Means) -> list[Trial]:
         whole = own and len(found) == len(own)
         ready.append(replace(trial, attack=trial.attack.prepared(found)) if whole else trial)
     return ready
+
+
+def _without_weights(observation: Observation) -> Observation:
+    """Return the observation, of the module nothing but its shape: its own weights mean nothing."""
+    return replace(observation, module=copy.deepcopy(observation.module).to("meta"))
 
 
 def _with(outcomes: Sequence[Finding | NotApplicable | None], trials: Sequence[Trial]) -> list[Trial]:
