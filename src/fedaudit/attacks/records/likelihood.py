@@ -89,9 +89,10 @@ class RMIA(ShadowAttack):
     a record x is the share of public examples z with (p(x) / P(x)) / (p(z) / P(z)) ≥ γ. Online, P is the mean of that
     over shadow models that were trained on x and of that over the others. Offline there are only the latter, of mean Q,
     and P = ((1 + a)·Q + 1 − a) / 2. No client trained on the z, and of the shadow models only those count for Q(z) that
-    didn't either; z has the same a, as in the authors' code. Departures: p is the softmax's probability, neither
-    tempered nor with a margin; the authors tune a on a shadow model, here it is a setting; the model is asked of each
-    record as it is, and not of changed copies.
+    didn't either; z has the same a, as in the authors' code. As the score of x only grows with p(x) / P(x), γ decides
+    of the order of records no more than which are tied: with the paper's 2 fewer of the surest are than with the 1 of
+    the authors' code. Departures: p is the softmax's probability, neither tempered nor with a margin; the authors tune
+    a on a shadow model, here it is a setting; the model is asked of each record as it is, and not of changed copies.
 
     Args:
         shadows: models; attacks with the same ones share them.
