@@ -86,7 +86,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "last-returned": LOCAL,
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},
-    **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "source-inference"), RECORDS),
+    **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "lira", "rmia", "source-inference"), RECORDS),
     "span": {**RECORDS, "model": {"name": "mlp", "width": 32}, "federations": [SPANNED]},
     "property-inference": PROPERTY,
     "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},

@@ -22,7 +22,9 @@ from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels
 from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, LocalModelExact
 from fedaudit.attacks.gan import GAN, ClassImagesFinding
 from fedaudit.attacks.records.agrevader import AgrEvader
-from fedaudit.attacks.records.membership import GradientNorm, LossThreshold, ShadowModels
+from fedaudit.attacks.records.likelihood import RMIA, LiRA
+from fedaudit.attacks.records.membership import GradientNorm, LossThreshold
+from fedaudit.attacks.records.shadows import ShadowFinding, ShadowModels
 from fedaudit.attacks.records.span import SpanMembership
 from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFinding, AttributeLoss
 from fedaudit.attacks.records.source import SourceFinding, SourceInference
@@ -62,6 +64,7 @@ __all__ = [
     "GAN",
     "GIAS",
     "IDLG",
+    "RMIA",
     "AGICEpochs",
     "AGICPlus",
     "AgrEvader",
@@ -98,6 +101,7 @@ __all__ = [
     "LabelScoreFinding",
     "Labels",
     "LastReturned",
+    "LiRA",
     "LocalModel",
     "LocalModelExact",
     "LocalModelFinding",
@@ -112,6 +116,7 @@ __all__ = [
     "RGap",
     "RowFinding",
     "SequenceFinding",
+    "ShadowFinding",
     "ShadowModels",
     "SourceFinding",
     "SourceInference",

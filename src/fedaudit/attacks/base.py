@@ -326,6 +326,18 @@ class Attack(Plugin, ABC):
         """Return the same with what a calibration chose; only of attacks with a :meth:`calibration`."""
         raise NotImplementedError(f"{self.name} is never calibrated")
 
+    def beforehand(self, observation: Observation) -> Sequence[tuple[Attack, Observation]]:  # noqa: ARG002
+        """Return what is run before this attack, and on what, once for all attacks that ask for the same; nothing here.
+
+        Each is kept like an attack. An attack that returns something has ``prepared``, which is given what was found,
+        in that order.
+        """
+        return ()
+
+    def prepared(self, found: Sequence[Finding]) -> Self:
+        """Return the same with what was found :meth:`beforehand`."""
+        raise NotImplementedError(f"{self.name} needs nothing beforehand")
+
     def effort(self) -> int:
         """Return the iterations of a run on one update, those of all restarts together; 1 where it has none."""
         return int(getattr(self, "iterations", 1) * getattr(self, "restarts", 1))

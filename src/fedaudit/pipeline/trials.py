@@ -13,7 +13,7 @@ from fedaudit.attacks.inversion.calibration import CalibrationFinding
 from fedaudit.evaluation.limits import TIME_IS_UP
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable, OutOfTime
-from fedaudit.utils.fingerprint import computation, device_name, file_digest
+from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import WorkerDied, run_tasks, tell
@@ -53,13 +53,12 @@ class Trial:
         Args:
             native: the native code that it was made with; this machine's if None.
         """
-        shapes = copy.deepcopy(self.observation.module).to("meta")  # its own weights mean nothing
         return computation(
             native_code() if native is None else native,
             type(self.attack),
             self.attack.settings(),
             [file_digest(path) for path in self.attack.files()],
-            replace(self.observation, module=shapes),
+            _without_weights(self.observation),
             self.seed,
             device_name(self.device),
         )[:32]
@@ -152,7 +151,6 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
     means = means or Means()
     outcomes = [trial.outcome for trial in trials]
     open_ones = [i for i, outcome in enumerate(outcomes) if outcome is None]
-    report = means.display.stage(title or f"{len(open_ones)} attacks", sum(trials[i].work for i in open_ones))
     if means.kept:
         for i in open_ones:
             outcomes[i] = means.kept(trials[i])
@@ -164,7 +162,6 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
         if path.is_file():
             outcomes[i] = trials[i].kept(path)
             done += trials[i].work
-    report(done)
     todo = [i for i in open_ones if outcomes[i] is None]
     if len(todo) < len(open_ones) and not title:
         kept_ones = f"{len(open_ones) - len(todo)} of {len(open_ones)}"
@@ -174,6 +171,9 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
             store.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"can't write to {store}: {error.strerror or error}") from None
+    ready = dict(zip(todo, _prepared([trials[i] for i in todo], means), strict=True))
+    report = means.display.stage(title or f"{len(open_ones)} attacks", sum(trials[i].work for i in open_ones))
+    report(done)
     if means.workers <= 1 or len(todo) <= 1:
         with one_thread():
             for i in todo:
@@ -181,7 +181,7 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
                 def advance(work: float, before: float = done) -> None:
                     report(before + work)
 
-                outcomes[i] = _run_and_keep(trials[i], paths.get(i), advance, means.deadline)
+                outcomes[i] = _run_and_keep(ready[i], paths.get(i), advance, means.deadline)
                 done += trials[i].work
     else:
         began, parts, died = done, dict.fromkeys(todo, 0.0), None
@@ -190,7 +190,7 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
             parts[todo[index]] = work
             report(began + sum(parts.values()))
 
-        tasks = [(trials[i], paths.get(i), means.deadline) for i in todo]
+        tasks = [(ready[i], paths.get(i), means.deadline) for i in todo]
         for index, result in run_tasks(_work, tasks, workers=means.workers, beat=beat):
             if isinstance(result, WorkerDied):
                 died = result  # told once the others are finished and kept
@@ -205,6 +205,37 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
         done += sum(parts.values())
     report(done)
     return _with(outcomes, trials)
+
+
+def _prepared(trials: Sequence[Trial], means: Means) -> list[Trial]:
+    """Return the trials with what their attacks ask for beforehand: run once for all that ask for the same, and kept.
+
+    Where some of it fails, the attack is left as it is: it fails for the same reason.
+    """
+    first: dict[str, Trial] = {}
+    keys: list[list[str]] = []
+    for trial in trials:
+        asked = trial.attack.beforehand(trial.observation)
+        prints = {id(seen): fingerprint(_without_weights(seen)) for _, seen in asked}  # large, and mostly one for all
+        keys.append([])
+        for attack, seen in asked:
+            keys[-1].append(fingerprint(type(attack), attack.settings(), prints[id(seen)], trial.seed, trial.device))
+            first.setdefault(keys[-1][-1], Trial(attack, seen, trial.seed, trial.device))
+    if not first:
+        return list(trials)
+    title = f"{len(first)} {next(iter(first.values())).attack.name}s"
+    done = {key: t.outcome for key, t in zip(first, run_trials(list(first.values()), means, title), strict=True)}
+    ready = []
+    for trial, own in zip(trials, keys, strict=True):
+        found = [outcome for key in own if isinstance(outcome := done[key], Finding)]
+        whole = own and len(found) == len(own)
+        ready.append(replace(trial, attack=trial.attack.prepared(found)) if whole else trial)
+    return ready
+
+
+def _without_weights(observation: Observation) -> Observation:
+    """Return the observation, of the module nothing but its shape: its own weights mean nothing."""
+    return replace(observation, module=copy.deepcopy(observation.module).to("meta"))
 
 
 def _with(outcomes: Sequence[Finding | NotApplicable | None], trials: Sequence[Trial]) -> list[Trial]:

@@ -1,0 +1,227 @@
+"""Likelihood ratios: LiRA and RMIA against closed forms, on members and on others; shadow models are shared."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logit, softmax
+from scipy.stats import norm
+from torch import Tensor
+
+from fedaudit.attacks import MembershipFinding, NotApplicable, Observation, ShadowFinding, make_attack
+from fedaudit.attacks.records.shadows import ShadowModel
+from fedaudit.evaluation import evaluate
+from fedaudit.pipeline.trials import Means, Trial, run_trials
+from fedaudit.transcript.observation import observe
+from fedaudit.transcript.queries import QuerySet
+from fedaudit.transcript.threat import ThreatModel
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth
+from fedaudit.utils.seeds import generator
+from tests.attacks.membership_cases import logistic, recorded, run_attack, scenario
+from tests.conftest import Command
+
+KNOWN = {"knows_public_data": True, "public_examples": 160}
+QUICK: dict[str, Any] = {"shadows": 8, "epochs": 30}
+BOTH = [("lira", False), ("lira", True), ("rmia", False), ("rmia", True)]
+
+
+def known_shadows(count: int, online: bool) -> tuple[Observation, list[ShadowFinding], dict[str, np.ndarray]]:
+    """Return 12 records and 8 public examples, what shadow models said of them, and the same in numbers."""
+    seen = logistic()
+    assert seen.records is not None
+    x, y = seen.records.inputs, seen.records.labels
+    records = QuerySet(x, y, x[:8] + 1, y[:8])
+    rng = generator(0, "shadows")
+    inside = torch.zeros(count, 20, dtype=torch.bool)
+    for one in range(count):
+        pool = torch.arange(0 if online else 12, 20)
+        half = pool[torch.randperm(len(pool), generator=generator(one // 2)).tensor_split(2)[one % 2]]
+        inside[one, half] = True
+    outputs = 2 * torch.randn(count, 20, 3, generator=rng) + inside[..., None]
+    found = [ShadowFinding(inside=i, outputs=o) for i, o in zip(inside, outputs, strict=True)]
+    weights = {name: t.double().numpy() for name, t in seen.weights[0].items()}
+    inputs, labels = torch.cat([x, x[:8] + 1]).double().numpy(), torch.cat([y, y[:8]]).numpy()
+    rows = np.arange(20)
+    own = softmax(inputs @ weights["weight"].T + weights["bias"], axis=1)[rows, labels]
+    shadows = softmax(outputs.double().numpy(), axis=2)[:, rows, labels]
+    facts = {"own": own, "shadows": shadows, "inside": inside.numpy()}
+    return dataclasses.replace(seen, records=records), found, facts
+
+
+def normal(values: np.ndarray, chosen: np.ndarray) -> list[tuple[float, float]]:
+    """Return mean and deviation of each column's chosen values; of fewer than 64 about their means, all together."""
+    parts = [column[mask] for column, mask in zip(values.T, chosen.T, strict=True)]
+    about = np.concatenate([part - part.mean() for part in parts])
+    shared = np.sqrt((about**2).sum() / sum(len(part) - 1 for part in parts))
+    return [(part.mean(), part.std() if len(part) >= 64 else shared) for part in parts]
+
+
+@pytest.mark.parametrize("count", [4, 8, 140])
+def test_lira_s_scores_are_the_normal_distribution_s(count: int) -> None:
+    for online in (False, True):
+        seen, found, facts = known_shadows(count, online)
+        scores = make_attack("lira", {"online": online}).prepared(found)(seen)
+        assert isinstance(scores, MembershipFinding)
+        odds, own = logit(facts["shadows"]), logit(facts["own"])
+        without = normal(odds, ~facts["inside"])
+        if online:
+            trained = normal(odds, facts["inside"])
+            wanted = [norm.logpdf(own[i], *trained[i]) - norm.logpdf(own[i], *without[i]) for i in range(12)]
+            assert scores.scores.numpy() == pytest.approx(np.array(wanted), abs=1e-5)
+        else:
+            chance = [norm.cdf(own[i], *without[i]) for i in range(12)]
+            assert norm.cdf(scores.scores.numpy()) == pytest.approx(np.array(chance), abs=1e-5)
+
+
+def test_a_probability_that_rounds_to_one_has_a_score_of_its_own() -> None:
+    seen, found, _ = known_shadows(8, online=False)
+    sure = dataclasses.replace(seen, weights=({name: 100 * t for name, t in seen.weights[0].items()},))
+    attack = make_attack("lira").prepared(found)
+    scores = attack(sure)
+    assert isinstance(scores, MembershipFinding)
+    assert bool(scores.scores.isfinite().all())
+    assert len(scores.scores.unique()) == 12
+
+
+@pytest.mark.parametrize("online", [False, True])
+@pytest.mark.parametrize(("gamma", "a"), [(2.0, 0.3), (1.0, 0.0)])
+def test_rmia_s_scores_are_counted(gamma: float, a: float, online: bool) -> None:
+    seen, found, facts = known_shadows(8, online)
+    settings = {"gamma": gamma, "offline_a": a, "online": online}
+    scores = make_attack("rmia", settings).prepared(found)(seen)
+    assert isinstance(scores, MembershipFinding)
+    ratio = []
+    for row in range(20):
+        inside = facts["inside"][:, row]
+        q = facts["shadows"][~inside, row].mean()
+        p = (q + facts["shadows"][inside, row].mean()) / 2 if online else 0.5 * ((1 + a) * q + 1 - a)
+        ratio.append(facts["own"][row] / p)
+    wanted = [np.mean([ratio[x] / ratio[z] >= gamma for z in range(12, 20)]) for x in range(12)]
+    assert scores.scores.tolist() == pytest.approx(wanted)
+    assert 0 < np.mean(wanted) < 1
+
+
+@pytest.fixture(scope="module")
+def overfitted() -> tuple[Observation, Transcript, Truth]:
+    threat = {"records": 80, **KNOWN}
+    transcript, truth = recorded(scenario(threat, rounds=40, examples=80, local_epochs=3))
+    return observe(transcript, ThreatModel.model_validate(threat)), transcript, truth
+
+
+@pytest.mark.parametrize(("name", "online"), BOTH)
+def test_an_overfitted_model_gives_its_members_away(name, online, overfitted) -> None:
+    seen, _, truth = overfitted
+    result = evaluate(run_attack(name, seen, online=online, **QUICK), seen, truth, seed=0).result
+    assert result.metrics[0].value > (0.7 if online else 0.64)
+    assert result.leak
+
+
+@pytest.mark.parametrize(("name", "online"), BOTH)
+def test_a_model_that_never_saw_the_records_gives_nobody_away(name, online) -> None:
+    threat = {"records": 200, **KNOWN, "public_examples": 40}
+    transcript, truth = recorded(scenario(threat, rounds=1, examples=400))  # the only global model is the first one
+    seen = observe(transcript, ThreatModel.model_validate(threat))
+    found = run_attack(name, seen, online=online, shadows=4, epochs=5)
+    result = evaluate(found, seen, truth, seed=0).result
+    assert abs(result.metrics[0].value - 0.5) < 0.12
+    assert not result.leak
+
+
+@pytest.mark.parametrize("name", ["lira", "rmia"])
+def test_public_examples_set_the_threshold_though_shadow_models_train_on_them(name, overfitted) -> None:
+    seen, _, truth = overfitted
+    found = run_attack(name, seen, false_positives=0.1, **QUICK)
+    others = truth.owners < 0
+    assert float(found.members[others].double().mean()) < 0.25
+    assert float(found.members[~others].double().mean()) > float(found.members[others].double().mean())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "threat", "reason"),
+    [
+        ("lira", {}, {}, r"set threat\.records"),
+        ("rmia", {}, {"records": 60}, r"threat\.public_examples"),
+        ("lira", {"online": True, "shadows": 2}, {"records": 60, **KNOWN}, "shadows to 4 or more"),
+    ],
+)
+def test_they_say_why_not(name, settings, threat, reason, overfitted) -> None:
+    _, transcript, _ = overfitted
+    if not threat:
+        transcript = dataclasses.replace(transcript, records=None)
+    with pytest.raises(NotApplicable, match=reason):
+        make_attack(name, settings).check(observe(transcript, ThreatModel.model_validate(threat)))
+
+
+# Shadow models --------------------------------------------------------------------------------------------------------
+
+
+def test_every_example_is_in_half_of_the_models(overfitted) -> None:
+    seen, _, _ = overfitted
+    for online, first in ((True, 0), (False, 80)):
+        attack = make_attack("lira", {"online": online, "shadows": 4, "epochs": 1})
+        inside = torch.stack([model(own, seed=3).inside for model, own in attack.beforehand(seen)])  # type: ignore[attr-defined]
+        assert inside[:, first:].sum(dim=0).tolist() == [2] * (240 - first)
+        assert not bool(inside[:, :first].any())
+        assert not inside[0].equal(inside[2])
+
+
+SHARED = [
+    {"name": "shadow-models", "shadows": 4, "epochs": 3},
+    {"name": "lira", "shadows": 4, "epochs": 3},
+    {"name": "rmia", "shadows": 6, "epochs": 3},
+]
+
+
+def scores(attacks: Any, seen: Observation, means: Means) -> list[Tensor]:
+    trials = [
+        Trial(make_attack(a["name"], {k: v for k, v in a.items() if k != "name"}), seen, 0, "cpu") for a in attacks
+    ]
+    return [trial.outcome.scores for trial in run_trials(trials, means) if isinstance(trial.outcome, MembershipFinding)]
+
+
+def test_they_are_trained_once_for_all_attacks_and_kept(overfitted, monkeypatch, tmp_path: Path) -> None:
+    seen, _, _ = overfitted
+    trained = []
+    train = ShadowModel._trained
+
+    def counted(self: ShadowModel, *rest: Any) -> Any:
+        trained.append(self.index)
+        return train(self, *rest)
+
+    monkeypatch.setattr(ShadowModel, "_trained", counted)
+    together = scores(SHARED, seen, Means(store=tmp_path))
+    assert sorted(trained) == list(range(6))
+    trained.clear()
+    (again,) = scores([{**SHARED[2], "gamma": 1.0}], seen, Means(store=tmp_path))  # with the models that are kept
+    assert not trained
+    assert not again.equal(together[2])
+    moved = {name: 2 * t for name, t in seen.weights[-1].items()}
+    scores(
+        SHARED[1:2], dataclasses.replace(seen, weights=(moved,)), Means(store=tmp_path)
+    )  # another federation's model
+    assert not trained
+    (alone,) = scores(SHARED[1:2], seen, Means())
+    assert trained
+    assert alone.equal(together[1])
+
+
+@pytest.mark.slow
+def test_worker_processes_change_nothing(overfitted) -> None:
+    seen, _, _ = overfitted
+    together, alone = scores(SHARED, seen, Means(workers=2)), scores(SHARED, seen, Means())
+    assert all(map(torch.equal, together, alone))
+
+
+@pytest.mark.slow
+def test_an_audit_with_shadow_models_is_verified(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(scenario(KNOWN, SHARED).to_yaml())
+    assert command("audit", path, "--out", tmp_path / "out", "--workers", "2").code == 0
+    outcome = command("verify", tmp_path / "out")
+    assert outcome.code == 0, outcome
