@@ -86,6 +86,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},
     **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "source-inference"), RECORDS),
+    **dict.fromkeys(("fedmia", "loss-series"), RECORDS),
     "property-inference": PROPERTY,
     "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},
     "attribute-features": HIDDEN,

@@ -312,4 +312,6 @@ def test_wrong_words_are_one_line(setting, reason, command: Command, tmp_path: P
 
 
 def test_all_attacks_on_membership_are_tested_here():
-    assert {e.name for e in ATTACKS if e.value.recovers == "membership"} == {*PASSIVE, "agrevader"}
+    assert {e.name for e in ATTACKS if e.value.recovers == "membership"} == {
+        *PASSIVE, "agrevader", "fedmia", "loss-series",
+    }  # fmt: skip

@@ -23,6 +23,7 @@ from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, Local
 from fedaudit.attacks.gan import GAN, ClassImagesFinding
 from fedaudit.attacks.records.agrevader import AgrEvader
 from fedaudit.attacks.records.membership import GradientNorm, LossThreshold, ShadowModels
+from fedaudit.attacks.records.rounds import FedMIA, LossSeries
 from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFinding, AttributeLoss
 from fedaudit.attacks.records.source import SourceFinding, SourceInference
 from fedaudit.attacks.records.property import PropertyFinding, PropertyInference
@@ -82,6 +83,7 @@ __all__ = [
     "ExactLinear",
     "ExactLinearRows",
     "ExampleLabelFinding",
+    "FedMIA",
     "Finding",
     "Fishing",
     "Geng",
@@ -100,6 +102,7 @@ __all__ = [
     "LocalModelExact",
     "LocalModelFinding",
     "Loki",
+    "LossSeries",
     "LossThreshold",
     "MembershipFinding",
     "NormScoring",
