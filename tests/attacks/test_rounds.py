@@ -11,6 +11,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
+from fedaudit.evaluation.records import auc
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.update import Update
@@ -162,3 +163,50 @@ def test_what_is_too_little_is_said():
         make_attack("fedmia", {"statistic": "loss"}).check(seen)
     with pytest.raises(NotApplicable, match="use model: global, or a federation of fedavg"):
         make_attack("loss-series", {"model": "client"}).check(seen.split("client")[0])
+
+
+def trained(members: int) -> Observation:
+    """Ten clients, three rounds; the first ``members`` of 200 records, dealt to them in turn, are their data.
+
+    Labels are random, so that a record is learnt by heart or not at all; with no members clients hold other examples.
+    """
+    seen = logistic(n=200, d=200)
+    assert seen.records is not None
+    x, y = seen.records.inputs, seen.records.labels
+    if not members:
+        x, y = torch.randn(100, 200, generator=generator(7, "others")), torch.arange(100) % 3
+    global_state = {n: torch.zeros_like(t) for n, t in seen.weights[0].items()}
+    states: list[State] = []
+    messages: list[Message] = []
+    for i in range(3):
+        states.append(global_state)
+        for client in range(10):
+            own = slice(client, members or 100, 10)
+            state = {n: t.clone().requires_grad_() for n, t in global_state.items()}
+            for _ in range(5):
+                loss = nn.functional.cross_entropy(x[own] @ state["weight"].T + state["bias"], y[own])
+                grads = torch.autograd.grad(loss, list(state.values()))
+                stepped = zip(state.items(), grads, strict=True)
+                state = {n: (t - 0.1 * g).detach().requires_grad_() for (n, t), g in stepped}
+            moved = {n: (t - global_state[n]).detach() for n, t in state.items()}
+            messages.append(Message(i, client, global_state, Update(client, "weights", moved, 10, None)))
+        mean = {n: torch.stack([m.update.tensors[n] for m in messages[-10:]]).mean(dim=0) for n in global_state}
+        global_state = {n: t + mean[n] for n, t in global_state.items()}
+    return dataclasses.replace(seen, weights=tuple(states), messages=tuple(messages))
+
+
+def test_members_are_found_better_than_by_the_loss_and_nobody_is_where_there_are_none():
+    def aucs(seen: Observation) -> list[float]:
+        attacks: tuple[tuple[str, dict[str, str]], ...] = (
+            ("loss-threshold", {}),
+            ("loss-series", {}),
+            ("fedmia", {}),
+            ("fedmia", {"statistic": "loss"}),
+        )
+        found = [run_attack(name, seen, **settings).scores for name, settings in attacks]
+        return [auc(scores[:100], scores[100:]) for scores in found]
+
+    by_loss, by_slope, *by_others = aucs(trained(100))
+    assert by_slope > 0.85
+    assert min(by_others) > by_loss + 0.03
+    assert max(abs(area - 0.5) for area in aucs(trained(0))) < 0.12  # three standard errors of 100 and 100
