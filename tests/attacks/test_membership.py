@@ -315,7 +315,9 @@ def test_all_attacks_on_membership_are_tested_here():
     assert {e.name for e in ATTACKS if e.value.recovers == "membership"} == {
         *PASSIVE,
         "agrevader",
+        "fedmia",
         "lira",
+        "loss-series",
         "rmia",
         "span",
     }

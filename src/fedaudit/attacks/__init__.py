@@ -24,6 +24,7 @@ from fedaudit.attacks.gan import GAN, ClassImagesFinding
 from fedaudit.attacks.records.agrevader import AgrEvader
 from fedaudit.attacks.records.likelihood import RMIA, LiRA
 from fedaudit.attacks.records.membership import GradientNorm, LossThreshold
+from fedaudit.attacks.records.rounds import FedMIA, LossSeries
 from fedaudit.attacks.records.shadows import ShadowFinding, ShadowModels
 from fedaudit.attacks.records.span import SpanMembership
 from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFinding, AttributeLoss
@@ -87,6 +88,7 @@ __all__ = [
     "ExactLinear",
     "ExactLinearRows",
     "ExampleLabelFinding",
+    "FedMIA",
     "Finding",
     "Fishing",
     "Geng",
@@ -106,6 +108,7 @@ __all__ = [
     "LocalModelExact",
     "LocalModelFinding",
     "Loki",
+    "LossSeries",
     "LossThreshold",
     "MembershipFinding",
     "NormScoring",

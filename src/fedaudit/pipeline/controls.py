@@ -329,7 +329,7 @@ def _trials(
     attack: Attack, model: str, summary: AttackSummary, recording: Recording, scenario: Scenario
 ) -> tuple[Case, list[Trial]] | str:
     """Return the control's case and the trials on it, or why there is none."""
-    recipe = type_of(summary).control
+    recipe = attack.control or type_of(summary).control
     if recording.transcript.vertical is not None:
         recipe = "vertical"
     if recipe is None or (model == "reference" and recipe != "example"):

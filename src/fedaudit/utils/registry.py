@@ -213,6 +213,8 @@ def make(registry: Registry[type[P]], name: str, settings: Mapping[str, Any] | N
         if not known and settings:
             raise BadInput(f"{registry.kind} '{name}' has no settings; leave '{next(iter(settings))}' out") from None
         raise BadInput(f"{registry.kind} '{name}': {explain(error, known=known)}") from None
+    except UnicodeEncodeError:  # pydantic's, where it looks for a truth value
+        raise BadInput(f"{registry.kind} '{name}': a setting has a character that isn't one, half of a pair") from None
 
 
 class _ByName:

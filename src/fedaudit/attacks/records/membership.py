@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated
@@ -12,7 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Case, Progress, register
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Case, Progress, register
 from fedaudit.attacks.records.target import (
     MembershipFinding,
     RecordsAttack,
@@ -31,7 +30,7 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
-class MembershipAttack(RecordsAttack):
+class ScoringAttack(Attack):
     """What the passive attacks share: a score for each record, and a threshold.
 
     Args:
@@ -45,17 +44,17 @@ class MembershipAttack(RecordsAttack):
     false_positives: Annotated[Fraction, Field(gt=0)] | None = None
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are records, the model can be had, and what the threshold needs."""
+        """Raise unless there are records, and what the threshold needs."""
         super().check(observation)
         whole(observation)
         if self.false_positives is not None:
             public(observation)
 
     @abstractmethod
-    def score(
-        self, observation: Observation, target: Target, generator: torch.Generator, progress: Progress, /
-    ) -> Score:
-        """Return what scores examples.
+    def scorer(
+        self, observation: Observation, generator: torch.Generator, progress: Progress, /
+    ) -> tuple[Score, tuple[str, ...]]:
+        """Return what scores examples, and what the user should know of how it was got.
 
         Raises:
             NotApplicable: it can't be made.
@@ -68,15 +67,36 @@ class MembershipAttack(RecordsAttack):
     def _run(
         self, observation: Observation, generator: torch.Generator, _device: str, progress: Progress
     ) -> MembershipFinding:
-        target = self.target(observation, generator)
-        score = self.score(observation, target, generator, progress)
+        score, notes = self.scorer(observation, generator, progress)
         records = held(observation)
         scores = score(records.inputs, records.labels)
         if self.false_positives is None:
             members = self.decide(scores)
         else:
             members = above(scores, score(*public(observation)), self.false_positives)
-        return MembershipFinding(scores=scores, members=members, notes=target.notes)
+        return MembershipFinding(scores=scores, members=members, notes=notes)
+
+
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class MembershipAttack(ScoringAttack, RecordsAttack):
+    """What those share that query one model."""
+
+    @abstractmethod
+    def score(
+        self, observation: Observation, target: Target, generator: torch.Generator, progress: Progress, /
+    ) -> Score:
+        """Return what scores examples.
+
+        Raises:
+            NotApplicable: it can't be made.
+        """
+
+    def scorer(
+        self, observation: Observation, generator: torch.Generator, progress: Progress
+    ) -> tuple[Score, tuple[str, ...]]:
+        """Return what scores examples by the model that is queried, and the notes on that."""
+        target = self.target(observation, generator)
+        return self.score(observation, target, generator, progress), target.notes
 
 
 @register
@@ -125,11 +145,5 @@ class GradientNorm(MembershipAttack):
 
 def _norms(target: Target, inputs: Tensor, labels: Tensor) -> Tensor:
     """Return (n,) float64, the norm of the gradient of each example's loss over all parameters."""
-    module = copy.deepcopy(target.module).double()
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    labels = labels.double() if labels.is_floating_point() else labels
-    norms = []
-    for example, label in zip(target.task_info.normalise(inputs).double().split(1), labels.split(1), strict=True):
-        grads = torch.autograd.grad(target.loss(module(example), label), parameters, allow_unused=True)
-        norms.append(torch.stack([g.square().sum() for g in grads if g is not None]).sum().sqrt())
+    norms = [torch.stack([g.norm() for g in gradient.values()]).norm() for gradient in target.gradients(inputs, labels)]
     return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -74,6 +75,15 @@ class Target:
         outputs = self.outputs(inputs)
         each = [self.loss(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(labels))]
         return torch.stack(each) if each else outputs.new_zeros(0)
+
+    def gradients(self, inputs: Tensor, labels: Tensor) -> Iterator[dict[str, Tensor]]:
+        """Yield for each example by itself the gradient of its loss, float64, by name of the parameter that has one."""
+        module = copy.deepcopy(self.module).double()
+        parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        labels = labels.double() if labels.is_floating_point() else labels
+        for example, label in zip(self.task_info.normalise(inputs).double().split(1), labels.split(1), strict=True):
+            grads = torch.autograd.grad(self.loss(module(example), label), list(parameters.values()), allow_unused=True)
+            yield {name: g for name, g in zip(parameters, grads, strict=True) if g is not None}
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
