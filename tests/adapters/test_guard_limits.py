@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedaudit
-from fedaudit.adapters.guard import SiteGuard
+from fedaudit.adapters.guard import SiteGuard, _uncalibrated
 from fedaudit.capture.capture import Capture
 from fedaudit.utils.errors import BadInput
 
@@ -80,3 +80,11 @@ def test_no_attack_is_calibrated_in_every_round_unless_that_is_asked_for(
     guard._gives_away(start, net.state_dict(), watched, 0, name="s", client="c", who="s", folder="f", follows=True)
     assert bool(made[0].calibrations) is calibrated
     assert made[0].attacks[0].settings["calibrate"] is calibrated
+
+
+def test_a_method_within_an_attack_is_not_calibrated_either() -> None:
+    assert _uncalibrated({"name": "averaged", "attack": {"name": "agic-plus"}}) == {
+        "name": "averaged",
+        "attack": {"name": "agic-plus", "calibrate": False},
+    }
+    assert _uncalibrated("labels") == {"name": "labels"}

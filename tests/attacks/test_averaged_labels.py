@@ -114,6 +114,13 @@ def test_the_labels_are_those_of_all_examples(federation: dict[str, Any]) -> Non
         assert overlap > 0.6
 
 
+def test_local_steps_that_are_no_whole_epochs_have_no_mean() -> None:
+    federation = {"algorithm": "fedavg", "batch_size": 4, "local_steps": 3, "rounds": 3}
+    seen, _ = clients_of(scenario(clients=2, examples=16, **federation))
+    with pytest.raises(NotApplicable, match="several local steps"):
+        AveragedLabels()(seen[0])
+
+
 def test_luck_draws_an_example_that_is_used_twice_once() -> None:
     both = torch.tensor([0, 0, 1, 1])
     shares = _found_by_luck(both, torch.ones(2), 4, 2, torch.Generator().manual_seed(0))

@@ -136,7 +136,7 @@ def test_an_update_is_clipped_and_gets_noise_of_the_stated_size():
     noise = found.tensors["w"] - original.tensors["w"] * 2 / (0.1 * math.sqrt(200_000))
     assert float(noise.std()) == pytest.approx(1.0, rel=0.01)
     assert abs(float(noise.mean())) < 0.01
-    assert found.sanitised == SanitiserInfo("dp", noise=1.0)
+    assert found.sanitised == SanitiserInfo("dp", noise=1.0, clip=2.0)
     assert found.buffers == {}
     central = make(SANITISERS, "dp", {**settings, "where": "central"})(original, context(), rng())
     assert float(central.tensors["w"].double().norm()) == pytest.approx(2.0)
@@ -309,7 +309,9 @@ def test_central_noise_is_the_server_s(level, share):
         mean.append(torch.stack([u.tensors[name] for u in now.updates]).mean(dim=0).flatten())
     noise = torch.cat(moved) - torch.cat(mean)
     assert float(noise.std()) == pytest.approx(3.0 * 0.5 / share, rel=0.05)
-    assert all(u.sanitised == SanitiserInfo("dp") for u in now.updates)
+    known = [u.sanitised for u in now.updates]
+    assert all(one and one.name == "dp" and not one.noise and one.clip for one in known)
+    assert all(math.hypot(*flat(u.tensors)) <= one.clip * (1 + 1e-4) for u, one in zip(now.updates, known, strict=True))
 
 
 @pytest.mark.parametrize(

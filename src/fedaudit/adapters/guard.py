@@ -222,6 +222,8 @@ def _uncalibrated(attack: str | dict[str, Any]) -> dict[str, Any]:
     spec = {"name": attack} if isinstance(attack, str) else dict(attack)
     settings = {key: value for key, value in spec.items() if key != "name"}
     known = api.make_attack(spec["name"], settings).settings()
+    if "attack" in known:  # a method of another one's
+        spec["attack"] = _uncalibrated(spec.get("attack", known["attack"]))
     return {"calibrate": False, **spec} if "calibrate" in known else spec
 
 

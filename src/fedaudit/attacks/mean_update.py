@@ -31,7 +31,7 @@ def mean_of(observation: Observation) -> tuple[Observation, list[str]]:
         raise NotApplicable("signs alone have no mean that is a gradient; attack each update by itself")
     held = first.training.data_size if first.training and first.training.data_size else first.num_examples
     whole = all(m.update.num_examples == first.num_examples and m.update.training == first.training for m in messages)
-    if whole and first.num_examples >= held:
+    if whole and first.num_examples % held == 0:
         tensors = [m.update.tensors for m in messages]
         update = dataclasses.replace(first, buffers={})
     else:
@@ -58,6 +58,7 @@ def mean_of(observation: Observation) -> tuple[Observation, list[str]]:
         scale = math.sqrt(sum(part**2 for part in parts)) / sum(parts)
         if update.kind != first.kind and first.training is not None:
             scale /= first.training.learning_rate
+            known = dataclasses.replace(known, clip=known.clip and known.clip / first.training.learning_rate)
         known = dataclasses.replace(known, noise=known.noise * scale)
     sparse = known is not None and known.sparse
     update = dataclasses.replace(update, tensors=_means(tensors, parts, sparse=sparse), sanitised=known)

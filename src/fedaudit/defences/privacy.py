@@ -121,6 +121,7 @@ class DifferentialPrivacy(Sanitiser):
         Without a generator the noise comes from the operating system, as it must wherever the protection is real.
         """
         tensors, scale = update.tensors, 0.0
+        clip: float | None = self.clip
         if self.level == "client":
             length = norm(tensors.values())
             shrink = min(1.0, self.clip / length) if length else 1.0
@@ -132,7 +133,8 @@ class DifferentialPrivacy(Sanitiser):
             scale = sum(s**2 for s in steps) ** 0.5
             if update.kind == "weights":
                 scale *= training.learning_rate  # each step's noise is multiplied by it; momentum would add more
-        return replace(changed(update, tensors, SanitiserInfo("dp", noise=scale)), buffers={})
+                clip = None if training.momentum else training.learning_rate * len(steps) * self.clip
+        return replace(changed(update, tensors, SanitiserInfo("dp", noise=scale, clip=clip)), buffers={})
 
     def gradients(
         self,

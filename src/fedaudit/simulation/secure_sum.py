@@ -180,4 +180,6 @@ def _sanitised(each: Sequence[SanitiserInfo | None], parts: Sequence[float]) -> 
     if not known:
         return None
     noise = math.sqrt(sum((part * (one.noise if one else 0.0)) ** 2 for part, one in zip(parts, each, strict=True)))
-    return SanitiserInfo(known[0].name, sparse=all(one.sparse for one in known), noise=noise)
+    clips = [one.clip if one else None for one in each]
+    clip = None if None in clips else sum(part * c for part, c in zip(parts, clips, strict=True) if c is not None)
+    return SanitiserInfo(known[0].name, sparse=all(one.sparse for one in known), noise=noise, clip=clip)

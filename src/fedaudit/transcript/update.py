@@ -24,9 +24,10 @@ class SanitiserInfo:
         sparse: a zero means that the number wasn't sent.
         signs: only the sign of each number was sent.
         noise: standard deviation of the Gaussian noise in each number.
+        clip: length that the update has at most without the noise; None: nobody said.
 
     Raises:
-        BadInput: the noise isn't a number from 0.
+        BadInput: the noise isn't a number from 0, or the clip none above it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
@@ -35,8 +36,11 @@ class SanitiserInfo:
     sparse: bool = False
     signs: bool = False
     noise: float = 0.0
+    clip: float | None = None
 
     def __post_init__(self) -> None:
+        if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
+            raise BadInput(f"an update's clip is {self.clip}; it must be above 0")
         if not (math.isfinite(self.noise) and self.noise >= 0):
             raise BadInput(f"an update's noise is {self.noise}; it must be 0 or more")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -351,6 +351,8 @@ def check_repeatable(observation: Observation) -> None:
     whole = {name for name, p in observation.module.named_parameters() if p.requires_grad} <= update.tensors.keys()
     if known is not None and whole and not (known.sparse or known.signs or known.noise):
         raise NotApplicable(f"what the defence '{known.name}' does to an update isn't known, so it can't be repeated")
+    if known is not None and known.noise and known.clip is None:
+        raise NotApplicable("how long an update is without its noise isn't known (its clip), so it can't be repeated")
     if update.members and observation.task_info.batch_norm == "train" and has_batch_norm(observation.module):
         raise NotApplicable("clients of a sum normalise their own batches each, and which is whose isn't known")
     if training is not None and training.unmodelled:
@@ -358,17 +360,12 @@ def check_repeatable(observation: Observation) -> None:
 
 
 def own_update(
-    observation: Observation,
-    inputs: Tensor,
-    labels: Tensor,
-    order: Tensor,
-    generator: torch.Generator,
-    signal: float | None = None,
+    observation: Observation, inputs: Tensor, labels: Tensor, order: Tensor, generator: torch.Generator
 ) -> Observation:
     """Return an update of own examples that was made as the one of ``observation`` was.
 
     The same model, mode of BatchNorm and dropout, batches, steps, epochs, rates and optimiser; then the defence, as far
-    as everybody knows it: the parameters that arrived, as many numbers of each, signs, a signal as long, noise as
+    as everybody knows it: the parameters that arrived, as many numbers of each, signs, the same clip, noise as
     strong.
 
     Args:
@@ -377,7 +374,6 @@ def own_update(
         labels: (m,).
         order: (num_examples,) which of them it uses, in the order of use.
         generator: of noise.
-        signal: length of what isn't noise in an update; None: as that of this one.
 
     Raises:
         NotApplicable: nobody can repeat such training.
@@ -415,7 +411,7 @@ def own_update(
         raise NotApplicable("training like the clients' diverges on own examples")
     made = dataclasses.replace(
         update,
-        tensors=_defended(tensors, update, generator, signal_in([update]) if signal is None else signal),
+        tensors=_defended(tensors, update, generator),
         labels=None if update.labels is None else labels[order].view_as(update.labels),
         buffers={name: after[name].detach().clone() for name in update.buffers},
     )
@@ -441,10 +437,9 @@ def own_client(observation: Observation, examples: tuple[Tensor, Tensor], genera
     inputs, labels = (part[:count] for part in examples)
     walk = torch.cat([torch.randperm(count, generator=generator) for _ in range(math.ceil(total / count))])
     orders = walk[:total].split([message.update.num_examples for message in observation.messages])
-    signal = signal_in([message.update for message in observation.messages])
     messages: list[Message] = []
     for single, order in zip(observation.split(), orders, strict=True):
-        messages += own_update(single, inputs, labels, order, generator, signal).messages
+        messages += own_update(single, inputs, labels, order, generator).messages
     return Own(dataclasses.replace(observation, messages=tuple(messages)), inputs, labels, orders)
 
 
@@ -504,22 +499,8 @@ def model_of(observation: Observation, batch_norm: Literal["eval"] | None = None
     return module
 
 
-def signal_in(updates: Sequence[Update]) -> float:
-    """Return the length of what isn't noise in updates, root mean square: their squares' mean less the noise's."""
-    beyond = 0.0
-    for update in updates:
-        noise = update.sanitised.noise if update.sanitised else 0.0
-        beyond += sum(float(t.double().square().sum()) - noise**2 * t.numel() for t in update.tensors.values())
-    return math.sqrt(max(0.0, beyond / len(updates)))
-
-
-def _defended(
-    tensors: Mapping[str, Tensor], update: Update, generator: torch.Generator, signal: float
-) -> dict[str, Tensor]:
-    """Return what a defence leaves of an own update, as far as the victim's update and its description tell.
-
-    Before noise is added, it is as long as the victims' ``signal``, or as it is where that is longer: clips shorten.
-    """
+def _defended(tensors: Mapping[str, Tensor], update: Update, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return what a defence leaves of an own update, as far as the victim's update and its description tell."""
     known = update.sanitised
     found = {name: tensors[name] for name in update.tensors}
     if known is None:
@@ -528,13 +509,13 @@ def _defended(
         found = {name: _largest(value, int(update.tensors[name].count_nonzero())) for name, value in found.items()}
     if known.signs:
         return {name: value.sign() for name, value in found.items()}
-    if known.noise:
+    if known.clip is not None:  # where there is noise, too: check_repeatable saw to it
         own = math.sqrt(sum(float(value.double().square().sum()) for value in found.values()))
-        scale = min(1.0, signal / own) if own else 0.0
-        found = {
-            name: scale * value + known.noise * torch.randn(value.shape, generator=generator)
-            for name, value in found.items()
-        }
+        shrink = min(1.0, known.clip / own) if own else 1.0
+        found = {name: shrink * value for name, value in found.items()}
+    if known.noise:
+        noise = {name: torch.randn(value.shape, generator=generator) for name, value in found.items()}
+        found = {name: value + known.noise * noise[name] for name, value in found.items()}
     return found
 
 

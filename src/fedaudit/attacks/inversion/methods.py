@@ -352,16 +352,16 @@ class AGICPlus(AGIC):
         blank = prepared.task_info.blank(len(prepared.labels))[0].to(prepared.labels.device)
         return subspaces(prepared.victim, prepared.layers, prepared.gradient, blank, defended=defence is not None)
 
-    def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:
-        """Return total variation, which fades."""
-        del prepared
-        return [(self.total_variation, fading_smoothness(self.iterations))]
+    def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:  # noqa: ARG002
+        """Return none: those that fade begin anew with every restart."""
+        return []
 
     def search(
         self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, progress: Progress
     ) -> tuple[list[Tensor], Trace]:
         """Explore, then descend from what was found."""
         adam = self.optimiser == "adam"
+        objective = with_priors(objective, [(self.total_variation, fading_smoothness(self.iterations))])
         if adam and prepared.task_info.input_shape[0] in CHANNELS:
             pull = looks_like_photographs(prepared.pixel_range, self.iterations)
             objective = with_priors(objective, [(self.denoising, pull)])

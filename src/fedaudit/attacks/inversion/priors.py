@@ -58,9 +58,10 @@ def smoothness(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fading_smoothness(evaluations: int) -> Objective:
-    """Return :func:`smoothness`, which fades to a tenth while it is asked (``FADING``): strong early, weak late.
+    """Return :func:`smoothness` whose pull fades to a tenth (``FADING``), and a tenth of its value: strong early.
 
-    A trained network needs much of it to get away from noise, and in the end it costs the edges.
+    A trained network needs much of it to get away from noise, and in the end it costs the edges. The value doesn't
+    fade, so that what is compared by the objective is compared by the same measure all the way.
 
     Args:
         evaluations: how often the prior will be asked, after which it stays as it is.
@@ -72,7 +73,7 @@ def fading_smoothness(evaluations: int) -> Objective:
         share = FADING ** min(1.0, asked / evaluations)
         asked += 1
         value, gradient = smoothness(images)
-        return share * value, share * gradient
+        return FADING * value, share * gradient
 
     return prior
 
