@@ -60,7 +60,7 @@ def normal(values: np.ndarray, chosen: np.ndarray) -> list[tuple[float, float]]:
     parts = [column[mask] for column, mask in zip(values.T, chosen.T, strict=True)]
     about = np.concatenate([part - part.mean() for part in parts])
     shared = np.sqrt((about**2).sum() / sum(len(part) - 1 for part in parts))
-    return [(part.mean(), part.std() if len(part) >= 64 else shared) for part in parts]
+    return [(part.mean(), part.std(ddof=1) if len(part) >= 64 else shared) for part in parts]
 
 
 @pytest.mark.parametrize("count", [4, 8, 140])

@@ -153,7 +153,7 @@ def normals(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     mean = _mean(values, chosen)
     squares = (values - mean).square().where(chosen, 0.0).sum(dim=0)
     shared = squares.sum() / (count - 1).clamp(min=0).sum()
-    return mean, (squares / count).where(count >= _ENOUGH, shared).sqrt().clamp(min=1e-12)
+    return mean, (squares / (count - 1)).where(count >= _ENOUGH, shared).sqrt().clamp(min=1e-12)
 
 
 def _mean(values: Tensor, chosen: Tensor) -> Tensor:
