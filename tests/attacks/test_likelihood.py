@@ -35,7 +35,8 @@ def known_shadows(count: int, online: bool) -> tuple[Observation, list[ShadowFin
     """Return 12 records and 8 public examples, what shadow models said of them, and the same in numbers."""
     seen = logistic()
     assert seen.records is not None
-    x, y = seen.records.inputs, seen.records.labels
+    x, y = seen.records.inputs.clone(), seen.records.labels.clone()
+    x[1], y[1] = x[0], (y[0] + 1) % 3  # equal but for its label
     records = QuerySet(x, y, x[:8] + 1, y[:8])
     rng = generator(0, "shadows")
     inside = torch.zeros(count, 20, dtype=torch.bool)
@@ -59,7 +60,7 @@ def normal(values: np.ndarray, chosen: np.ndarray) -> list[tuple[float, float]]:
     parts = [column[mask] for column, mask in zip(values.T, chosen.T, strict=True)]
     about = np.concatenate([part - part.mean() for part in parts])
     shared = np.sqrt((about**2).sum() / sum(len(part) - 1 for part in parts))
-    return [(part.mean(), part.std() if len(part) >= 64 else shared) for part in parts]
+    return [(part.mean(), part.std(ddof=1) if len(part) >= 64 else shared) for part in parts]
 
 
 @pytest.mark.parametrize("count", [4, 8, 140])

@@ -69,7 +69,7 @@ class LiRA(ShadowAttack):
         odds = log_odds(shadows.logits, shadows.labels)
 
         def score(inputs: Tensor, labels: Tensor) -> Tensor:
-            rows = shadows.rows(inputs)
+            rows = shadows.rows(inputs, labels)
             seen = log_odds(class_logits(target.outputs(inputs)), labels)
             mean, deviation = (part[rows] for part in normals(odds, ~shadows.inside))
             without = (seen - mean) / deviation
@@ -132,7 +132,7 @@ class RMIA(ShadowAttack):
 
         def favoured(inputs: Tensor, labels: Tensor) -> Tensor:
             own = _log_chances(class_logits(target.outputs(inputs)), labels)
-            return own - usual[shadows.rows(inputs)].log()
+            return own - usual[shadows.rows(inputs, labels)].log()
 
         records = observation.records
         assert records is not None
@@ -153,7 +153,7 @@ def normals(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     mean = _mean(values, chosen)
     squares = (values - mean).square().where(chosen, 0.0).sum(dim=0)
     shared = squares.sum() / (count - 1).clamp(min=0).sum()
-    return mean, (squares / count).where(count >= _ENOUGH, shared).sqrt().clamp(min=1e-12)
+    return mean, (squares / (count - 1)).where(count >= _ENOUGH, shared).sqrt().clamp(min=1e-12)
 
 
 def _mean(values: Tensor, chosen: Tensor) -> Tensor:

@@ -122,11 +122,11 @@ class Shadows:
     labels: Tensor
     inside: Tensor
     public: int
-    _rows: dict[bytes, int]
+    _rows: dict[tuple[bytes, int], int]
 
-    def rows(self, inputs: Tensor) -> Tensor:
-        """Return (m,) where each of the ``inputs``, records or public examples, stands among the n."""
-        return torch.tensor([self._rows[tensor_digest(one)] for one in inputs], dtype=torch.int64)
+    def rows(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return (m,) where each of these examples, records or public ones with their labels, stands among the n."""
+        return torch.tensor([self._rows[example] for example in _examples(inputs, labels)], dtype=torch.int64)
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
@@ -210,7 +210,7 @@ class ShadowAttack(MembershipAttack):
             labels,
             torch.stack([found.inside for found in known]),
             len(records),
-            {tensor_digest(one): row for row, one in enumerate(inputs)},
+            {example: row for row, example in enumerate(_examples(inputs, labels))},
         )
 
 
@@ -272,6 +272,11 @@ def _features(logits: Tensor, labels: Tensor) -> Tensor:
 def _all(records: QuerySet) -> tuple[Tensor, Tensor]:
     """Return the records and the public examples together, with their labels."""
     return torch.cat([records.inputs, records.public_inputs]), torch.cat([records.labels, records.public_labels])
+
+
+def _examples(inputs: Tensor, labels: Tensor) -> list[tuple[bytes, int]]:
+    """Return what tells each example from the others: equal inputs may have different labels."""
+    return [(tensor_digest(one), int(label)) for one, label in zip(inputs, labels, strict=True)]
 
 
 def log_odds(logits: Tensor, labels: Tensor) -> Tensor:
