@@ -115,8 +115,7 @@ def test_the_labels_are_those_of_all_examples(federation: dict[str, Any]) -> Non
 
 
 def test_local_steps_that_are_no_whole_epochs_have_no_mean() -> None:
-    federation = {"algorithm": "fedavg", "batch_size": 4, "local_steps": 3, "rounds": 3}
-    seen, _ = clients_of(scenario(clients=2, examples=16, **federation))
+    seen, _ = clients_of(scenario(clients=2, examples=16, algorithm="fedavg", batch_size=4, local_steps=3, rounds=3))
     with pytest.raises(NotApplicable, match="several local steps"):
         AveragedLabels()(seen[0])
 

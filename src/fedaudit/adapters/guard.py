@@ -219,7 +219,7 @@ def _uncalibrated(attack: str | dict[str, Any]) -> dict[str, Any]:
     """Return an attack that isn't calibrated unless it is asked for: in every round that would cost as much again."""
     from fedaudit import api
 
-    spec = {"name": attack} if isinstance(attack, str) else dict(attack)
+    spec: dict[str, Any] = {"name": attack} if isinstance(attack, str) else dict(attack)
     settings = {key: value for key, value in spec.items() if key != "name"}
     known = api.make_attack(spec["name"], settings).settings()
     if "attack" in known:  # a method of another one's
