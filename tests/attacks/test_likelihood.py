@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.special import logit, softmax
+from scipy.special import log_softmax, logit, logsumexp
 from scipy.stats import norm
 from torch import Tensor
 
@@ -31,9 +31,12 @@ QUICK: dict[str, Any] = {"shadows": 8, "epochs": 30}
 BOTH = [("lira", False), ("lira", True), ("rmia", False), ("rmia", True)]
 
 
-def known_shadows(count: int, online: bool) -> tuple[Observation, list[ShadowFinding], dict[str, np.ndarray]]:
-    """Return 12 records and 8 public examples, what shadow models said of them, and the same in numbers."""
+def known_shadows(
+    count: int, online: bool, surer: float = 1.0
+) -> tuple[Observation, list[ShadowFinding], dict[str, np.ndarray]]:
+    """Return 12 records and 8 public examples, what shadow models said of them, and its log-probabilities."""
     seen = logistic()
+    seen = dataclasses.replace(seen, weights=({name: surer * t for name, t in seen.weights[0].items()},))
     assert seen.records is not None
     x, y = seen.records.inputs.clone(), seen.records.labels.clone()
     x[1], y[1] = x[0], (y[0] + 1) % 3  # equal but for its label
@@ -44,13 +47,13 @@ def known_shadows(count: int, online: bool) -> tuple[Observation, list[ShadowFin
         pool = torch.arange(0 if online else 12, 20)
         half = pool[torch.randperm(len(pool), generator=generator(one // 2)).tensor_split(2)[one % 2]]
         inside[one, half] = True
-    outputs = 2 * torch.randn(count, 20, 3, generator=rng) + inside[..., None]
+    outputs = 2 * surer * torch.randn(count, 20, 3, generator=rng) + inside[..., None]
     found = [ShadowFinding(inside=i, outputs=o) for i, o in zip(inside, outputs, strict=True)]
     weights = {name: t.double().numpy() for name, t in seen.weights[0].items()}
     inputs, labels = torch.cat([x, x[:8] + 1]).double().numpy(), torch.cat([y, y[:8]]).numpy()
     rows = np.arange(20)
-    own = softmax(inputs @ weights["weight"].T + weights["bias"], axis=1)[rows, labels]
-    shadows = softmax(outputs.double().numpy(), axis=2)[:, rows, labels]
+    own = log_softmax(inputs @ weights["weight"].T + weights["bias"], axis=1)[rows, labels]
+    shadows = log_softmax(outputs.double().numpy(), axis=2)[:, rows, labels]
     facts = {"own": own, "shadows": shadows, "inside": inside.numpy()}
     return dataclasses.replace(seen, records=records), found, facts
 
@@ -69,7 +72,7 @@ def test_lira_s_scores_are_the_normal_distribution_s(count: int) -> None:
         seen, found, facts = known_shadows(count, online)
         scores = make_attack("lira", {"online": online}).prepared(found)(seen)
         assert isinstance(scores, MembershipFinding)
-        odds, own = logit(facts["shadows"]), logit(facts["own"])
+        odds, own = logit(np.exp(facts["shadows"])), logit(np.exp(facts["own"]))
         without = normal(odds, ~facts["inside"])
         if online:
             trained = normal(odds, facts["inside"])
@@ -91,19 +94,19 @@ def test_a_probability_that_rounds_to_one_has_a_score_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("online", [False, True])
-@pytest.mark.parametrize(("gamma", "a"), [(2.0, 0.3), (1.0, 0.0)])
-def test_rmia_s_scores_are_counted(gamma: float, a: float, online: bool) -> None:
-    seen, found, facts = known_shadows(8, online)
+@pytest.mark.parametrize(("gamma", "a", "surer"), [(2.0, 0.3, 1.0), (1.0, 0.0, 1.0), (2.3, 1.0, 1e3)])
+def test_rmia_s_scores_are_counted(gamma: float, a: float, surer: float, online: bool) -> None:
+    seen, found, facts = known_shadows(8, online, surer)  # probabilities of one that is 1e3 times as sure round to 0
     settings = {"gamma": gamma, "offline_a": a, "online": online}
     scores = make_attack("rmia", settings).prepared(found)(seen)
     assert isinstance(scores, MembershipFinding)
     ratio = []
     for row in range(20):
         inside = facts["inside"][:, row]
-        q = facts["shadows"][~inside, row].mean()
-        p = (q + facts["shadows"][inside, row].mean()) / 2 if online else 0.5 * ((1 + a) * q + 1 - a)
-        ratio.append(facts["own"][row] / p)
-    wanted = [np.mean([ratio[x] / ratio[z] >= gamma for z in range(12, 20)]) for x in range(12)]
+        q, trained = (logsumexp(facts["shadows"][mask, row], b=1 / max(mask.sum(), 1)) for mask in (~inside, inside))
+        p = logsumexp([q, trained] if online else [q, 0.0], b=[0.5, 0.5] if online else [(1 + a) / 2, (1 - a) / 2])
+        ratio.append(facts["own"][row] - p)
+    wanted = [np.mean([ratio[x] - ratio[z] >= np.log(gamma) for z in range(12, 20)]) for x in range(12)]
     assert scores.scores.tolist() == pytest.approx(wanted)
     assert 0 < np.mean(wanted) < 1
 

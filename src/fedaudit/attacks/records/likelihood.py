@@ -88,11 +88,12 @@ class RMIA(ShadowAttack):
     With the probability p(x) of an example's own label, and P(x) that which it has on average over models, the score of
     a record x is the share of public examples z with (p(x) / P(x)) / (p(z) / P(z)) ≥ γ. Online, P is the mean of that
     over shadow models that were trained on x and of that over the others. Offline there are only the latter, of mean Q,
-    and P = ((1 + a)·Q + 1 − a) / 2. No client trained on the z, and of the shadow models only those count for Q(z) that
-    didn't either; z has the same a, as in the authors' code. As the score of x only grows with p(x) / P(x), γ decides
-    of the order of records no more than which are tied: with the paper's 2 fewer of the surest are than with the 1 of
-    the authors' code. Departures: p is the softmax's probability, neither tempered nor with a margin; the authors tune
-    a on a shadow model, here it is a setting; the model is asked of each record as it is, and not of changed copies.
+    and P = ((1 + a)·Q + 1 − a) / 2. No client trained on the z, but half of the shadow models did: P(z) is formed as
+    P(x) is, online of both halves, offline of the others alone, with the same a, as in the authors' code. As the score
+    of x only grows with p(x) / P(x), γ decides of the order of records no more than which are tied: with the paper's 2
+    fewer of the surest are than with the 1 of the authors' code. Departures: p is the softmax's probability, neither
+    tempered nor with a margin; the authors tune a on a shadow model, here it is a setting; the model is asked of each
+    record as it is, and not of changed copies.
 
     Args:
         shadows: models; attacks with the same ones share them.
@@ -123,16 +124,17 @@ class RMIA(ShadowAttack):
             NotApplicable: as :meth:`ShadowAttack.models`.
         """
         shadows = self.models(observation, generator, progress)
-        chances = _log_chances(shadows.logits, shadows.labels).exp()
-        usual = _mean(chances, ~shadows.inside)
+        chances = _log_chances(shadows.logits, shadows.labels)
+        usual = _log_mean(chances, ~shadows.inside)
         if self.online:
-            usual = (usual + _mean(chances, shadows.inside)) / 2
+            usual = usual.logaddexp(_log_mean(chances, shadows.inside)) - math.log(2)
         else:
-            usual = ((1 + self.offline_a) * usual + 1 - self.offline_a) / 2
+            rest = torch.full_like(usual, 1 - self.offline_a).log()
+            usual = (usual + math.log(1 + self.offline_a)).logaddexp(rest) - math.log(2)
 
         def favoured(inputs: Tensor, labels: Tensor) -> Tensor:
             own = _log_chances(class_logits(target.outputs(inputs)), labels)
-            return own - usual[shadows.rows(inputs, labels)].log()
+            return own - usual[shadows.rows(inputs, labels)]
 
         records = observation.records
         assert records is not None
@@ -158,6 +160,11 @@ def normals(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mean(values: Tensor, chosen: Tensor) -> Tensor:
     return values.where(chosen, 0.0).sum(dim=0) / chosen.sum(dim=0)
+
+
+def _log_mean(logs: Tensor, chosen: Tensor) -> Tensor:
+    """Return (n,) the logarithm of the mean of each example's exp(logs), (s, n), of those that are ``chosen``."""
+    return logs.where(chosen, -torch.inf).logsumexp(dim=0) - chosen.sum(dim=0).log()
 
 
 def _log_chances(logits: Tensor, labels: Tensor) -> Tensor:
