@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from scipy.special import log_softmax, logit, logsumexp
 from scipy.stats import norm
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaudit.attacks import MembershipFinding, NotApplicable, Observation, ShadowFinding, make_attack
 from fedaudit.attacks.records.shadows import ShadowModel
@@ -175,7 +176,7 @@ def test_every_example_is_in_half_of_the_models(overfitted) -> None:
         assert not inside[0].equal(inside[2])
 
 
-SHARED = [
+SHARED: list[dict[str, Any]] = [
     {"name": "shadow-models", "shadows": 4, "epochs": 3},
     {"name": "lira", "shadows": 4, "epochs": 3},
     {"name": "rmia", "shadows": 6, "epochs": 3},
@@ -213,6 +214,48 @@ def test_they_are_trained_once_for_all_attacks_and_kept(overfitted, monkeypatch,
     (alone,) = scores(SHARED[1:2], seen, Means())
     assert trained
     assert alone.equal(together[1])
+
+
+def test_a_shadow_model_that_fails_is_the_outcome(overfitted, monkeypatch) -> None:
+    seen, _, _ = overfitted
+    train = ShadowModel._trained
+    failed: list[int] = []
+
+    def fails_once(self: ShadowModel, *rest: Any) -> Any:
+        if self.index == 1 and not failed:
+            failed.append(1)
+            raise NotApplicable("no such training")
+        return train(self, *rest)
+
+    monkeypatch.setattr(ShadowModel, "_trained", fails_once)
+    attacks = [make_attack(a["name"], {k: v for k, v in a.items() if k != "name"}) for a in SHARED]
+    done = run_trials([Trial(attack, seen, 0, "cpu") for attack in attacks], Means())
+    assert [str(trial.outcome) for trial in done] == ["no such training"] * 3
+
+
+def test_a_buffer_that_the_server_sent_is_part_of_a_shadow_model(overfitted) -> None:
+    class Scaled(nn.Module):
+        scale: Tensor
+
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+            self.register_buffer("scale", torch.ones(1))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.as_tensor(self.inner(self.scale * inputs))
+
+    seen, _, _ = overfitted
+    module = Scaled(copy.deepcopy(seen.module))
+    state = {f"inner.{name}": tensor for name, tensor in seen.weights[-1].items()}
+
+    def said(scale: float) -> Tensor:
+        sent = dataclasses.replace(seen, module=module, weights=({**state, "scale": torch.tensor([scale])},))
+        (asked, *_) = make_attack("lira", {"shadows": 2, "epochs": 2}).beforehand(sent)
+        found: Any = asked[0](asked[1], seed=0)
+        return torch.as_tensor(found.outputs)
+
+    assert not said(1.0).allclose(said(0.0))
 
 
 @pytest.mark.slow

@@ -210,7 +210,7 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
 def _prepared(trials: Sequence[Trial], means: Means) -> list[Trial]:
     """Return the trials with what their attacks ask for beforehand: run once for all that ask for the same, and kept.
 
-    Where some of it fails, the attack is left as it is: it fails for the same reason.
+    Where some of it fails, that is the trial's outcome.
     """
     first: dict[str, Trial] = {}
     keys: list[list[str]] = []
@@ -227,9 +227,10 @@ def _prepared(trials: Sequence[Trial], means: Means) -> list[Trial]:
     done = {key: t.outcome for key, t in zip(first, run_trials(list(first.values()), means, title), strict=True)}
     ready = []
     for trial, own in zip(trials, keys, strict=True):
+        failed = next((outcome for key in own if isinstance(outcome := done[key], NotApplicable)), None)
         found = [outcome for key in own if isinstance(outcome := done[key], Finding)]
-        whole = own and len(found) == len(own)
-        ready.append(replace(trial, attack=trial.attack.prepared(found)) if whole else trial)
+        prepared = trial.attack.prepared(found) if own and not failed else trial.attack
+        ready.append(replace(trial, attack=prepared, outcome=failed))
     return ready
 
 
@@ -245,7 +246,7 @@ def _with(outcomes: Sequence[Finding | NotApplicable | None], trials: Sequence[T
 def _run_and_keep(trial: Trial, path: Path | None, report: Report, deadline: float | None) -> Finding | NotApplicable:
     if deadline is not None and time.time() > deadline:
         return OutOfTime(TIME_IS_UP)
-    outcome = trial.run(_in_time(report, deadline))
+    outcome = trial.outcome or trial.run(_in_time(report, deadline))
     if path and isinstance(outcome, Finding):
         try:
             outcome.save(path, path.stem)

@@ -14,14 +14,14 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Case, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership import MembershipAttack, Score
 from fedaudit.attacks.records.target import Target, held, public
-from fedaudit.models import initialise, set_training_mode
-from fedaudit.simulation.local_training import local_randomness, train
+from fedaudit.models import has_batch_norm, initialise, set_training_mode
+from fedaudit.simulation.local_training import local_randomness, on_device, train
 from fedaudit.task.training import class_logits
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import QuerySet
@@ -93,14 +93,21 @@ class ShadowModel(Attack):
         module = copy.deepcopy(observation.module).cpu()
         task_info = observation.task_info
         batches = [torch.randperm(len(inputs), generator=rng).split(self.batch_size) for _ in range(self.epochs)]
+        alone = task_info.batch_norm != "train" or not has_batch_norm(module)  # which one example has no statistics for
+        loss = on_device(observation.loss, str(inputs.device))
         try:
             initialise(module, "default", rng)
+            module.load_state_dict(observation.weights[-1], strict=False)
             set_training_mode(module, task_info.batch_norm, dropout=task_info.dropout)
             module.to(inputs.device)
             with local_randomness(int(torch.randint(2**31, (1,), generator=rng))):
                 for epoch, rows in enumerate(batches):
-                    own = ((task_info.normalise(inputs[chosen]), labels[chosen]) for chosen in rows)
-                    train(module, observation.loss, own, learning_rate=self.learning_rate)
+                    own = (
+                        (task_info.normalise(inputs[chosen]), labels[chosen])
+                        for chosen in rows
+                        if alone or len(chosen) > 1
+                    )
+                    train(module, loss, own, learning_rate=self.learning_rate)
                     progress(epoch + 1, self.epochs)
         except BadInput as error:
             raise NotApplicable(f"can't train a shadow model: {error}") from None
@@ -174,7 +181,13 @@ class ShadowAttack(MembershipAttack):
         records = held(observation)
         own = QuerySet(records.inputs, records.labels, records.public_inputs, records.public_labels)
         seen = dataclasses.replace(
-            observation, federation="shadows", weights=(), messages=(), adversary_log={}, records=own, canaries=None
+            observation,
+            federation="shadows",
+            weights=(_fixed(observation),),
+            messages=(),
+            adversary_log={},
+            records=own,
+            canaries=None,
         )
         first = ShadowModel(
             index=0,
@@ -212,6 +225,18 @@ class ShadowAttack(MembershipAttack):
             len(records),
             {example: row for row, example in enumerate(_examples(inputs, labels))},
         )
+
+
+def _fixed(observation: Observation) -> dict[str, Tensor]:
+    """Return the buffers that everybody was sent and no training moves: a mask, a scale; no running statistics."""
+    module, state = observation.module, observation.weights[-1]
+    moved = {
+        f"{name}.{key}" if name else key
+        for name, part in module.named_modules()
+        if isinstance(part, nn.modules.batchnorm._NormBase)
+        for key, _ in part.named_buffers(recurse=False)
+    }
+    return {name: state[name] for name, _ in module.named_buffers() if name in state and name not in moved}
 
 
 @register
