@@ -56,7 +56,9 @@ def test_what_can_t_be_tested_on_a_table_says_what_to_set(settings: dict[str, An
         gives_away(**settings)
 
 
-@pytest.mark.parametrize(("given", "calibrated"), [({}, False), ({"calibrate": True}, True)])
+@pytest.mark.parametrize(
+    ("given", "calibrated"), [({}, False), pytest.param({"calibrate": True}, True, marks=pytest.mark.slow)]
+)
 def test_no_attack_is_calibrated_in_every_round_unless_that_is_asked_for(
     given: dict[str, Any], calibrated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

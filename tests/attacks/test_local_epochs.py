@@ -201,7 +201,7 @@ def test_one_batch_of_several_epochs_is_that_of_its_examples():
     assert float(objective(true.flip(0))[0]) > 1e-2
 
 
-@pytest.mark.parametrize("method", ["agic", "invg"])
+@pytest.mark.parametrize("method", ["agic", pytest.param("invg", marks=pytest.mark.slow)])
 def test_rounds_of_several_local_epochs_are_evaluated_once_an_example(method):
     attack = {"name": "epochs", "attack": {"name": method, "iterations": 3}, "epochs": 2}
     scenario = {**SCENARIO, "federations": [{**EPOCHS, "rounds": 2}], "attacks": [attack]}

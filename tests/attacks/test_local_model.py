@@ -245,10 +245,10 @@ def audit(**changes: Any) -> Any:
     "how",
     [
         {},
-        {"algorithm": "fedprox", "proximal_mu": 1.0},
-        {"momentum": 0.5},
+        pytest.param({"algorithm": "fedprox", "proximal_mu": 1.0}, marks=pytest.mark.slow),
+        pytest.param({"momentum": 0.5}, marks=pytest.mark.slow),
         {"algorithm": "fedsgd", "local_steps": None},
-        {"local_steps": 1, "learning_rate": 0.15},
+        pytest.param({"local_steps": 1, "learning_rate": 0.15}, marks=pytest.mark.slow),
     ],
     ids=["fedavg", "fedprox", "momentum", "fedsgd", "one step"],
 )

@@ -145,6 +145,7 @@ def test_an_attack_that_knows_everything_has_power_and_recovers(monkeypatch: pyt
     assert not result.margins
 
 
+@pytest.mark.slow
 def test_power_and_margin_cost_no_more_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     def cost_and_margin() -> tuple[list[float], MarginResult]:
         _Single.runs.clear()
