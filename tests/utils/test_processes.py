@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from fedaudit.attacks import make_attack
 from fedaudit.attacks.findings import Finding
 from fedaudit.pipeline.trials import Means, run_trials
 from fedaudit.utils import processes
@@ -212,6 +213,8 @@ def test_a_trial_whose_workers_die_costs_the_others_nothing(tmp_path):
     class Fatal:
         name: str
         outcome: Named | None = None
+        attack: ClassVar[Any] = make_attack("labels", {})  # asks for nothing beforehand
+        observation: ClassVar[None] = None
         work: ClassVar[float] = 1.0
 
         def key(self) -> str:
