@@ -251,7 +251,9 @@ def test_accuracy_counts_right_decisions():
     said[:15] = ~said[:15]
     found = MembershipFinding(attack="loss-threshold", scores=member.double(), members=said)
     score = metrics(found, seen, truth)
-    assert score == {"membership_auc": 1.0, "membership_accuracy": 0.75, "membership_tpr": 1.0}
+    blind = score.pop("membership_blind_auc")  # 30 others are too few for a TPR
+    assert 0.3 < blind < 0.7
+    assert score == {"membership_auc": 1.0, "membership_accuracy": 0.75}
 
 
 @pytest.mark.slow

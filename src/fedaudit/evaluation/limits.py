@@ -152,8 +152,8 @@ def _above(
         reason = next((reason for reason in told if reason is not None), None)
         if reason is None:
             reason = _untested(own) or (_too_little(own) if name in SCORES else "")
-        if not attacks:
-            reason += _in_words(kind, others)
+            if not attacks:
+                reason += _in_words(kind, others)
         if reason:
             return Threshold(**row, reason=f"{federation}: {reason}")
     if not by_federation:

@@ -13,25 +13,41 @@ from torch import Tensor
 from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.attacks.records.source import SourceFinding
 from fedaudit.attacks.records.target import MembershipFinding
+from fedaudit.evaluation.blind import FEWEST, MOST, blind_scores, features
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
-from fedaudit.evaluation.statistics import SURE, auc_interval, interval, pooled, sign_test
+from fedaudit.evaluation.statistics import SURE, auc_interval, combined, holm, interval, pooled, sign_test
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
-from fedaudit.results import Chart, Evidence, FindingResult, Line
+from fedaudit.results import Chart, ClassExposure, Evidence, FindingResult, Line, MetricResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import NOBODY, UNUSED
 from fedaudit.transcript.truth import Truth
-from fedaudit.utils.seeds import derive_seed
+from fedaudit.utils.seeds import derive_seed, generator
 
 _RESAMPLES = 2000
 
-MEMBERSHIP_ACCURACY = Metric("membership_accuracy", "share of the records that are rightly called members or not")
+MEMBERSHIP_ACCURACY = Metric(
+    "membership_accuracy", "share of the records, half of them members, that are rightly called members or not"
+)
 AUC = Metric("membership_auc", "probability that a member's score is above another record's")
 TPR = Metric("membership_tpr", "share of the members that are found where 1 % of the others are taken for members")
+TPR_PERMILLE = Metric(
+    "membership_tpr_permille", "share of the members that are found where 0.1 % of the others are taken for members"
+)
+BLIND_AUC = Metric(
+    "membership_blind_auc",
+    "the same probability by a classifier of the records alone, without any model: what to hold it against",
+    higher_is_better=False,
+)
 
-LOW = 0.01  # false positives, for TPR
+LOW = {TPR: 0.01, TPR_PERMILLE: 0.001}  # false positives; of fewer others than would make one, none is told
+_FEW_PAIRS = 7  # of a class: of fewer, even perfect scores could be luck
 _MEMBERS_FOUND = (
     "The share of the members that the attack finds, against the share of the others that it takes for members, at "
     "every threshold. An attack that knows nothing stays on the diagonal."
+)
+_BY_CLASS = (
+    "The probability that a member's score is above another record's, class by class, and the lower end of its 95 % "
+    "interval. Guessing has 0.5."
 )
 
 
@@ -42,7 +58,8 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     Members and others are compared in pairs, as they were drawn, so that both are alike in class. Pairs whose member no
     update used are left out; where the attack queried one client's model, so are the pairs of other clients' members.
     Guessing is excluded by the one-sided Mann-Whitney test: it asks nothing of the scores' distribution, and is exact
-    for few records. The AUC's interval is a bootstrap over the pairs, the accuracy's the exact binomial one.
+    for few records. The AUC's interval is a bootstrap over the pairs, the shares' are exact binomial ones. Where a
+    classifier of the records alone tells members from others, no score shows what training did, and it is no leak.
     """
     own = _client_of(observation)
     rows = evaluated(truth, own)
@@ -58,12 +75,13 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     partner = torch.searchsorted(rows, truth.matched[rows])  # rows are sorted, and hold both of every pair
     low, high = auc_interval(scores[member], scores[partner[member]], resamples=_RESAMPLES, seed=seed)
     right = int((said == member).sum())
-    found, members = tpr_at(scores[member], scores[~member], LOW), int(member.sum())
+    pairs = torch.stack([torch.nonzero(member)[:, 0], partner[member]])
+    blind, blind_p = _blind(observation, rows[pairs], seed)
     notes = []
     if left_out:
         notes.append(f"{left_out} pairs of records were left out: their member is of another client, or was never used")
-    if len(rows) < 2 / LOW:
-        notes.append(f"with {int((~member).sum())} others, 1 % of them is none: no false positive is allowed")
+    confounded = blind_p is not None and blind_p <= SURE
+    classes = _by_class(observation, rows, pairs, scores, seed)
     result = done(
         finding,
         observation,
@@ -71,7 +89,8 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
         metrics=[
             AUC.of(area, 0.5, low=low, high=high, n=len(rows), of="records"),
             MEMBERSHIP_ACCURACY.share(right, len(rows), "records", 0.5),
-            TPR.share(round(found * members), members, "members", LOW),
+            *_at_low(scores[member], scores[~member]),
+            *blind,
         ],
         charts=[
             Chart(
@@ -83,13 +102,86 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
                     Line(name="attack", x=false.tolist(), y=true.tolist()),
                     Line(name="guessing", x=[0.0, 1.0], y=[0.0, 1.0]),
                 ],
-            )
+            ),
+            *_class_chart(classes, own),
         ],
-        leak=leaks(area > 0.5, p_value),
+        exposure=classes,
+        blind_p_value=blind_p,
+        leak=leaks(area > 0.5, p_value) and not confounded,
         p_value=p_value,
         p_value_at_best=best,
     )
     return Evaluation(result)
+
+
+def _at_low(members: Tensor, others: Tensor) -> list[MetricResult]:
+    """Return the share of the members that are found at each rate of false positives that the others are enough for."""
+    n = len(members)
+    return [
+        metric.share(round(tpr_at(members, others, share) * n), n, "members", share)
+        for metric, share in LOW.items()
+        if len(others) >= round(1 / share)
+    ]
+
+
+def _blind(observation: Observation, pairs: Tensor, seed: int) -> tuple[list[MetricResult], float | None]:
+    """Return the AUC of a classifier of the records alone, and its p-value, for ``pairs`` (2, k) of records."""
+    records = observation.records
+    if records is None or pairs.shape[1] < FEWEST:
+        return [], None
+    if pairs.shape[1] > MOST:
+        chosen = torch.randperm(pairs.shape[1], generator=generator(seed, "blind", "pairs"))[:MOST]
+        pairs = pairs[:, chosen.sort().values]
+    told = features(records.inputs, records.labels)
+    members, others, p_value = blind_scores(told[pairs[0]], told[pairs[1]], seed)
+    low, high = auc_interval(members, others, resamples=_RESAMPLES, seed=seed)
+    return [BLIND_AUC.of(auc(members, others), 0.5, low=low, high=high, n=pairs.numel(), of="records")], p_value
+
+
+def _by_class(observation: Observation, rows: Tensor, pairs: Tensor, scores: Tensor, seed: int) -> list[ClassExposure]:
+    """Return how exposed the members of each class are, for ``pairs`` (2, k) among ``rows``; p-values by Holm."""
+    if observation.records is None or observation.records.labels.is_floating_point():
+        return []
+    labels = observation.records.labels[rows[pairs[0]]].flatten()
+    if len(labels) != pairs.shape[1]:  # several labels a record
+        return []
+    found: list[ClassExposure] = []
+    for label, number in zip(*labels.unique(return_counts=True), strict=True):
+        if number < _FEW_PAIRS:
+            continue
+        members, others = scores[pairs[:, labels == label]]
+        low, high = auc_interval(members, others, resamples=_RESAMPLES, seed=derive_seed(seed, "class", int(label)))
+        found.append(
+            ClassExposure(
+                label=int(label),
+                auc=auc(members, others),
+                low=low,
+                high=high,
+                members=int(number),
+                p_value=_rank_test(members, others),
+            )
+        )
+    corrected = holm([one.p_value for one in found])
+    return [one.model_copy(update={"p_value": p}) for one, p in zip(found, corrected, strict=True)]
+
+
+def _class_chart(classes: Sequence[ClassExposure], own: int | None) -> list[Chart]:
+    if len(classes) < 2:
+        return []
+    labels = [float(one.label) for one in classes]
+    return [
+        Chart(
+            title="exposure by class" if own is None else f"exposure by class, client {own}",
+            caption=_BY_CLASS,
+            x_label="class",
+            y_label="AUC",
+            lines=[
+                Line(name="attack", x=labels, y=[one.auc for one in classes]),
+                Line(name="lower end", x=labels, y=[one.low for one in classes]),
+                Line(name="guessing", x=[labels[0], labels[-1]], y=[0.5, 0.5]),
+            ],
+        )
+    ]
 
 
 def _rank_test(members: Tensor, others: Tensor) -> float:
@@ -156,14 +248,31 @@ def _membership_headline(findings: Sequence[FindingResult], evidence: Evidence) 
 
 
 def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
-    """Return the verdict, with what is found where few others may be taken for members: what an average hides."""
+    """Return the verdict, with what is found where few others may be taken for members: what an average hides.
+
+    Where the records alone tell members from others, in all findings together, it doesn't conclude.
+    """
     judged = _by_auc(findings)
-    shares = [m.value for f in findings for m in f.metrics if m.name == TPR.name]
-    if not shares:
+    for metric, low in LOW.items():
+        shares = [m.value for f in findings for m in f.metrics if m.name == metric.name]
+        if shares:
+            found = f"{100 * sum(shares) / len(shares):.3g} % of members at {100 * low:g} % false positives"
+            headline = judged.headline and f"{judged.headline.rstrip('.')}. It finds {found}."
+            judged = judged._replace(text=f"{judged.text}; {found}", headline=headline)
+    blind = {(f.client, *f.clients): f.blind_p_value for f in findings if f.blind_p_value is not None}
+    p_value = combined(list(blind.values())) if blind else 1.0  # several attacks on one client are on the same records
+    if p_value > SURE:
         return judged
-    found = f"{100 * sum(shares) / len(shares):.3g} % of members at {100 * LOW:g} % false positives"
-    headline = judged.headline and f"{judged.headline.rstrip('.')}. It finds {found}."
-    return judged._replace(text=f"{judged.text}; {found}", headline=headline)
+    areas = [m.value for f in findings for m in f.metrics if m.name == BLIND_AUC.name]
+    text = (
+        f"{judged.text}; the records alone, without any model, tell members from others: AUC "
+        f"{sum(areas) / len(areas):.3g}, p = {p_value:.2g}"
+    )
+    advice = (
+        "members differ from the other records before any training, which would pass for membership; draw both from "
+        "the same source (let the clients hold a random part of one split)"
+    )
+    return judged._replace(verdict="inconclusive", text=text, headline="", advice=advice)
 
 
 _by_auc = by_test(
@@ -171,16 +280,27 @@ _by_auc = by_test(
 )
 
 
+def _untold(findings: Sequence[FindingResult], name: str, limit: float) -> str | None:  # noqa: ARG001
+    """Return why these findings have no rate at few false positives; None where they have, or it isn't asked for."""
+    least = {metric.name: round(1 / share) for metric, share in LOW.items()}.get(name)
+    if least is None or not findings or any(m.name == name for f in findings for m in f.metrics):
+        return None
+    return f"{name} needs {least:,} records that nobody trained on beside as many members; raise threat.records"
+
+
 FINDING_TYPES["membership"] = FindingType(
     verdict=_membership_verdict,
     rules=(
         "Membership is 'inferred' when members score above other records, and guessing would reach that AUC with a "
-        f"probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test over the records).",
+        f"probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test over the records). Where a classifier "
+        "of the records alone, without any model, tells members from others (permutation test within the pairs, at "
+        f"{100 * SURE:g} %), it is 'inconclusive'.",
     ),
-    metrics=(AUC, MEMBERSHIP_ACCURACY, TPR),
+    metrics=(AUC, MEMBERSHIP_ACCURACY, TPR, TPR_PERMILLE, BLIND_AUC),
     question="tell whether a record was used for training",
     control="records",
     learns=True,
+    untold=_untold,
 )
 
 

@@ -38,7 +38,7 @@ class Scale:
     @property
     def is_share(self) -> bool:
         """Whether its values lie between 0 and 1."""
-        return self.name.endswith("_accuracy") or self.name in {"recognised", "membership_auc", "membership_tpr"}
+        return self.name.endswith("_accuracy") or self.name.startswith("membership_") or self.name == "recognised"
 
     @property
     def words(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from fedaudit.modalities import ExampleKind, example_kind, fitting_kind
-from fedaudit.report import epsilon, figures, frontier, recovered_text  # noqa: F401
+from fedaudit.report import epsilon, exposure, figures, frontier, recovered_text  # noqa: F401
 from fedaudit.report import rows as _rows  # noqa: F401
 from fedaudit.report.advice import advice, command
 from fedaudit.report.conclusion import (

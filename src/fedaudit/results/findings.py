@@ -302,6 +302,17 @@ class Sheet(Record):
     path: str = Field(description="relative to the folder of results.json")
 
 
+class ClassExposure(Record):
+    """How much the members of one class are exposed to an attack on membership."""
+
+    label: int = Field(description="the class")
+    auc: float = Field(description="probability that a member's score is above another record's, within the class")
+    low: float = Field(description="lower end of its 95 % interval (bootstrap over matched pairs)")
+    high: float = Field(description="upper end of it")
+    members: int = Field(description="of the class, each with a matched non-member")
+    p_value: float = Field(description="one-sided Mann-Whitney, after Holm's correction for all classes")
+
+
 class FindingResult(Record):
     """One run of an attack, on what it receives: one update, one client, or the federation; evaluated."""
 
@@ -326,6 +337,13 @@ class FindingResult(Record):
     p_value: float | None = optional("probability that guessing does as well, by the test that its kind's rule names")
     p_value_at_best: float | None = optional(
         "the same if everything had been told rightly: above 1 %, there is too little to test"
+    )
+    exposure: list[ClassExposure] = Field(
+        default=[], description="of an attack on membership: by class, those with at least 7 pairs of records"
+    )
+    blind_p_value: float | None = optional(
+        "of an attack on membership: probability that a classifier of the records alone would tell members from others "
+        "as well, were they exchangeable; at 1 % or less the draw is confounded; null: fewer than 10 pairs"
     )
     epsilon: EpsilonResult | None = optional("of an audit of differential privacy")
     by_luck: list[float] = Field(
