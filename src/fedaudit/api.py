@@ -188,6 +188,7 @@ def attack(
     loss: Loss | None = None,
     task: dict[str, Any] | None = None,
     rounds: Sequence[int] | None = None,
+    records: Any | None = None,
     clients: int | None = None,
     max_minutes: float | None = None,
     out: Path | str | None = None,
@@ -209,6 +210,9 @@ def attack(
         task: of a recording: what wasn't recorded, or counts in its place: ``mean``, ``std``, ``input_shape``,
             ``loss`` (its name), ``batch_norm``, ``dropout``, a table's ``columns``, ``tokens`` of text.
         rounds: of a recording: only these.
+        records: of a recording: examples that nobody trained on, as the model sees them; with as many of the clients'
+            they are the records that the adversary asks about. (inputs, targets), a torch Dataset, a DataLoader, or a
+            file (.npz, .csv). Default: the recorder's candidates that no update used.
         clients: attack the updates of the first so many clients only; default: of all.
         max_minutes: begin no attack after so long, and stop those that run; what wasn't run says so.
         out: folder for what was recovered; an interrupted attack goes on from there.
@@ -232,6 +236,7 @@ def attack(
             loss=loss,
             task=task,
             rounds=rounds,
+            records=records,
             clients=clients,
             out=out,
             means=Means(workers, display=display, deadline=deadline_of(max_minutes)),
@@ -290,6 +295,7 @@ def audit_transcript(
     loss: Loss | None = None,
     task: dict[str, Any] | None = None,
     rounds: Sequence[int] | None = None,
+    records: Any | None = None,
     clients: int | None = None,
     max_minutes: float | None = None,
     out: Path | str | None = None,
@@ -304,7 +310,7 @@ def audit_transcript(
     """Attack a transcript and evaluate what was found: :func:`attack`, then :func:`evaluate`.
 
     Args:
-        transcript, attacks, threat, seed, device, truth, module, model, loss, task, rounds, clients: as of
+        transcript, attacks, threat, seed, device, truth, module, model, loss, task, rounds, records, clients: as of
             :func:`attack`.
         max_minutes: begin no attack or control after so long, and stop those that run; the report says what is missing.
         out: folder for the report; an interrupted audit goes on from there.
@@ -329,6 +335,7 @@ def audit_transcript(
             loss=loss,
             task=task,
             rounds=rounds,
+            records=records,
             clients=clients,
             out=out,
             means=means,
@@ -399,6 +406,7 @@ def verify(
     loss: Loss | None = None,
     task: dict[str, Any] | None = None,
     rounds: Sequence[int] | None = None,
+    records: Any | None = None,
     data_dir: Path | str | None = None,
     workers: int = 1,
     progress: bool = True,
@@ -407,7 +415,7 @@ def verify(
 
     Args:
         folder: that the audit was written to.
-        transcript, truth, task, rounds: of an :func:`attack`, as it was given them.
+        transcript, truth, task, rounds, records: of an :func:`attack`, as it was given them.
         model, data, loss, data_dir, workers, progress: as of :func:`audit`.
 
     Returns:
@@ -433,6 +441,7 @@ def verify(
             loss=loss,
             task=task,
             rounds=None if rounds is None else list(rounds),
+            records=records,
             workers=workers,
             display=display,
         )

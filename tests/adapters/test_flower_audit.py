@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput
@@ -54,6 +55,22 @@ def test_the_example_is_audited_by_one_call(tmp_path):
     for name in last.updates[0].tensors:
         mean = torch.stack([u.tensors[name] for u in last.updates]).mean(0)
         torch.testing.assert_close(sums[name], last.weights[name] + mean, rtol=1e-5, atol=1e-6)
+
+
+def test_who_was_in_is_asked_beside_without_a_further_line(tmp_path):
+    config = {"final-model": str(tmp_path / "final.pt"), "num-server-rounds": 2, "examples": 120}
+    asked = {**QUICK, "attacks": ["loss-threshold"]}
+    finished = audit_flower(EXAMPLE, nodes=3, config=config, out=tmp_path / "out", **asked)
+    with loaded(EXAMPLE) as app:
+        task = sys.modules["digits_app.task"]
+        tested = torch.cat([x for node in range(3) for x, _ in task.load_data(node, 3, 120, 8, 0)[1]])
+        assert app.name == "digits-app"
+    (path,) = (tmp_path / "out/recording/truth").glob("candidates*")
+    kept = load_file(path)["seen/candidates/inputs"]
+    assert {x.numpy().tobytes() for x in kept} == {x.numpy().tobytes() for x in tested}
+    (result,) = finished.result.findings
+    assert result.status == "done"
+    assert {m.of for m in result.metrics} >= {"records"}
 
 
 def test_it_is_the_same_again(tmp_path):

@@ -328,15 +328,21 @@ class Recorder:
     def candidates(self, inputs: Tensor, labels: Tensor) -> None:
         """Give other examples of the same kind, normalised as the model sees them: victims are looked for among them.
 
+        Those that no update uses are the records that nobody trained on, for attacks that ask who was in.
+
         Args:
             inputs: (n, ...).
             labels: (n,), of a causal task (n, length).
 
         Raises:
-            BadInput: there are none, or the folder can't be written.
+            BadInput: there are none, they have another shape than what clients trained on, or the folder can't be
+                written.
         """
         if not len(inputs) or len(inputs) != len(labels):
             raise BadInput(f"{len(inputs)} inputs and {len(labels)} labels are no candidates")
+        known = self._header.observed.input_shape
+        if known is not None and known != tuple(inputs.shape[1:]):
+            raise BadInput(f"candidates of shape {tuple(inputs.shape[1:])}: clients' examples have {known}")
         path = self.folder / FOLDER / CANDIDATES
         try:
             kept = inputs.detach().float() if inputs.is_floating_point() else inputs.detach().long()

@@ -127,6 +127,15 @@ Clients = Annotated[
     int | None,
     typer.Option("--clients", min=1, help="Of a recording or an app: attack only the first so many clients' updates."),
 ]
+Records = Annotated[
+    Path | None,
+    typer.Option(
+        "--records",
+        metavar="FILE",
+        help="Of a recording or an app: examples that nobody trained on, as the model sees them (.npz with inputs and "
+        "labels, or .csv), to ask about beside as many of the clients'.",
+    ),
+]
 MaxMinutes = Annotated[
     float | None,
     typer.Option(

@@ -31,6 +31,7 @@ def verify(
     batch_norm: options.BatchNorm = None,
     task_file: options.Task = None,
     rounds: options.Rounds = None,
+    records: options.Records = None,
     workers: options.Workers = None,
 ) -> None:
     """Recompute an audit's numbers from its saved findings, and show differences; exit 2 if there are any."""
@@ -40,7 +41,9 @@ def verify(
     from fedaudit import api
 
     processes = options.number_of_workers(workers)
-    found = api.verify(folder, transcript=transcript, truth=truth, data_dir=data_dir, workers=processes, **own)
+    found = api.verify(
+        folder, transcript=transcript, truth=truth, records=records, data_dir=data_dir, workers=processes, **own
+    )
     for note in found.notes:
         print(f"note: {note}")
     for line in found.differences[:_MOST]:

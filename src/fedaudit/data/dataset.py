@@ -323,8 +323,8 @@ class Dataset:
         Raises:
             BadInput: an item is not such a pair, or the inputs differ in shape.
         """
-        x, y = _stack_pairs(dataset, limit)
-        return cls.from_tensors(x, y, test=None if test is None else _stack_pairs(test, limit), **options)
+        x, y = stack_pairs(dataset, limit)
+        return cls.from_tensors(x, y, test=None if test is None else stack_pairs(test, limit), **options)
 
 
 def check_names(names: Sequence[str], where: str) -> None:
@@ -509,7 +509,12 @@ def _colours(item: Any) -> Any:
     return item.convert("L") if mode == "1" else item
 
 
-def _stack_pairs(dataset: MapStyle, limit: int | None) -> tuple[Tensor, Tensor]:
+def stack_pairs(dataset: MapStyle, limit: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return the inputs (n, ...) and targets of a torch data set's first pairs, as it gives them.
+
+    Raises:
+        BadInput: an item is no such pair, the inputs differ in shape, or there are none.
+    """
     count = len(dataset) if limit is None else min(limit, len(dataset))
     inputs: list[Tensor] = []
     targets: list[Any] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from fedaudit.data.dataset import ONE_INPUT, Dataset, Split, hold_out, real_targets
+from fedaudit.data.dataset import ONE_INPUT, Dataset, Split, hold_out, real_targets, stack_pairs
+from fedaudit.data.files import read_csv, read_npz
 from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
 from fedaudit.utils.errors import BadInput
 
@@ -65,6 +67,50 @@ def dataset_of(data: Any, *, classes: bool = False, raw_targets: bool = False) -
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return Dataset.from_torch(data, **options)
     raise BadInput(f"data is a {type(data).__name__}; give {_FORMS}")
+
+
+def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
+    """Return inputs (n, ...) and targets of a user's examples as they are: nothing is standardised or normalised.
+
+    Args:
+        data: (inputs, targets), a map-style torch Dataset, a DataLoader, whose data set is taken, or a file: .npz with
+            the arrays ``inputs`` and ``labels``, or .csv of numbers under a line of names, the target last.
+
+    Raises:
+        BadInput: it is none of these.
+    """
+    if isinstance(data, str | Path):
+        return _pairs_in(Path(data))
+    if isinstance(data, tuple) and len(data) == 2:
+        pair = tuple(torch.as_tensor(part).detach().cpu() for part in data)
+    else:
+        data = data.dataset if isinstance(data, DataLoader) else data
+        if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+            raise BadInput(f"a {type(data).__name__} isn't examples; give (inputs, targets), a torch Dataset or a file")
+        pair = stack_pairs(data)
+    inputs, targets = pair
+    if not inputs.ndim or not targets.ndim or not len(inputs) or len(inputs) != len(targets):
+        raise BadInput(f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}; give one target per input")
+    return inputs, targets
+
+
+def _pairs_in(path: Path) -> tuple[Tensor, Tensor]:
+    if path.suffix.lower() == ".npz":
+        inputs, targets = (torch.from_numpy(array.copy()) for array in read_npz(path, "inputs", "labels"))
+        return pairs_of((inputs, targets))
+    if path.suffix.lower() != ".csv":
+        raise BadInput(
+            f"'{path}' isn't read: give .npz with the arrays inputs and labels, or .csv with the target last"
+        )
+    rows = read_csv(path)[1:]
+    try:
+        table = torch.tensor([[float(cell) for cell in row] for row in rows], dtype=torch.float64)
+    except ValueError as error:
+        raise BadInput(f"'{path}': rows of numbers of one length are read, the target last ({error})") from None
+    if table.ndim != 2 or table.shape[1] < 2:
+        raise BadInput(f"'{path}' holds no rows of at least two numbers below a line of names")
+    inputs, targets = table[:, :-1].float(), table[:, -1]
+    return inputs, targets.long() if bool((targets == targets.round()).all()) else targets.float()
 
 
 def _parts(inputs: Any) -> bool:

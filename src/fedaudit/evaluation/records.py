@@ -81,7 +81,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     if left_out:
         notes.append(f"{left_out} pairs of records were left out: their member is of another client, or was never used")
     confounded = blind_p is not None and blind_p <= SURE
-    classes = _by_class(observation, rows, pairs, scores, seed)
+    classes = [] if confounded else _by_class(observation, rows, pairs, scores, seed)
     result = done(
         finding,
         observation,

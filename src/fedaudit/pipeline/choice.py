@@ -48,8 +48,11 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
         threat: of the adversary.
     """
     info, vertical = transcript.task_info, transcript.vertical
-    if transcript.records is None:
-        threat = threat.model_copy(update={"records": None, "client_property": None})
+    threats = [threat]
+    if transcript.records is None or transcript.recording:
+        threats = [threat.model_copy(update={"records": None, "client_property": None})]
+    if transcript.records is not None and transcript.recording:  # drawn unasked: what needs none is asked, too
+        threats.append(threat.model_copy(update={"records": len(transcript.records), "client_property": None}))
     updates = [update for played in transcript.rounds for update in played.updates]
     sizes = {(u.num_examples, u.training.local_steps if u.training else None) for u in updates}
     begins = _beginning(None if vertical else transcript.module, info.input_shape)
@@ -57,7 +60,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
         Case(
             kind=info.kind,
             num_classes=None if info.causal else info.num_classes,
-            threat=threat,
+            threat=one,
             update_kind=transcript.update_kind,
             examples=examples,
             steps=steps,
@@ -69,6 +72,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             top=vertical.spec.top if vertical else None,
             **begins,
         )
+        for one in threats
         for examples, steps in sizes or {(1, None)}
     ]
     return fitting(cases)

@@ -22,6 +22,7 @@ from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.choice import choose_for
 from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
+from fedaudit.pipeline.recorded_records import OF_RECORDS, with_records
 from fedaudit.pipeline.recordings import about, check_replay, with_truth
 from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan
 from fedaudit.pipeline.trials import Means, Trial, run_trials
@@ -59,7 +60,8 @@ class Findings(Sequence[Finding | NotApplicable]):
         seed: of the attacks.
         device: where they ran.
         trials: each attack on each observation, with its outcome.
-        truth: the ground truth or its file, where one lies beside the transcript.
+        truth: the ground truth or its file, where one lies beside the transcript; with whose its records are, where
+            they were drawn from it.
         folder: of the transcript.
         store: folder that keeps finished findings.
         started: seconds since 1970.
@@ -143,8 +145,12 @@ def attack_transcript(
     out: Path | None = None,
     overwrite: bool = False,
     without_truth: str | None = None,
+    records: Any = None,
 ) -> Findings:
     """Run attacks on a transcript; of the ground truth they get nothing.
+
+    A recording's records are drawn first (:mod:`fedaudit.pipeline.recorded_records`), where an attack may ask about
+    some.
 
     Args:
         source: the transcript, or its folder.
@@ -157,6 +163,7 @@ def attack_transcript(
         model, loss: a user's own, where ``source`` is a folder and was made with them.
         out: folder that the findings, or their evaluation, will be written to.
         without_truth: what to say where there is no ground truth; None attacks all the same.
+        records: of a recording: examples that nobody trained on; None: the recorder's candidates.
 
     Raises:
         BadInput: a name, setting, flag or file can't be used.
@@ -172,9 +179,8 @@ def attack_transcript(
     transcript = (
         source if isinstance(source, Transcript) else Transcript.load(source, model, loss, task=task, rounds=rounds)
     )
-    if not attacks:
-        attacks, given = _attacks([{"name": s.name, **s.settings()} for s in choose_for(transcript, adversary)])
-    adversary = _granted(adversary, threat, transcript)
+    if records is not None and not transcript.recording:
+        raise BadInput("--records is for a recording: records of a simulation are drawn by it (threat.records)")
     if truth is None and folder is not None:
         truth = truth_beside(folder)
     if transcript.recording and isinstance(truth, Path) and truth.is_dir():
@@ -182,8 +188,24 @@ def attack_transcript(
     if truth is None and without_truth is not None:
         raise BadInput(without_truth)
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
-        recorded = _open_truth(truth, transcript)[1].seed
-        seed = recorded if seed is None else seed
+        loaded, recorded, *_ = _open_truth(truth, transcript)
+        seed = recorded.seed if seed is None else seed
+        asked = records is not None or adversary.records is not None
+        if transcript.recording and (asked or not attacks or any(a.finds.kind in OF_RECORDS for a in attacks)):
+            place = truth if isinstance(truth, Path) and truth.is_dir() else None
+            try:
+                transcript, truth = with_records(transcript, loaded, place, records, adversary, seed)
+            except BadInput as error:
+                if asked:
+                    raise
+                means.display.say(f"note: {error}")
+    elif records is not None or (transcript.recording and adversary.records is not None):
+        raise BadInput(
+            "no records: half of them are what clients trained on, and there is no ground truth to take them of"
+        )
+    if not attacks:
+        attacks, given = _attacks([{"name": s.name, **s.settings()} for s in choose_for(transcript, adversary)])
+    adversary = _granted(adversary, threat, transcript)
     seed = seed or 0
     means = replace(means, store=means.store or (out / "findings" if out else None))
     seen = transcript
@@ -248,8 +270,9 @@ def evaluate_findings(
     Raises:
         BadInput: there is no ground truth, or it isn't that of the transcript.
     """
-    truth = found.truth if truth is None else truth
     transcript, attacks, adversary = found.transcript, found.attacks, found.threat
+    drawn = transcript.recording is not None and transcript.records is not None  # from the truth that the attack had
+    truth = found.truth if truth is None or drawn else truth
     if truth is None:
         raise BadInput(NO_TRUTH)
     if transcript.recording and isinstance(truth, Path) and with_truth(transcript, truth) is not transcript:
@@ -326,6 +349,8 @@ def _flags(found: Findings) -> list[str]:
     ]
     flags += [f"--adversary {adversary.adversary}", f"--seed {found.seed}", "--out DIR"]
     flags += [f"--set {shlex.quote(f'threat.sees={adversary.sees}')}"] * (adversary.group_size > 1)
+    drawn = found.transcript.recording is not None and adversary.records is not None
+    flags += [f"--set threat.records={adversary.records}"] * drawn
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
     return flags

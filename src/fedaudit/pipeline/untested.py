@@ -37,7 +37,9 @@ def not_tried(
     if "membership" not in ran:
         why = "none of the attacks that were asked for asks that"
         if scenario.threat.records is None:
-            why = "the adversary has no records to ask about (threat.records, of simulated federations)"
+            why = "the adversary has no records to ask about (threat.records)"
+            if any(r.transcript.recording for r in recordings):
+                why = "no examples are known that nobody trained on; give some: --records FILE"
         lines.append(f"nobody asked whether a given record was used: {why}")
     left_out = [f.reason for f in findings if f.reason and f.reason.startswith("not run: ")]
     lines += [

@@ -74,6 +74,7 @@ def verify_audit(
     loss: Loss | None = None,
     task: Mapping[str, Any] | None = None,
     rounds: list[int] | None = None,
+    records: Any = None,
     workers: int = 1,
     display: Display,
 ) -> Verification:
@@ -87,7 +88,7 @@ def verify_audit(
         transcript: that was attacked, or its folder; needed where that isn't ``folder/recording``.
         truth: its ground truth, where that doesn't lie beside it.
         data_dir, dataset, model, loss: as of :func:`fedaudit.pipeline.run.run_audit`.
-        task, rounds: of a recording, as the attack had them.
+        task, rounds, records: of a recording, as the attack had them.
         workers: processes for the simulation.
         display: shows progress.
 
@@ -139,6 +140,7 @@ def verify_audit(
             loss=loss,
             task=task,
             rounds=rounds,
+            records=records,
         )
         derived = evaluate_findings(attacked, means=means, controls=scenario.evaluation.controls)
         repeat = stored.repeat  # the flags as they were written, of which not all can be told again

@@ -249,18 +249,12 @@ def _decoded(
     path: Path,
 ) -> Truth:
     """Return the truth with examples as a data set has them, made of what model and loss saw."""
-
-    def decoded(seen: Tensor, targets: Tensor, where: str) -> tuple[Tensor, Tensor]:
-        inputs, labels = _examples(seen, task_info), _targets(targets, task_info)
-        check_examples(inputs, labels, task_info, len(inputs) if inputs.ndim else 0, where)
-        return inputs, labels
-
     own, others = {}, []
     if given[0] is not None and given[1] is not None:
-        others.append(decoded(given[0], given[1], f"{path}: the candidates"))
+        others.append(examples_of(given[0], given[1], task_info, f"{path}: the candidates"))
     for key, seen in truth.seen.items():
         where = f"{path}: round {key[0]}, client {key[1]}"
-        examples = decoded(*seen, where)
+        examples = examples_of(*seen, task_info, where)
         if key in updates:
             check_cells(examples[0], task_info.columns, where)
             own[key] = examples
@@ -280,6 +274,47 @@ def _decoded(
         seen={key: truth.seen[key] for key in own},
         randomness={key: value for key, value in truth.randomness.items() if key in own},
     )
+
+
+def examples_of(seen: Tensor, targets: Tensor, task_info: TaskInfo, where: str) -> tuple[Tensor, Tensor]:
+    """Return examples and labels as a data set has them, of what model and loss see.
+
+    Raises:
+        CorruptTranscript: they aren't of this task; ``where`` names them.
+    """
+    inputs, labels = _examples(seen, task_info), _targets(targets, task_info)
+    check_examples(inputs, labels, task_info, len(inputs) if inputs.ndim else 0, where)
+    return inputs, labels
+
+
+def unused_candidates(path: Path, transcript: Transcript) -> tuple[Tensor, Tensor] | None:
+    """Return the candidates that a recorder was given, with labels, without those that any update of it used.
+
+    Args:
+        path: folder of the recording's truth.
+        transcript: the recording.
+
+    Returns:
+        None where none were given.
+
+    Raises:
+        CorruptTranscript: a file is damaged, or its examples aren't of this task.
+        BadInput: a file's digest doesn't fit.
+    """
+    if not (path / CANDIDATES).is_file():
+        return None
+    info = transcript.task_info
+    given = _read(path / CANDIDATES)[1]
+    inputs, labels = examples_of(
+        given["seen/candidates/inputs"], given["seen/candidates/targets"], info, f"{path / CANDIDATES}"
+    )
+    used = set[int]()
+    for file in sorted(p for p in path.iterdir() if _OF_UPDATE.fullmatch(p.name)):
+        for name, seen in _read(file)[1].items():
+            if name.startswith("seen/") and name.endswith("/inputs"):
+                used |= set(info.example_kind.fingerprints(_examples(seen, info)).tolist())
+    free = torch.tensor([mark not in used for mark in info.example_kind.fingerprints(inputs).tolist()])
+    return inputs[free], labels[free]
 
 
 def _first_of_each(hashes: Tensor) -> Tensor:

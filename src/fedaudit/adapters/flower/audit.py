@@ -23,6 +23,7 @@ from fedaudit import api
 from fedaudit.adapters.flower.in_process import App, Call, Run, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, check_names, is_training, num_examples, state_in
 from fedaudit.capture.capture import Capture
+from fedaudit.capture.evaluation import Evaluation
 from fedaudit.capture.recorder import Recorder
 from fedaudit.task.training import UNMODELLED
 from fedaudit.transcript.files import INDEX
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fedaudit.api import Audit, Verdict
 
 RECORDING = "recording"  # the folder in OUT
+_TESTED, _OF_NODE = 2000, 200  # most examples that are kept of all nodes' evaluations, and of one's
 
 
 def audit_flower(
@@ -45,6 +47,7 @@ def audit_flower(
     config: Mapping[str, Any] | None = None,
     rounds: int | None = None,
     attacked: Sequence[int] | Literal["last"] | None = "last",
+    records: Any | None = None,
     clients: int | None = None,
     max_minutes: float | None = None,
     attacks: Sequence[str | dict[str, Any]] | None = None,
@@ -67,6 +70,8 @@ def audit_flower(
         app: its folder, the one with pyproject.toml.
         nodes, config, rounds: as of :func:`run_app`; where ``attacked`` names rounds, the app stops after the last.
         attacked: which rounds are attacked, from 0; default: the last, whose model has been trained; None: all.
+        records: examples that nobody trained on, as of :func:`fedaudit.attack`; default: what the clients' evaluation
+            used and their training didn't.
         clients: of how many clients the updates are attacked, the first ones; default: of all.
         max_minutes: the app gets half of so long, then it is stopped; attacks are stopped at the end. The report says
             what is missing.
@@ -121,6 +126,7 @@ def audit_flower(
                             until=None if deadline is None else (began + deadline) / 2,
                             watch=watcher,
                         )
+                    watcher.keep_tested()
                 finally:
                     if not watcher.updates:  # nothing to keep
                         shutil.rmtree(folder / RECORDING, ignore_errors=True)
@@ -138,6 +144,7 @@ def audit_flower(
             "seed": seed,
             "module": module,
             "rounds": [max(watcher.rounds)] if attacked == "last" else attacked,
+            "records": records,
             "clients": clients,
             "max_minutes": None if deadline is None else max(1e-3, (deadline - time.time()) / 60),
             "out": folder,
@@ -174,10 +181,11 @@ class _Watcher:
         self._recorder, self._report = recorder, report
         self._round: int | None = None
         self._weights: dict[str, Tensor] = {}
+        self._tested: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by node, what its first evaluation used
 
     def __call__(self, index: int, message: Message, context: Context, call: Call) -> Message:
         if not is_training(message):
-            return call(message, context)
+            return self._evaluated(message, context, call)
         sent = copy.deepcopy(message.content)  # the client may change what it is given
         self._report(index)
         with Capture() as seen:
@@ -187,6 +195,25 @@ class _Watcher:
                 self._record(index, context.node_id, sent, seen, reply.content)
             except FedAuditError as error:
                 self._note(f"an update of node {context.node_id} isn't recorded: {error}")
+        return reply
+
+    def keep_tested(self) -> None:
+        """Write what was evaluated on as candidates; those that training used, too, are found when they are read."""
+        parts = [part for node in self._tested.values() for part in node]
+        if len({(x.shape[1:], y.shape[1:], x.dtype, y.dtype) for x, y in parts}) == 1:
+            inputs, targets = (torch.cat([part[i] for part in parts])[:_TESTED] for i in (0, 1))
+            try:
+                self._recorder.candidates(inputs, targets)
+            except FedAuditError as error:
+                self._note(f"what was evaluated on isn't recorded: {error}")
+
+    def _evaluated(self, message: Message, context: Context, call: Call) -> Message:
+        node, most = context.node_id, _OF_NODE
+        if self.module is None or node in self._tested or len(self._tested) * most >= _TESTED:
+            return call(message, context)
+        with Evaluation(self.module, most) as seen:
+            reply = call(message, context)
+        self._tested[node] = list(zip(seen.inputs, seen.targets, strict=True))
         return reply
 
     def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:

@@ -159,8 +159,8 @@ def held(observation: Observation) -> QuerySet:
     """
     if observation.records is None:
         raise NotApplicable(
-            "the adversary holds no records to ask about; they are drawn where a federation is simulated ('fedaudit "
-            "audit --set threat.records=300'), and a recording or a Flower app has none"
+            "the adversary holds no records to ask about: where a federation is simulated, set threat.records=300; a "
+            "recording or a Flower app needs examples that nobody trained on (--records FILE, Recorder.candidates)"
         )
     return observation.records
 

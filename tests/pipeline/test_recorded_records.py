@@ -1,0 +1,209 @@
+"""Whose records these are, asked of a recording: drawn from its truth and from what nobody trained on."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+import fedaudit
+from fedaudit import BadInput, Recorder, Transcript
+from fedaudit.pipeline.choice import choose_for
+from fedaudit.pipeline.offline import attack_transcript
+from fedaudit.pipeline.trials import Means
+from fedaudit.transcript.queries import NOBODY
+from fedaudit.transcript.threat import ThreatModel
+from tests.capture.recording_cases import MEAN, STD
+
+CLIENTS, OWN = 2, 40
+ASK = [{"name": "loss-threshold"}]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def digits():
+    """Return all digits, shuffled: they come writer by writer, and writers differ without any model."""
+    data = fedaudit.load_dataset("digits").train
+    order = torch.randperm(len(data.inputs), generator=torch.Generator().manual_seed(2))
+    return (data.inputs[order] - MEAN[0]) / STD[0], data.targets[order]
+
+
+def record(folder, *, steps=200, given=None, change=lambda x: x):
+    """Record two rounds of two clients that learn random labels by heart, so that only members are known."""
+    torch.manual_seed(0)
+    inputs, _ = digits()
+    labels = torch.randint(10, (len(inputs),), generator=torch.Generator().manual_seed(1))
+    model = Net()
+    with Recorder(folder, mean=MEAN, std=STD) as recorder:
+        if given is not None:
+            recorder.candidates(inputs[given], labels[given])
+        for _ in range(2):
+            start, states = copy.deepcopy(model.state_dict()), []
+            with recorder.round(start):
+                for client in range(CLIENTS):
+                    model.load_state_dict(start)
+                    rows = slice(client * OWN, (client + 1) * OWN)
+                    optimiser = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+                    with recorder.capture() as seen:
+                        for _ in range(steps):
+                            optimiser.zero_grad()
+                            nn.functional.cross_entropy(model(change(inputs[rows])), labels[rows]).backward()
+                            optimiser.step()
+                    recorder.update(f"site-{client}", model.state_dict(), seen, num_examples=OWN)
+                    states.append(copy.deepcopy(model.state_dict()))
+            model.load_state_dict({k: torch.stack([s[k] for s in states]).mean(0) for k in start})
+    return inputs, labels
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded") / "recording"
+    inputs, labels = record(folder, given=slice(60, 500))  # 20 of them are clients'
+    return folder, inputs, labels
+
+
+def attacked(folder, attacks=ASK, threat=None, records=None, seed=0):
+    means = Means(1)
+    return attack_transcript(
+        folder, attacks, threat=threat or {}, seed=seed, device="cpu", truth=None, means=means, model=Net(),
+        rounds=[1], records=records,
+    )  # fmt: skip
+
+
+def test_half_are_the_clients_each_with_another_of_its_class(recorded):
+    folder, inputs, _ = recorded
+    found = attacked(folder)
+    records, truth = found.transcript.records, found.truth
+    assert records is not None
+    member = truth.owners != NOBODY
+    assert int(member.sum()) == int((~member).sum()) == len(records) // 2 >= 20
+    assert records.labels[truth.matched].equal(records.labels)
+    assert not bool((member & member[truth.matched]).any())
+    pixels = inputs * STD[0] + MEAN[0]
+    for row, owner in enumerate(truth.owners.tolist()):  # whose it is, by the arrays that it was drawn from
+        same = (pixels[:500] - records.inputs[row]).abs().amax(dim=(1, 2, 3)) < 1e-6
+        places = torch.nonzero(same)[:, 0].tolist()
+        assert places
+        if owner == NOBODY:
+            assert all(place >= CLIENTS * OWN for place in places)
+        else:
+            assert any(place // OWN == owner for place in places)
+    runs = [i for i in range(1, len(member)) if member[i] != member[i - 1]]
+    assert len(runs) > len(member) // 4  # shuffled
+
+
+def test_members_that_were_learnt_by_heart_are_found(recorded):
+    folder, *_ = recorded
+    finished = fedaudit.audit_transcript(folder, ASK, module=Net(), rounds=[1], progress=False)
+    (result,) = finished.result.findings
+    found = attacked(folder)
+    (finding,) = found
+    expected = roc_auc_score((found.truth.owners != NOBODY).numpy(), finding.scores.numpy())
+    assert next(m.value for m in result.metrics if m.name == "membership_auc") == pytest.approx(expected)
+    assert expected > 0.7
+    assert finished.result.summaries[0].verdict == "inferred"
+
+
+def test_a_model_that_learnt_nothing_gives_nothing_away(tmp_path):
+    record(tmp_path / "r", steps=1, given=slice(80, 500))
+    finished = fedaudit.audit_transcript(tmp_path / "r", ASK, module=Net(), rounds=[0], controls=False, progress=False)
+    assert finished.result.summaries[0].verdict != "inferred"
+
+
+def test_a_file_gives_the_same_records_as_candidates(recorded, tmp_path):
+    folder, inputs, labels = recorded
+    np.savez(tmp_path / "others.npz", inputs=inputs[60:500].numpy(), labels=labels[60:500].numpy())
+    own = attacked(folder).transcript.records
+    for given in (
+        tmp_path / "others.npz",
+        (inputs[60:500], labels[60:500]),
+        torch.utils.data.TensorDataset(inputs[60:500], labels[60:500]),
+    ):
+        assert attacked(folder, records=given).transcript.records.inputs.equal(own.inputs)
+
+
+def test_what_is_asked_of_updates_alone_is_asked_beside(recorded):
+    folder, *_ = recorded
+    plain = Transcript.load(folder, Net(), rounds=[1])
+    before = [spec.name for spec in choose_for(plain, ThreatModel())]
+    plain.records = attacked(folder).transcript.records
+    after = [spec.name for spec in choose_for(plain, ThreatModel())]
+    assert set(before) < set(after)
+    assert {"loss-threshold", "source-inference"} <= set(after)
+
+
+def test_an_attack_on_updates_alone_gets_no_records(recorded):
+    folder, *_ = recorded
+    assert attacked(folder, [{"name": "labels"}]).transcript.records is None
+
+
+def test_what_is_missing_is_said_in_a_line(tmp_path, recorded):
+    folder, inputs, labels = recorded
+    record(tmp_path / "r", steps=1)
+    with pytest.raises(BadInput, match=r"no examples are known that nobody trained on; give some: --records FILE"):
+        attacked(tmp_path / "r", threat={"records": 40})
+    (outcome,) = attacked(tmp_path / "r")
+    assert "--records FILE" in str(outcome)
+    with pytest.raises(BadInput, match=r"0 can be drawn in pairs of one class"):
+        attacked(tmp_path / "r", records=(inputs[:80], labels[:80]))
+    with pytest.raises(BadInput, match=r"set threat\.records=\d+, or give more"):
+        attacked(folder, threat={"records": 2000})
+    with pytest.raises(BadInput, match=r"shape \(64,\): the model takes \(1, 8, 8\)"):
+        attacked(folder, records=(inputs.flatten(1), labels))
+
+
+@pytest.mark.parametrize("change", [lambda x: x.flip(3).roll(3, dims=2), lambda x: 0.9 * x + 0.05 * torch.randn_like(x)])
+def test_records_that_look_different_are_no_membership(tmp_path, change):
+    inputs, labels = record(tmp_path / "r", steps=1, change=change)
+    finished = fedaudit.audit_transcript(
+        tmp_path / "r", ASK, module=Net(), records=(inputs[80:600], labels[80:600]), rounds=[1], controls=False,
+        progress=False,
+    )  # fmt: skip
+    (told,) = finished.result.summaries
+    assert told.verdict == "inconclusive"
+    assert "the records alone, without any model, tell members from others" in told.verdict_text
+
+
+def test_a_column_of_a_recorded_table_is_hidden_and_asked_for(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(300, 6, generator=generator)
+    smokes = torch.randint(2, (300,), generator=generator)
+    rows[:, 4:] = nn.functional.one_hot(smokes, 2).float()
+    labels = torch.randint(2, (300,), generator=generator)
+    columns = [{"name": f"x{i}", "kind": "numeric", "positions": [i]} for i in range(4)]
+    columns.append({"name": "smoker", "kind": "categorical", "positions": [4, 5], "categories": ["no", "yes"]})
+    model = nn.Linear(6, 2)
+    with Recorder(tmp_path / "r", columns=columns) as recorder, recorder.round(copy.deepcopy(model.state_dict())):
+        recorder.candidates(rows[100:], labels[100:])
+        with recorder.capture() as seen:
+            optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+            nn.functional.cross_entropy(model(rows[:100]), labels[:100]).backward()
+            optimiser.step()
+        recorder.update("site", model.state_dict(), seen, num_examples=100)
+    threat = {"records": 60, "hidden_attribute": "smoker"}
+    found: Any = attack_transcript(
+        tmp_path / "r", [{"name": "attribute-loss"}], threat=threat, seed=0, device="cpu", truth=None, means=Means(1),
+        model=nn.Linear(6, 2),
+    )  # fmt: skip
+    records, truth = found.transcript.records, found.truth
+    assert records.columns.tolist() == [4, 5]
+    assert not bool(records.inputs[:, 4:].any())
+    for row, value in zip(records.inputs, truth.values.tolist(), strict=True):  # the row's own, found by its numbers
+        place = int((rows[:, :4] - row[:4]).abs().sum(1).argmin())
+        assert int(smokes[place]) == value
+    assert found[0].kind == "attribute"
+    with pytest.raises(BadInput, match=r"'sex'; categorical columns of the recording: smoker"):
+        attack_transcript(
+            tmp_path / "r", [{"name": "attribute-loss"}], threat={**threat, "hidden_attribute": "sex"}, seed=0,
+            device="cpu", truth=None, means=Means(1), model=nn.Linear(6, 2),
+        )  # fmt: skip
