@@ -162,7 +162,9 @@ def test_what_is_missing_is_said_in_a_line(tmp_path, recorded):
         attacked(folder, records=(inputs.flatten(1), labels))
 
 
-@pytest.mark.parametrize("change", [lambda x: x.flip(3).roll(3, dims=2), lambda x: 0.9 * x + 0.05 * torch.randn_like(x)])
+@pytest.mark.parametrize(
+    "change", [lambda x: x.flip(3).roll(3, dims=2), lambda x: 0.9 * x + 0.05 * torch.randn_like(x)]
+)
 def test_records_that_look_different_are_no_membership(tmp_path, change):
     inputs, labels = record(tmp_path / "r", steps=1, change=change)
     finished = fedaudit.audit_transcript(

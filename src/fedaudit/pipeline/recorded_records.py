@@ -145,4 +145,3 @@ def _pairs(info: TaskInfo, members: Examples, others: Examples) -> int:
         classes = labels.tolist() if info.num_classes is not None else [0] * len(labels)
         counts.append(Counter(dict(zip(marks, classes, strict=True)).values()))
     return (counts[0] & counts[1]).total()
-
