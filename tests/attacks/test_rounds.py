@@ -10,10 +10,12 @@ import torch
 from scipy.stats import norm
 from torch import Tensor, nn
 
-from fedaudit.attacks import make_attack
-from fedaudit.evaluation.records import auc
+from fedaudit.attacks import MembershipFinding, make_attack
+from fedaudit.evaluation import evaluate
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.queries import NOBODY, QuerySet
 from fedaudit.transcript.threat import ThreatModel
+from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
@@ -33,6 +35,10 @@ def federation(*rounds: tuple[int, ...]) -> Observation:
         for client in clients
     ]
     return dataclasses.replace(seen, weights=weights, messages=tuple(messages))
+
+
+def truth_of(owners: Tensor, matched: Tensor) -> Truth:
+    return Truth({}, {}, torch.zeros(1), torch.zeros(1), {}, owners=owners, matched=matched)
 
 
 def random_like(state: State, rng: torch.Generator) -> State:
@@ -63,7 +69,7 @@ def cosine(seen: Observation, message: Message) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("statistic", "of"), [("loss", log_odds), ("gradient", cosine)])
-def test_the_score_is_the_least_client_s_mean_probability_under_the_others_gaussian(statistic, of):
+def test_a_client_s_score_is_its_mean_probability_under_the_others_gaussian(statistic, of):
     seen = federation((0, 1, 2, 3), (0, 2, 3), (1, 3))  # the last round has too few to compare
     means = []
     for client in range(4):
@@ -75,8 +81,10 @@ def test_the_score_is_the_least_client_s_mean_probability_under_the_others_gauss
                 tails.append(norm.sf(values[client], others.mean(axis=0), np.sqrt(others.var(axis=0) + 1e-8)))
         means.append(np.mean(tails, axis=0))
     found = run_attack("fedmia", seen, statistic=statistic)
-    assert np.allclose(found.scores.numpy(), -np.log(np.min(means, axis=0)), rtol=1e-4, atol=1e-4)  # float32 models
-    assert int(found.members.sum()) == 6
+    assert found.clients is not None
+    assert found.clients.tolist() == [0, 1, 2, 3]
+    assert np.allclose(found.scores.numpy(), -np.log(means).T, rtol=1e-4, atol=1e-4)  # float32 models
+    assert int(found.members.sum()) == 24  # half of twelve records and four clients
 
 
 def of_probability(signal: str, p: np.ndarray) -> np.ndarray:
@@ -108,8 +116,9 @@ def test_the_record_that_one_client_alone_learns_is_found(statistic):
     seen = dataclasses.replace(seen, messages=(dataclasses.replace(first, update=update), *rest))
     before = run_attack("fedmia", federation((0, 1, 2, 3)), statistic=statistic).scores
     after = run_attack("fedmia", seen, statistic=statistic).scores
-    assert after[0] > before[0]
-    assert after[0] > after.median()
+    assert after[0, 0] > before[0, 0]
+    assert after[0, 0] > after.median()
+    assert int(after[0].argmax()) == 0
 
 
 def test_only_layers_that_all_send_are_compared():
@@ -203,10 +212,48 @@ def test_members_are_found_better_than_by_the_loss_and_nobody_is_where_there_are
             ("fedmia", {}),
             ("fedmia", {"statistic": "loss"}),
         )
-        found = [run_attack(name, seen, **settings).scores for name, settings in attacks]
-        return [auc(scores[:100], scores[100:]) for scores in found]
+        found = [run_attack(name, seen, **settings) for name, settings in attacks]
+        owners = torch.where(torch.arange(200) < 100, torch.arange(200) % 10, NOBODY)
+        truth = truth_of(owners, torch.arange(200).roll(100))
+        results = [evaluate(one, seen, truth, seed=0).result for one in found]
+        return [next(m.value for m in result.metrics if m.name == "membership_auc") for result in results]
 
     by_loss, by_slope, *by_others = aucs(trained(100))
     assert by_slope > 0.85
     assert min(by_others) > by_loss + 0.03
     assert max(abs(area - 0.5) for area in aucs(trained(0))) < 0.12  # three standard errors of 100 and 100
+
+
+def test_each_record_is_asked_of_its_pair_s_client():
+    owners = torch.tensor([2, NOBODY, 5, NOBODY, 7, NOBODY])
+    truth = truth_of(owners, torch.tensor([1, 0, 3, 2, 5, 4]))
+    scores = torch.zeros(6, 2, dtype=torch.float64)
+    scores[0, 0] = scores[3, 1] = 1.0  # of client 2 the member, of client 5 the other one; client 7 isn't compared
+    seen = federation((2, 5, 7))
+    assert seen.records is not None
+    seen = dataclasses.replace(
+        seen,
+        records=QuerySet(
+            *(part[:6] for part in (seen.records.inputs, seen.records.labels)),
+            seen.records.inputs[:0],
+            seen.records.labels[:0],
+        ),
+    )
+    found = MembershipFinding(attack="m", scores=scores, members=scores > 0.5, clients=torch.tensor([2, 5]))
+    result = evaluate(found, seen, truth, seed=0).result
+    area = next(m for m in result.metrics if m.name == "membership_auc")
+    assert (area.value, area.n) == (0.5, 4)
+    assert "1 pairs of records were left out" in result.notes[0]
+    scores[3, 1], scores[2, 1] = 0.0, 1.0
+    found = MembershipFinding(attack="m", scores=scores, members=scores > 0.5, clients=torch.tensor([2, 5]))
+    assert next(m.value for m in evaluate(found, seen, truth, seed=0).result.metrics) == 1.0
+
+
+def test_rounds_are_spread_and_end_with_the_last():
+    seen = federation((0, 1, 2), (0, 1), (0, 1, 2), (0, 1, 2), (0, 1, 2))
+    whole = run_attack("fedmia", seen, statistic="loss").scores
+    kept = dataclasses.replace(seen, messages=tuple(m for m in seen.messages if m.round in (2, 4)))
+    assert run_attack("fedmia", seen, statistic="loss", rounds=2).scores.equal(
+        run_attack("fedmia", kept, statistic="loss").scores
+    )
+    assert run_attack("fedmia", seen, statistic="loss", rounds=9).scores.equal(whole)

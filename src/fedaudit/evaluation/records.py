@@ -57,17 +57,23 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
 
     Members and others are compared in pairs, as they were drawn, so that both are alike in class. Pairs whose member no
     update used are left out; where the attack queried one client's model, so are the pairs of other clients' members.
+    An attack that has scores of each client is asked about a member's own, and of the record beside it about the same.
     Guessing is excluded by the one-sided Mann-Whitney test: it asks nothing of the scores' distribution, and is exact
     for few records. The AUC's interval is a bootstrap over the pairs, the shares' are exact binomial ones. Where a
     classifier of the records alone tells members from others, no score shows what training did, and it is no leak.
     """
     own = _client_of(observation)
     rows = evaluated(truth, own)
+    if finding.clients is not None:
+        rows = rows[torch.isin(_asked(truth, rows), finding.clients)]
     left_out = (len(truth.owners) - len(rows)) // 2
     if not len(rows):
         return refused(finding, observation, _none_used(truth, own))
     member = truth.owners[rows] != NOBODY
     scores, said = finding.scores[rows], finding.members[rows]
+    if finding.clients is not None:
+        column = torch.searchsorted(finding.clients, _asked(truth, rows))[:, None]
+        scores, said = scores.gather(1, column)[:, 0], said.gather(1, column)[:, 0]
     false, true = roc(scores[member], scores[~member])
     area = auc(scores[member], scores[~member])
     p_value = _rank_test(scores[member], scores[~member])
@@ -112,6 +118,12 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
         p_value_at_best=best,
     )
     return Evaluation(result)
+
+
+def _asked(truth: Truth, rows: Tensor) -> Tensor:
+    """Return whose (m,) the records of a pair are asked to be: the member's owner."""
+    owners = truth.owners[rows]
+    return owners.where(owners != NOBODY, truth.owners[truth.matched[rows]])
 
 
 def _at_low(members: Tensor, others: Tensor) -> list[MetricResult]:

@@ -32,13 +32,19 @@ _kept: OrderedDict[str, tuple[nn.Module, str]] = OrderedDict()  # by all that a 
 def training_once() -> Iterator[None]:
     """Let :func:`pretrain` take a network that it has trained before in the same way: one of the last few.
 
-    A process that runs one trial of a study after another would train the same one for every attack on it.
+    Long federations are taken again, too (:func:`fedaudit.pipeline.run.record`). A process that runs one trial of a
+    study after another would train the same ones for every attack on them.
     """
     token = _once.set(True)
     try:
         yield
     finally:
         _once.reset(token)
+
+
+def trains_once() -> bool:
+    """Return whether it is within :func:`training_once`."""
+    return _once.get()
 
 
 def pretrain(
@@ -49,7 +55,7 @@ def pretrain(
     Raises:
         BadInput: BatchNorm would have to normalise over single examples.
     """
-    if not _once.get():
+    if not trains_once():
         return _train(model, loss, task_info, dataset, scenario, display)
     splits = [(split.inputs, split.targets) for split in (dataset.train, dataset.test)]
     key = fingerprint(

@@ -31,6 +31,7 @@ from fedaudit.pipeline.deployment import Settings
 from fedaudit.pipeline.describe import adversary_record, federation_record, with_device
 from fedaudit.pipeline.margin import run_margins, with_margin
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
+from fedaudit.pipeline.pretraining import trains_once
 from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.recordings import CONTRADICTED, replay_error, why_contradicted
 from fedaudit.pipeline.trials import Kept, Means, Trial, run_trials
@@ -53,13 +54,16 @@ from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.fingerprint import code_digest, device_name
+from fedaudit.utils.fingerprint import code_digest, device_name, fingerprint
 from fedaudit.utils.folders import inside
 from fedaudit.utils.machine import one_thread, processor
 from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.version import __version__
+
+_LONG = 10  # rounds, from which a federation is worth keeping
+_last: dict[str, Recording] = {}  # by all that its simulation depends on
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,7 @@ def record(
     store: Path | None = None,
     display: Display | None = None,
 ) -> list[Recording]:
-    """Simulate the federations (all, or those in ``names``).
+    """Simulate the federations (all, or those in ``names``); of long ones in a study's process the last is kept.
 
     With ``store``, a folder, long ones that are killed go on from there.
 
@@ -226,7 +230,13 @@ def record(
             continue
         report = display.stage(f"federation {name}", spec.rounds * (spec.clients_per_round or spec.clients))
         checkpoint = simulation_checkpoint(store, name) if store else None
-        made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers, say=display.say)
+        key = fingerprint(federation) if trains_once() and spec.rounds >= _LONG else None
+        made = _last.get(key) if key else None
+        if made is None:
+            made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers, say=display.say)
+        if key:
+            _last.clear()
+            _last[key] = made
         accuracy = made.history.accuracy[-1:] if made.history else []
         known = about | ({"accuracy": accuracy[0]} if accuracy else {})
         known |= {} if federation.device == "cpu" else {"device": device_name(federation.device)}

@@ -25,7 +25,8 @@ from fedaudit.attacks.records.target import (
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.validation import Fraction
 
-# (n, ...) examples as in a data set, and their labels, to (n,) float64: the higher, the more like members.
+# (n, ...) examples as in a data set, and their labels, to (n,) float64, or (n, k) of k clients: the higher, the more
+# like members.
 Score = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -61,7 +62,7 @@ class ScoringAttack(Attack):
         """
 
     def decide(self, scores: Tensor) -> Tensor:
-        """Return a mask (n,) of the records taken for members, where no public examples set the threshold."""
+        """Return a mask of the scores that are taken for members', where no public examples set the threshold."""
         return upper_half(scores)
 
     def _run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Progress, register
 from fedaudit.attacks.records.membership import Score, ScoringAttack
-from fedaudit.attacks.records.target import Target
+from fedaudit.attacks.records.target import MembershipFinding, Target
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.validation import Count
 
 _LEAST_VARIANCE = 1e-8  # of the others' statistics, as in the authors' code
 _LEAST_LOSS = 1e-12  # whose log-odds are finite
@@ -31,14 +33,14 @@ class FedMIA(ScoringAttack):
     that the client returned (FedMIA-I), or the cosine between the record's gradient at the model that was sent and the
     client's update, over all parameters that every client of the round sent (FedMIA-II).
 
-    Departures: the paper asks about one target client, and this about any: a record's score is minus the logarithm of
-    that mean, for the client for whom it is least, so that the same records are asked about as by other attacks. A
-    client that took part in few rounds, of three clients or more, counts by those. FedMIA-I's paper takes the loss as
-    it is; its log-odds are closer to a Gaussian (Carlini et al. 2022). BatchNorm is in evaluation mode. Variances are
-    at least 1e-8, as in the authors' code.
+    The question is the paper's, about one target client: a record has a score for each client, minus the logarithm of
+    that mean. Departures: every client is the target once. A client that took part in few rounds, of three clients or
+    more, counts by those. FedMIA-I's paper takes the loss as it is; its log-odds are closer to a Gaussian (Carlini et
+    al. 2022). BatchNorm is in evaluation mode. Variances are at least 1e-8, as in the authors' code.
 
     Args:
         statistic: ``gradient``, the cosine, or ``loss``, which needs models, and so a federation of fedavg.
+        rounds: as many, evenly spread over those of three clients or more, the last one among them; None: all.
     """
 
     name = "fedmia"
@@ -51,6 +53,7 @@ class FedMIA(ScoringAttack):
     control = "sources"
 
     statistic: Literal["gradient", "loss"] = "gradient"
+    rounds: Count | None = None
 
     def check(self, observation: Observation) -> None:
         """Raise unless there are records, and a round of three clients, each of which sent what the statistic needs."""
@@ -79,8 +82,8 @@ class FedMIA(ScoringAttack):
     def scorer(
         self, observation: Observation, _generator: torch.Generator, progress: Progress
     ) -> tuple[Score, tuple[str, ...]]:
-        """Return minus the logarithm of the least client's mean probability."""
-        rounds = _rounds(observation)
+        """Return minus the logarithm of each client's mean probability (n, k), by the clients' numbers."""
+        rounds = _spread(_rounds(observation), self.rounds)
         statistics = _log_odds if self.statistic == "loss" else _cosines
 
         def score(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -90,10 +93,17 @@ class FedMIA(ScoringAttack):
                 for message, tail in zip(messages, log_tails(values), strict=True):
                     tails.setdefault(message.client, []).append(tail)
                 progress(done + 1, len(rounds))
-            means = [torch.stack(own).logsumexp(dim=0) - math.log(len(own)) for own in tails.values()]
-            return -torch.stack(means).amin(dim=0)
+            means = [torch.stack(tails[key]).logsumexp(dim=0) - math.log(len(tails[key])) for key in sorted(tails)]
+            return -torch.stack(means, dim=1)
 
         return score, ()
+
+    def _run(
+        self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
+    ) -> MembershipFinding:
+        found = super()._run(observation, generator, device, progress)
+        asked = {message.client for messages in _spread(_rounds(observation), self.rounds) for message in messages}
+        return dataclasses.replace(found, clients=torch.tensor(sorted(asked)))
 
 
 @register
@@ -222,6 +232,12 @@ def _rounds(observation: Observation) -> list[list[Message]]:
     for message in observation.messages:
         rounds.setdefault(message.round, []).append(message)
     return [messages for messages in rounds.values() if len(messages) >= 3]
+
+
+def _spread(rounds: list[list[Message]], most: int | None) -> list[list[Message]]:
+    """Return at most so many of the rounds, evenly spread, the last one among them."""
+    number = min(most or len(rounds), len(rounds))
+    return [rounds[(i + 1) * len(rounds) // number - 1] for i in range(number)]
 
 
 def _shared(messages: Sequence[Message]) -> list[str]:

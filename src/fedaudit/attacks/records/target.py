@@ -196,12 +196,15 @@ class MembershipFinding(Finding, kind="membership"):
     """Of each of the adversary's records, how much it looks like a member, and whether the attack says it is one.
 
     Attributes:
-        scores: (n,) float64; the higher, the more like an example that was trained on.
-        members: (n,) bool: the attack's own decision.
+        scores: (n,) float64; the higher, the more like an example that was trained on. With ``clients`` (n, k): the
+            more like one that this client trained on.
+        members: (n,) or (n, k) bool: the attack's own decision.
+        clients: (k,) int64, ascending, the clients that were asked about one by one; None: all together.
     """
 
     scores: Tensor
     members: Tensor
+    clients: Tensor | None = None
 
 
 def upper_half(scores: Tensor) -> Tensor:
