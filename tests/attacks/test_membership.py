@@ -192,6 +192,17 @@ def test_a_trial_is_keyed_by_its_records_and_adversary_log():
     assert len(keys) == 3
 
 
+def test_who_reads_sums_is_asked_about_all_clients_in_them():
+    values = scenario({"sees": "sum"}, rounds=3).model_dump(mode="json")
+    summed, each = (
+        run_audit(scenario_from({**values, "threat": {**values["threat"], "sees": sees}})).result.findings[0]
+        for sees in ("sum", "updates")
+    )
+    counts = [{m.name: (m.value, m.n) for m in finding.metrics} for finding in (summed, each)]
+    assert counts[0] == counts[1]
+    assert counts[0]["membership_auc"][1] == 60
+
+
 def test_a_regression_has_losses_too():
     values = scenario().model_dump(mode="json")
     values["data"] = {"name": "diabetes", "split": "train"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fedaudit.attacks.records.shadows import ShadowModel
 from fedaudit.pipeline import run as pipeline
-from fedaudit.pipeline import training_once
+from fedaudit.pipeline import training_once, trials
 from fedaudit.pipeline.prepare import resolve
 from tests.attacks.membership_cases import scenario
 
@@ -41,3 +42,25 @@ def test_another_federation_or_a_short_one_is_simulated(simulated):
         for rounds, rate in ((12, 0.1), (12, 0.2), (12, 0.1), (2, 0.1), (2, 0.1)):
             pipeline.record(resolve(scenario(rounds=rounds, learning_rate=rate)))
     assert len(simulated) == 5
+
+
+def test_shadow_models_are_trained_once_for_several_federations(monkeypatch):
+    trained: list[int] = []
+    train = ShadowModel._trained
+    monkeypatch.setattr(ShadowModel, "_trained", lambda self, *rest: trained.append(self.index) or train(self, *rest))
+    monkeypatch.setattr(trials, "_last", {})
+    threat = {"knows_public_data": True, "public_examples": 40}
+    attack = {"name": "lira", "shadows": 2, "epochs": 1}
+
+    def areas(**federation) -> list[float]:
+        made = scenario(threat, [attack], **federation)
+        made = made.model_copy(update={"evaluation": made.evaluation.model_copy(update={"controls": False})})
+        audit = pipeline.run_audit(made, checkpoints=False)
+        return [m.value for m in audit.result.findings[0].metrics]
+
+    alone = areas(learning_rate=0.2)
+    with training_once():
+        areas()
+        again = areas(learning_rate=0.2)
+    assert again == alone
+    assert trained == [0, 1] * 2

@@ -201,8 +201,8 @@ def _rank_test(members: Tensor, others: Tensor) -> float:
 
 
 def _client_of(observation: Observation) -> int | None:
-    """Return the client whose messages were received; None where there are several."""
-    clients = {m.client for m in observation.messages}
+    """Return the client whose messages were received; None where there are several, in a sum, too."""
+    clients = {client for m in observation.messages for client in m.update.members or (m.client,)}
     return clients.pop() if len(clients) == 1 else None
 
 

@@ -6,12 +6,12 @@ import copy
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.base import Progress, register
+from fedaudit.attacks.base import Case, Progress, register
 from fedaudit.attacks.records.membership import Score, ScoringAttack
 from fedaudit.attacks.records.target import MembershipFinding, Target
 from fedaudit.transcript.observation import Message, Observation
@@ -52,8 +52,14 @@ class FedMIA(ScoringAttack):
     on_sums = "refused: it compares single clients' updates"
     control = "sources"
 
+    first_settings: ClassVar[dict[str, Any]] = {"rounds": 10}
+
     statistic: Literal["gradient", "loss"] = "gradient"
     rounds: Count | None = None
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.asks_for_members and case.reads_clients and case.clients >= 3 and case.server is None
 
     def check(self, observation: Observation) -> None:
         """Raise unless there are records, and a round of three clients, each of which sent what the statistic needs."""
@@ -129,6 +135,10 @@ class LossSeries(ScoringAttack):
     threat_model = "server, eavesdropper or client, passive; a client sees the global model only"
     needs = ("records (threat.records)", "models of two rounds or more")
     default_scope = "federation"
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.asks_for_members and case.rounds > 1
 
     model: Literal["global", "client"] = "global"
     signal: Literal["confidence", "log-odds", "loss"] = "confidence"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import Attack, Progress, register
+from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.records.target import MembershipFinding, upper_half, whole
 from fedaudit.attacks.victim import distinct_examples, one_batch_gradient
@@ -31,6 +31,7 @@ _RISES = 1.05  # times noise's largest singular value: what is less is noise
 _PROBES = 8  # records by which dimensions are counted, and layers tried
 _NORMAL = 0.6745  # quartile of the normal distribution, in standard deviations
 _ALIKE = 1e-4  # how far apart what a layer receives may be, to be the same
+_SMALL = 64  # examples of an update, up to which a network's layers may be wide enough
 _TOKENS = "Conv1D"  # GPT-2's own layers, whose weights are (inputs, outputs)
 
 _REMEDY = "choose loss-threshold or gradient-norm, or audit updates over fewer examples"
@@ -112,6 +113,11 @@ class SpanMembership(Attack):
     on_sums = "works: the examples of all clients in the sum are those of one update"
 
     whose: Literal["anybody", "client"] = "anybody"
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        small = case.examples <= _SMALL and not case.noisy
+        return case.asks_for_members and case.reads_updates and small and case.server is None
 
     def scope(self) -> str:
         """Return ``client`` where each client is asked for by itself."""
