@@ -209,3 +209,81 @@ def test_a_column_of_a_recorded_table_is_hidden_and_asked_for(tmp_path):
             tmp_path / "r", [{"name": "attribute-loss"}], threat={**threat, "hidden_attribute": "sex"}, seed=0,
             device="cpu", truth=None, means=Means(1), model=nn.Linear(6, 2),
         )  # fmt: skip
+
+
+def smokers(folder, *, clients=12, own=24, columns=True):
+    """Record a round of clients of which every other one has smokers only, and the others none; labels are alike."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(own * clients + 300, 6, generator=generator)
+    smokes = torch.cat([torch.arange(clients).repeat_interleave(own) % 2, torch.arange(300) % 2])
+    smokes[::own] = 1 - smokes[::own]  # but one, of each client
+    rows[:, 4:] = nn.functional.one_hot(smokes, 2).float()
+    labels = torch.arange(len(rows)) // 2 % 2
+    told = [{"name": f"x{i}", "kind": "numeric", "positions": [i]} for i in range(4)]
+    told.append({"name": "smoker", "kind": "categorical", "positions": [4, 5], "categories": ["no", "yes"]})
+    torch.manual_seed(0)
+    start = copy.deepcopy(nn.Linear(6, 2).state_dict()) | {"bias": torch.tensor([1.0, -1.0])}  # else classes cancel out
+    with Recorder(folder, columns=told if columns else None) as recorder, recorder.round(start):
+        recorder.candidates(rows[own * clients :], labels[own * clients :])
+        for client in range(clients):
+            model = nn.Linear(6, 2)
+            model.load_state_dict(start)
+            with recorder.capture() as seen:
+                optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+                mine = slice(client * own, (client + 1) * own)
+                nn.functional.cross_entropy(model(rows[mine]), labels[mine]).backward()
+                optimiser.step()
+            recorder.update(f"site-{client}", model.state_dict(), seen, num_examples=own)
+
+
+def asked(folder, attacks, **threat):
+    threat = {"client_property": "smoker=yes", "knows_public_data": True, **threat}
+    return attack_transcript(
+        folder, attacks, threat=threat, seed=0, device="cpu", truth=None, means=Means(1), model=nn.Linear(6, 2)
+    )
+
+
+def test_which_clients_of_a_recording_have_a_property(tmp_path):
+    smokers(tmp_path / "r")
+    found = asked(tmp_path / "r", [{"name": "property-inference", "updates": 30}])
+    records = found.transcript.records
+    assert len(records) == 0
+    assert len(records.public_inputs) == 299  # one is left
+    assert records.public_property.equal(records.public_inputs[:, 5] == 1)
+    assert found.truth.shares.tolist() == pytest.approx([1 / 24, 23 / 24] * 6)
+    assert found[0].scores[1::2].min() > found[0].scores[::2].max()
+    told = fedaudit.audit_transcript(
+        tmp_path / "r", [{"name": "property-inference", "updates": 30}], module=nn.Linear(6, 2), progress=False,
+        threat={"client_property": "smoker=yes", "knows_public_data": True},
+    )  # fmt: skip
+    (summary,) = told.result.summaries
+    assert summary.verdict == "inferred"
+    assert "--set 'threat.client_property=\"smoker=yes\"'" in told.result.repeat
+
+
+def test_a_property_is_asked_beside_all_others_where_no_attack_is_named(tmp_path):
+    smokers(tmp_path / "r")
+    found = asked(tmp_path / "r", [{"name": "property-inference", "updates": 10}, {"name": "loss-threshold"}])
+    names = {spec.name for spec in choose_for(found.transcript, found.threat.model_copy(update={"records": None}))}
+    assert {"property-inference", "loss-threshold", "labels"} <= names, names
+    assert len(found.transcript.records) >= 20
+    assert len(found.transcript.records.public_inputs) == 149  # half of what is known
+
+
+def test_what_a_property_lacks_is_said_in_a_line(tmp_path):
+    attack = [{"name": "property-inference"}]
+    smokers(tmp_path / "r")
+    smokers(tmp_path / "plain", columns=False)
+    for folder, threat, said in (
+        ("r", {"knows_public_data": False}, r"threat\.knows_public_data: true"),
+        ("r", {"client_property": "smoker=maybe"}, r"value 'maybe'"),
+        ("r", {"client_property": "sex=f"}, r"of 'sex'; categorical columns of the recording: smoker"),
+        ("plain", {}, r"categorical columns of the recording: none: name them, Recorder\(columns=…\)"),
+        ("r", {"public_examples": 400}, r"400 are asked for, and 299 are known.*--records FILE"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            asked(tmp_path / folder, attack, **threat)
+    smokers(tmp_path / "one", clients=1)
+    (outcome,) = asked(tmp_path / "one", attack)
+    assert "compares clients, and updates of one only are known" in str(outcome)
+    assert "threat.client_property" in str(asked(tmp_path / "r", attack, client_property=None)[0])
