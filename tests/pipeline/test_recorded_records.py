@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import fedaudit
-from fedaudit import BadInput, Recorder, Transcript
+from fedaudit import BadInput, NotApplicable, Recorder, Transcript
 from fedaudit.pipeline.choice import choose_for
 from fedaudit.pipeline.offline import attack_transcript
 from fedaudit.pipeline.trials import Means
@@ -38,8 +38,8 @@ def digits():
     return (data.inputs[order] - MEAN[0]) / STD[0], data.targets[order]
 
 
-def record(folder, *, steps=200, given=None, change=lambda x: x):
-    """Record two rounds of two clients that learn random labels by heart, so that only members are known."""
+def record(folder, *, steps=200, given=None, change=lambda x: x, clients=CLIENTS, own=OWN):
+    """Record two rounds of clients that learn random labels by heart, so that only members are known."""
     torch.manual_seed(0)
     inputs, _ = digits()
     labels = torch.randint(10, (len(inputs),), generator=torch.Generator().manual_seed(1))
@@ -50,16 +50,16 @@ def record(folder, *, steps=200, given=None, change=lambda x: x):
         for _ in range(2):
             start, states = copy.deepcopy(model.state_dict()), []
             with recorder.round(start):
-                for client in range(CLIENTS):
+                for client in range(clients):
                     model.load_state_dict(start)
-                    rows = slice(client * OWN, (client + 1) * OWN)
+                    rows = slice(client * own, (client + 1) * own)
                     optimiser = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
                     with recorder.capture() as seen:
                         for _ in range(steps):
                             optimiser.zero_grad()
                             nn.functional.cross_entropy(model(change(inputs[rows])), labels[rows]).backward()
                             optimiser.step()
-                    recorder.update(f"site-{client}", model.state_dict(), seen, num_examples=OWN)
+                    recorder.update(f"site-{client}", model.state_dict(), seen, num_examples=own)
                     states.append(copy.deepcopy(model.state_dict()))
             model.load_state_dict({k: torch.stack([s[k] for s in states]).mean(0) for k in start})
     return inputs, labels
@@ -287,3 +287,39 @@ def test_what_a_property_lacks_is_said_in_a_line(tmp_path):
     (outcome,) = asked(tmp_path / "one", attack)
     assert "compares clients, and updates of one only are known" in str(outcome)
     assert "threat.client_property" in str(asked(tmp_path / "r", attack, client_property=None)[0])
+
+
+PUBLIC = {"knows_public_data": True, "records": 80, "public_examples": 60}
+ANYBODY, READERS, SERVER, MANY = "updates sum client final", "updates sum", "updates", "updates sum client"
+WHO = {"updates": {}, "sum": {"sees": "sum"}, "client": {"adversary": "client"}, "final": {"adversary": "client"}}
+ATTACKS = {  # who of these can run it
+    "loss-threshold": ANYBODY, "gradient-norm": ANYBODY, "shadow-models": ANYBODY, "lira": ANYBODY, "rmia": ANYBODY,
+    "loss-series": MANY, "span": READERS, "fedmia": SERVER, "source-inference": SERVER,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("three") / "recording"
+    record(folder, clients=3, own=18, steps=10, given=slice(54, 500))  # fewer than the first layer is wide
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", WHO)
+def test_every_observer_of_a_recording_has_its_attacks(three, who):
+    """Who has the final model alone sees no round before the last."""
+    fewer = {"shadow-models": {"shadows": 4}, "lira": {"shadows": 4}, "rmia": {"shadows": 4}}
+    found: Any = attack_transcript(
+        three, [{"name": name, **fewer.get(name, {})} for name in ATTACKS], threat={**PUBLIC, **WHO[who]}, seed=0,
+        device="cpu", truth=None, means=Means(1), model=Net(), rounds=[1] if who == "final" else None,
+    )  # fmt: skip
+    done = {t.attack.name for t in found.trials if not isinstance(t.outcome, NotApplicable)}
+    assert done == {name for name, readers in ATTACKS.items() if who in readers.split()}
+    member = (found.truth.owners != NOBODY).numpy()
+    least = {"loss-threshold": 0.6, "loss-series": 0.6, "fedmia": 0.6, "span": 0.95}
+    for trial in found.trials:
+        if trial.attack.name in done & least.keys():
+            assert roc_auc_score(member, trial.outcome.scores.numpy()) > least[trial.attack.name], trial.attack.name
+    chosen = {spec.name for spec in choose_for(found.transcript, found.threat)}
+    assert {"loss-threshold", "gradient-norm", "lira", "rmia"} <= chosen
