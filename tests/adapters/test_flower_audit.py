@@ -16,7 +16,17 @@ from safetensors.torch import load_file
 
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput
-from tests.adapters.flower_cases import CLIENT, EXAMPLE, OLD_CLIENT, OLD_SERVER, TASK, audited, replaced, write_app
+from tests.adapters.flower_cases import (
+    CLIENT,
+    EXAMPLE,
+    OLD_CLIENT,
+    OLD_SERVER,
+    SERVER,
+    TASK,
+    audited,
+    replaced,
+    write_app,
+)
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
@@ -71,6 +81,27 @@ def test_who_was_in_is_asked_beside_without_a_further_line(tmp_path):
     (result,) = finished.result.findings
     assert result.status == "done"
     assert {m.of for m in result.metrics} >= {"records"}
+
+
+TESTED = """
+def tested(*_):
+    x, y = data(99)
+    with torch.no_grad():
+        nn.functional.cross_entropy(net()(x), y)
+"""
+NEW_TEST = replaced(SERVER, 'num_rounds=context.run_config["rounds"]', "num_rounds=2, evaluate_fn=tested")
+OLD_TEST = replaced(OLD_SERVER, "fraction_evaluate=0.0", "fraction_evaluate=0.0, evaluate_fn=tested")
+
+
+@pytest.mark.parametrize(("server", "client"), [(NEW_TEST, CLIENT), (OLD_TEST, OLD_CLIENT)])
+def test_what_the_server_evaluates_on_is_known_where_no_client_evaluates(tmp_path, server, client):
+    server = server.replace("task import net", "task import net, tested")
+    app = write_app(tmp_path / "app", server=server, client=client, task=TASK + TESTED)
+    audit_flower(app, nodes=2, out=tmp_path / "out", **QUICK)
+    kept = load_file(tmp_path / "out/recording/truth/candidates.safetensors")
+    own = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(99)) * 2 - 1
+    assert kept["seen/candidates/inputs"].unique(dim=0).equal(own.unique(dim=0))
+    assert set(kept["seen/candidates/targets"].tolist()) == {9, 7}
 
 
 def test_it_is_the_same_again(tmp_path):

@@ -29,14 +29,25 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, Retur
 from nvflare.apis.fl_context import FLContext  # noqa: E402
 from nvflare.apis.shareable import Shareable, make_reply  # noqa: E402
 from nvflare.apis.utils.task_utils import apply_filters  # noqa: E402
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe  # noqa: E402
 from nvflare.private.fed.app.fl_conf import create_privacy_manager  # noqa: E402
 
 import fedaudit  # noqa: E402
+import fedaudit.adapters.nvflare.site as of_site  # noqa: E402
 from fedaudit.adapters.nvflare import GuardFilter, RecorderFilter, watch  # noqa: E402
+from fedaudit.capture.capture import current_mode  # noqa: E402
 from fedaudit.utils.errors import BadInput  # noqa: E402
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "nvflare.md").read_text(encoding="utf-8")
 SOURCE = str(Path(fedaudit.__file__).parents[1])
+
+
+@pytest.fixture(autouse=True)
+def _a_process_of_its_own():
+    yield
+    if of_site._validation is not None:
+        of_site._validation.stop()
+    of_site._validation = of_site._wanted = None
 
 
 def snippets(kind: str) -> list[str]:
@@ -99,8 +110,6 @@ def a_round(state: dict[str, torch.Tensor], site: int) -> dict[str, torch.Tensor
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_page_s_job_is_recorded_and_audited_in_the_simulator(tmp_path, monkeypatch):
-    from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
-
     older = "model" not in inspect.signature(FedAvgRecipe.__init__).parameters  # 2.7.0
     write_job(tmp_path, job=[("model=", "initial_model=")] if older else [])
     said = python(tmp_path, "job.py")
@@ -126,6 +135,38 @@ def test_the_page_s_job_is_recorded_and_audited_in_the_simulator(tmp_path, monke
     assert audit.result.federations[0].recording.facts == "verified"
     assert [row.attack for row in audit.result.summaries] == ["labels", "invg"]
     assert audit.result.summaries[1].verdict == "recovered"
+
+
+VALIDATE = """
+    with torch.no_grad():
+        guesses = model(inputs.new_tensor(digits.images[400:700])[:, None] / 8 - 1).argmax(dim=1)
+        print("accuracy", (guesses == torch.tensor(digits.target[400:700])).float().mean())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_what_a_site_validates_on_is_asked_who_was_in(tmp_path):
+    """It validates the model that it was sent, before each training, and its script has no further line of ours."""
+    from sklearn.datasets import load_digits
+
+    older = "model" not in inspect.signature(FedAvgRecipe.__init__).parameters  # 2.7.0
+    more = [
+        ("4 * site : 4 * site + 4", "40 * site : 40 * site + 40"),
+        ("    optimiser =", f"{VALIDATE}    optimiser ="),
+    ]
+    write_job(tmp_path, train=more, job=[("model=", "initial_model=")] if older else [])
+    assert "not recorded" not in python(tmp_path, "job.py")
+    digits = load_digits()
+    for site in (1, 2):
+        folder = tmp_path / "recordings" / "simulate_job" / f"site-{site}"
+        kept = load_file(folder / "truth" / "candidates.safetensors")
+        given = torch.tensor(digits.images[400:700], dtype=torch.float32)[:, None] / 8 - 1
+        assert kept["seen/candidates/inputs"].equal(given)
+        assert kept["seen/candidates/targets"].equal(torch.tensor(digits.target[400:700]))
+    finished = fedaudit.audit_transcript(folder, ["loss-threshold"], module=network(), rounds=[1], progress=False)
+    (result,) = finished.result.findings
+    assert (result.status, result.metrics[0].of) == ("done", "records")
 
 
 @pytest.mark.slow
@@ -295,6 +336,7 @@ def test_the_page_s_site_policy_guards_every_job_and_runs_first(tmp_path, caplog
     assert apply_filters("task_result_filters", failed, guarded, of_job, "train", FilterKey.OUT) is failed
 
 
+torch.manual_seed(0)
 NETWORK = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 
 
@@ -453,3 +495,22 @@ def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     for wrong in wrong_words:
         with pytest.raises(BadInput):
             GuardFilter(**wrong)
+
+
+def test_validation_between_trainings_is_kept_once_and_the_guards_attacks_are_none(tmp_path):
+    inputs, targets = torch.rand(30, 1, 8, 8), torch.arange(30) % 10
+    path = tmp_path / "job-1" / "site-1" / "truth" / "candidates.safetensors"
+    received, leaving = pair(str(tmp_path))
+    for index in range(3):
+        received.process(shareable(dict(NETWORK.state_dict()), index=index), context())
+        _, after = trained(4)
+        if index == 1:
+            with of_site.no_validation(), torch.no_grad():  # as the guard attacks
+                nn.functional.cross_entropy(NETWORK(torch.rand(2, 1, 8, 8)), targets[:2])
+            with torch.no_grad():
+                nn.functional.cross_entropy(NETWORK(inputs), targets)
+        leaving.process(shareable(after, index=index), context())
+        assert path.exists() == (index > 0)
+    assert load_file(path)["seen/candidates/inputs"].equal(inputs)
+    assert load_file(path)["seen/candidates/targets"].equal(targets)
+    assert current_mode() is None

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import fedaudit
-from fedaudit import BadInput, Recorder, Transcript
+from fedaudit import BadInput, NotApplicable, Recorder, Transcript
 from fedaudit.pipeline.choice import choose_for
 from fedaudit.pipeline.offline import attack_transcript
 from fedaudit.pipeline.trials import Means
@@ -38,8 +38,8 @@ def digits():
     return (data.inputs[order] - MEAN[0]) / STD[0], data.targets[order]
 
 
-def record(folder, *, steps=200, given=None, change=lambda x: x):
-    """Record two rounds of two clients that learn random labels by heart, so that only members are known."""
+def record(folder, *, steps=200, given=None, change=lambda x: x, clients=CLIENTS, own=OWN):
+    """Record two rounds of clients that learn random labels by heart, so that only members are known."""
     torch.manual_seed(0)
     inputs, _ = digits()
     labels = torch.randint(10, (len(inputs),), generator=torch.Generator().manual_seed(1))
@@ -50,16 +50,16 @@ def record(folder, *, steps=200, given=None, change=lambda x: x):
         for _ in range(2):
             start, states = copy.deepcopy(model.state_dict()), []
             with recorder.round(start):
-                for client in range(CLIENTS):
+                for client in range(clients):
                     model.load_state_dict(start)
-                    rows = slice(client * OWN, (client + 1) * OWN)
+                    rows = slice(client * own, (client + 1) * own)
                     optimiser = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
                     with recorder.capture() as seen:
                         for _ in range(steps):
                             optimiser.zero_grad()
                             nn.functional.cross_entropy(model(change(inputs[rows])), labels[rows]).backward()
                             optimiser.step()
-                    recorder.update(f"site-{client}", model.state_dict(), seen, num_examples=OWN)
+                    recorder.update(f"site-{client}", model.state_dict(), seen, num_examples=own)
                     states.append(copy.deepcopy(model.state_dict()))
             model.load_state_dict({k: torch.stack([s[k] for s in states]).mean(0) for k in start})
     return inputs, labels
@@ -209,3 +209,117 @@ def test_a_column_of_a_recorded_table_is_hidden_and_asked_for(tmp_path):
             tmp_path / "r", [{"name": "attribute-loss"}], threat={**threat, "hidden_attribute": "sex"}, seed=0,
             device="cpu", truth=None, means=Means(1), model=nn.Linear(6, 2),
         )  # fmt: skip
+
+
+def smokers(folder, *, clients=12, own=24, columns=True):
+    """Record a round of clients of which every other one has smokers only, and the others none; labels are alike."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(own * clients + 300, 6, generator=generator)
+    smokes = torch.cat([torch.arange(clients).repeat_interleave(own) % 2, torch.arange(300) % 2])
+    smokes[::own] = 1 - smokes[::own]  # but one, of each client
+    rows[:, 4:] = nn.functional.one_hot(smokes, 2).float()
+    labels = torch.arange(len(rows)) // 2 % 2
+    told = [{"name": f"x{i}", "kind": "numeric", "positions": [i]} for i in range(4)]
+    told.append({"name": "smoker", "kind": "categorical", "positions": [4, 5], "categories": ["no", "yes"]})
+    torch.manual_seed(0)
+    start = copy.deepcopy(nn.Linear(6, 2).state_dict()) | {"bias": torch.tensor([1.0, -1.0])}  # else classes cancel out
+    with Recorder(folder, columns=told if columns else None) as recorder, recorder.round(start):
+        recorder.candidates(rows[own * clients :], labels[own * clients :])
+        for client in range(clients):
+            model = nn.Linear(6, 2)
+            model.load_state_dict(start)
+            with recorder.capture() as seen:
+                optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+                mine = slice(client * own, (client + 1) * own)
+                nn.functional.cross_entropy(model(rows[mine]), labels[mine]).backward()
+                optimiser.step()
+            recorder.update(f"site-{client}", model.state_dict(), seen, num_examples=own)
+
+
+def asked(folder, attacks, **threat):
+    threat = {"client_property": "smoker=yes", "knows_public_data": True, **threat}
+    return attack_transcript(
+        folder, attacks, threat=threat, seed=0, device="cpu", truth=None, means=Means(1), model=nn.Linear(6, 2)
+    )
+
+
+def test_which_clients_of_a_recording_have_a_property(tmp_path):
+    smokers(tmp_path / "r")
+    found = asked(tmp_path / "r", [{"name": "property-inference", "updates": 30}])
+    records = found.transcript.records
+    assert len(records) == 0
+    assert len(records.public_inputs) == 299  # one is left
+    assert records.public_property.equal(records.public_inputs[:, 5] == 1)
+    assert found.truth.shares.tolist() == pytest.approx([1 / 24, 23 / 24] * 6)
+    assert found[0].scores[1::2].min() > found[0].scores[::2].max()
+    told = fedaudit.audit_transcript(
+        tmp_path / "r", [{"name": "property-inference", "updates": 30}], module=nn.Linear(6, 2), progress=False,
+        threat={"client_property": "smoker=yes", "knows_public_data": True},
+    )  # fmt: skip
+    (summary,) = told.result.summaries
+    assert summary.verdict == "inferred"
+    assert "--set 'threat.client_property=\"smoker=yes\"'" in told.result.repeat
+
+
+def test_a_property_is_asked_beside_all_others_where_no_attack_is_named(tmp_path):
+    smokers(tmp_path / "r")
+    found = asked(tmp_path / "r", [{"name": "property-inference", "updates": 10}, {"name": "loss-threshold"}])
+    names = {spec.name for spec in choose_for(found.transcript, found.threat.model_copy(update={"records": None}))}
+    assert {"property-inference", "loss-threshold", "labels"} <= names, names
+    assert len(found.transcript.records) >= 20
+    assert len(found.transcript.records.public_inputs) == 149  # half of what is known
+
+
+def test_what_a_property_lacks_is_said_in_a_line(tmp_path):
+    attack = [{"name": "property-inference"}]
+    smokers(tmp_path / "r")
+    smokers(tmp_path / "plain", columns=False)
+    for folder, threat, said in (
+        ("r", {"knows_public_data": False}, r"threat\.knows_public_data: true"),
+        ("r", {"client_property": "smoker=maybe"}, r"value 'maybe'"),
+        ("r", {"client_property": "sex=f"}, r"of 'sex'; categorical columns of the recording: smoker"),
+        ("plain", {}, r"categorical columns of the recording: none: name them, Recorder\(columns=…\)"),
+        ("r", {"public_examples": 400}, r"400 are asked for, and 299 are known.*--records FILE"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            asked(tmp_path / folder, attack, **threat)
+    smokers(tmp_path / "one", clients=1)
+    (outcome,) = asked(tmp_path / "one", attack)
+    assert "compares clients, and updates of one only are known" in str(outcome)
+    assert "threat.client_property" in str(asked(tmp_path / "r", attack, client_property=None)[0])
+
+
+PUBLIC = {"knows_public_data": True, "records": 80, "public_examples": 60}
+ANYBODY, READERS, SERVER, MANY = "updates sum client final", "updates sum", "updates", "updates sum client"
+WHO = {"updates": {}, "sum": {"sees": "sum"}, "client": {"adversary": "client"}, "final": {"adversary": "client"}}
+ATTACKS = {  # who of these can run it
+    "loss-threshold": ANYBODY, "gradient-norm": ANYBODY, "shadow-models": ANYBODY, "lira": ANYBODY, "rmia": ANYBODY,
+    "loss-series": MANY, "span": READERS, "fedmia": SERVER, "source-inference": SERVER,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("three") / "recording"
+    record(folder, clients=3, own=18, steps=10, given=slice(54, 500))  # fewer than the first layer is wide
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", WHO)
+def test_every_observer_of_a_recording_has_its_attacks(three, who):
+    """Who has the final model alone sees no round before the last."""
+    fewer = {"shadow-models": {"shadows": 4}, "lira": {"shadows": 4}, "rmia": {"shadows": 4}}
+    found: Any = attack_transcript(
+        three, [{"name": name, **fewer.get(name, {})} for name in ATTACKS], threat={**PUBLIC, **WHO[who]}, seed=0,
+        device="cpu", truth=None, means=Means(1), model=Net(), rounds=[1] if who == "final" else None,
+    )  # fmt: skip
+    done = {t.attack.name for t in found.trials if not isinstance(t.outcome, NotApplicable)}
+    assert done == {name for name, readers in ATTACKS.items() if who in readers.split()}
+    member = (found.truth.owners != NOBODY).numpy()
+    least = {"loss-threshold": 0.6, "loss-series": 0.6, "fedmia": 0.6, "span": 0.95}
+    for trial in found.trials:
+        if trial.attack.name in done & least.keys():
+            assert roc_auc_score(member, trial.outcome.scores.numpy()) > least[trial.attack.name], trial.attack.name
+    chosen = {spec.name for spec in choose_for(found.transcript, found.threat)}
+    assert {"loss-threshold", "gradient-norm", "lira", "rmia"} <= chosen

@@ -46,7 +46,7 @@ _WAITING = 100  # forward passes without a backward pass that are kept; evaluati
 
 
 # not in torch's documentation; where it isn't there, nothing is paused
-_current_mode: Callable[[], Any] = getattr(torch.overrides, "_get_current_function_mode", lambda: None)
+current_mode: Callable[[], Any] = getattr(torch.overrides, "_get_current_function_mode", lambda: None)
 
 
 def _quiet(method: Callable[..., None]) -> Callable[..., None]:
@@ -78,7 +78,7 @@ class _Functions(TorchFunctionMode):
 
     def pause(self) -> None:
         """Tell of nothing, until :meth:`resume`, unless another mode was entered meanwhile."""
-        if not self._paused and _current_mode() is self:
+        if not self._paused and current_mode() is self:
             self.__exit__(None, None, None)
             self._paused = True
 

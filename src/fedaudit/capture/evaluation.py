@@ -2,66 +2,137 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
-from fedaudit.capture.passes import alike
+from fedaudit.capture.capture import current_mode
+from fedaudit.capture.passes import alike, tensors
 from fedaudit.models import unwrapped
 from fedaudit.task.losses import SIGNATURES
 
+_ON_THE_WAY = {  # from outputs to guesses
+    torch.Tensor.data.__get__,  # type: ignore[attr-defined]
+    *(getattr(torch.Tensor, name) for name in ("argmax", "cpu", "detach", "log_softmax", "max", "softmax", "to")),
+    *(torch.argmax, torch.log_softmax, torch.max, torch.softmax),
+    *(nn.functional.log_softmax, nn.functional.softmax),
+}
+_COMPARED = {torch.eq, torch.Tensor.eq, torch.Tensor.__eq__}
+
 
 class Evaluation(TorchFunctionMode):
-    """Keeps what a model is given inside its with-block, and the targets of the loss that is taken of its outputs.
+    """Keeps what a model is given inside its with-block, and the targets that its outputs are compared with.
 
-    Nothing of the evaluation is changed. Where no loss of torch's is taken of the outputs themselves, nothing is kept.
+    That is by a loss of torch's, or by ``==`` with the greatest outputs' classes. Nothing of the evaluation is changed.
+    Where nothing of that sort is done, nothing is kept, nor what other threads do. A pass in training mode with
+    gradients on may be training, and isn't kept either.
 
     Args:
-        module: that is evaluated, or a copy of it.
+        module: that is evaluated, or a copy of it; None: nothing is kept until it is set.
         most: examples that are kept, the first ones.
 
     Attributes:
-        inputs, targets: on the CPU, one tensor a pass.
+        module: as given.
+        passes: inputs and targets of each pass, on the CPU.
     """
 
-    def __init__(self, module: nn.Module, most: int) -> None:
+    def __init__(self, module: nn.Module | None, most: int) -> None:
         super().__init__()
-        self.inputs: list[Tensor] = []
-        self.targets: list[Tensor] = []
-        self._module, self._left = module, most
-        self._passed: tuple[Tensor, Tensor] | None = None  # what the model was last given, and what it returned
+        self.module = module
+        self.passes: list[tuple[Tensor, Tensor]] = []
+        self._left = most
+        self._given: Tensor | None = None  # what the model was last given
+        self._outputs: list[Tensor] = []  # what it returned, and what was made of it
+        self._thread = 0
+        self._resting = False
         self._hook: Any = None
 
     def __enter__(self) -> Self:
+        self._thread = threading.get_ident()
         self._hook = module_hooks.register_module_forward_hook(self._after)
         super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Keep no more, and leave the thread alone as far as that can be done from here and now."""
         self._hook.remove()
-        self._passed = None
+        self._left, self._given = 0, None
+        if self.here and current_mode() is self:
+            super().__exit__(None, None, None)
+
+    @property
+    def full(self) -> bool:
+        """Whether it keeps no more."""
+        return self._left <= 0
+
+    @property
+    def here(self) -> bool:
+        """Whether it watches the thread that asks."""
+        return self._thread == threading.get_ident()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Watch nothing inside this block, which is in another thread or trains."""
+        off = self.here and current_mode() is self
+        if off:  # each call of torch's takes some microseconds less meanwhile
+            super().__exit__(None, None, None)
+        self._resting, self._given = True, None
+        try:
+            yield
+        finally:
+            self._resting = False
+            if off:
+                super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in SIGNATURES and self._passed is not None:
-            given = dict(zip(SIGNATURES[func], args, strict=False)) | (kwargs or {})
-            self._keep(given.get("input"), given.get("target"))
+        if torch.compiler.is_compiling() or self._given is None:
+            return result
+        if func in SIGNATURES:
+            bound = dict(zip(SIGNATURES[func], args, strict=False)) | (kwargs or {})
+            if self._is_output(bound.get("input")):
+                self._keep(self._given, bound.get("target"))
+        elif func in _ON_THE_WAY and self._is_output(args[0] if args else None):
+            self._outputs += [made for made in tensors(result) if len(made.shape) and len(made) == len(self._given)]
+        elif func in _COMPARED and len(args) == 2 and any(map(self._is_output, args)):
+            guesses, targets = args if self._is_output(args[0]) else args[::-1]
+            if not guesses.is_floating_point() and isinstance(targets, Tensor) and guesses.shape == targets.shape:
+                self._keep(self._given, targets.flatten())
         return result
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        own = unwrapped(module)
-        if self._left > 0 and type(own) is type(self._module) and alike(own, self._module):
-            single = len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor)
-            self._passed = (args[0], output) if single else None
+    def _is_output(self, value: Any) -> bool:
+        return any(value is known for known in self._outputs)
 
-    def _keep(self, outputs: Any, targets: Any) -> None:
-        assert self._passed is not None
-        inputs, known = self._passed
-        if outputs is known and isinstance(targets, Tensor) and len(targets) == len(inputs):
-            self.inputs.append(inputs.detach()[: self._left].to("cpu", copy=True))
-            self.targets.append(targets.detach()[: self._left].to("cpu", copy=True))
-            self._left -= len(self.inputs[-1])
-        self._passed = None
+    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self.module is None or self.full or self._resting or not self.here:
+            return
+        own = unwrapped(module)
+        if type(own) is type(self.module) and alike(own, self.module):
+            single = len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor)
+            trains = own.training and torch.is_grad_enabled()
+            self._given, self._outputs = (args[0], [output]) if single and not trains else (None, [])
+
+    def _keep(self, inputs: Tensor, targets: Any) -> None:
+        if isinstance(targets, Tensor) and len(targets) == len(inputs):
+            own, theirs = (tensor.detach()[: self._left].to("cpu", copy=True) for tensor in (inputs, targets))
+            self.passes.append((own, theirs))
+            self._left -= len(own)
+        self._given, self._outputs = None, []
+
+
+def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
+    """Return inputs and targets of several passes in one; None where there are none, or of several shapes."""
+    if len({(x.shape[1:], y.shape[1:], x.dtype, y.dtype) for x, y in parts}) != 1:
+        return None
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])

@@ -55,7 +55,11 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
     if transcript.records is None or transcript.recording:
         threats = [threat.model_copy(update={"records": None, "client_property": None})]
     if transcript.records is not None and transcript.recording:  # drawn unasked: what needs none is asked, too
-        threats.append(threat.model_copy(update={"records": len(transcript.records), "client_property": None}))
+        own = {"records": len(transcript.records) or None}
+        threats.append(threat.model_copy(update={**own, "client_property": None}))
+        if threat.client_property is not None:
+            public = len(transcript.records.public_inputs)
+            threats.append(threat.model_copy(update={**own, "public_examples": public}))
     updates = [update for played in transcript.rounds for update in played.updates]
     sizes = {(u.num_examples, u.training.local_steps if u.training else None) for u in updates}
     begins = _beginning(None if vertical else transcript.module, info.input_shape)

@@ -190,16 +190,19 @@ def attack_transcript(
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
         loaded, recorded, *_ = _open_truth(truth, transcript)
         seed = recorded.seed if seed is None else seed
-        asked = records is not None or adversary.records is not None
-        if transcript.recording and (asked or not attacks or any(a.finds.kind in OF_RECORDS for a in attacks)):
+        wanted = adversary.client_property is not None
+        kinds = {a.finds.kind for a in attacks} & {*OF_RECORDS, *(["property"] if wanted else [])}
+        asked = records is not None or adversary.records is not None or wanted
+        if transcript.recording and (asked or not attacks or kinds):
             place = truth if isinstance(truth, Path) and truth.is_dir() else None
+            besides = not attacks or kinds != {"property"}
             try:
-                transcript, truth = with_records(transcript, loaded, place, records, adversary, seed)
+                transcript, truth = with_records(transcript, loaded, place, records, adversary, seed, members=besides)
             except BadInput as error:
                 if asked:
                     raise
                 means.display.say(f"note: {error}")
-    elif records is not None or (transcript.recording and adversary.records is not None):
+    elif records is not None or (transcript.recording and (adversary.records or adversary.client_property)):
         raise BadInput(
             "no records: half of them are what clients trained on, and there is no ground truth to take them of"
         )
@@ -349,8 +352,10 @@ def _flags(found: Findings) -> list[str]:
     ]
     flags += [f"--adversary {adversary.adversary}", f"--seed {found.seed}", "--out DIR"]
     flags += [f"--set {shlex.quote(f'threat.sees={adversary.sees}')}"] * (adversary.group_size > 1)
-    drawn = found.transcript.recording is not None and adversary.records is not None
-    flags += [f"--set threat.records={adversary.records}"] * drawn
+    if found.transcript.recording is not None:  # its records are drawn again
+        for name in ("records", "public_examples", "hidden_attribute", "client_property"):
+            if (value := getattr(adversary, name)) is not None:
+                flags.append(f"--set {shlex.quote(f'threat.{name}={json.dumps(value)}')}")
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
     return flags

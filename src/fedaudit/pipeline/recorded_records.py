@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,26 +13,37 @@ from torch import Tensor
 
 from fedaudit.data.dataset import Attribute, Split
 from fedaudit.data.own import pairs_of
-from fedaudit.simulation.record_draw import draw
+from fedaudit.simulation.record_draw import RecordDraw, draw
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.queries import NOBODY
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, examples_of, unused_candidates
 from fedaudit.utils import seeds
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, unknown_name
 
 OF_RECORDS = ("membership", "attribute", "source")  # kinds of findings that are answers about given records
 _MOST = 300  # records, unasked
 _FEWEST = 20
+_PUBLIC = 500  # examples of which stand-ins with a property are made, unasked
 
 Examples = tuple[Tensor, Tensor]  # inputs as in a data set, and labels
 
 
 def with_records(
-    transcript: Transcript, truth: Truth, path: Path | None, given: Any, threat: ThreatModel, seed: int
+    transcript: Transcript,
+    truth: Truth,
+    path: Path | None,
+    given: Any,
+    threat: ThreatModel,
+    seed: int,
+    *,
+    members: bool = True,
 ) -> tuple[Transcript, Truth]:
     """Return a recording and its truth with records, half of them clients' examples, matched as in a simulation.
+
+    Where the adversary is after a property of clients, it also gets public examples of which it is known, and the truth
+    the share of each client's examples that have it, each counted once.
 
     Args:
         transcript: of a recording.
@@ -39,8 +51,10 @@ def with_records(
         path: folder of that, where the recorder's candidates lie; None: there is none.
         given: examples that nobody trained on, as the model sees them (:func:`fedaudit.data.own.pairs_of`); None: the
             recorder's candidates that no update used.
-        threat: says how many records and public examples; by default 300 records, or as many as can be matched.
+        threat: says how many records and public examples; by default 300 records, or as many as can be matched, and for
+            a property 500 public examples, or as many as there are; half of them where records are drawn, too.
         seed: of the draws.
+        members: whether records are wanted, beside public examples for a property.
 
     Raises:
         BadInput: they can't be drawn; the message says what is missing.
@@ -54,24 +68,36 @@ def with_records(
     others = _others(transcript, path, given)
     clients = sorted({client for _, client in truth.inputs})
     held = [_joined(truth, client) for client in clients]
-    members = torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])
+    theirs = torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])
     marks = info.example_kind.fingerprints
-    used = set(marks(members[0]).tolist())  # of examples that were given, too
+    used = set(marks(theirs[0]).tolist())  # of examples that were given, too
     free = torch.tensor([mark not in used for mark in marks(others[0]).tolist()], dtype=torch.bool)
     others = others[0][free], others[1][free]
-    public = threat.public_examples or 0
-    differ = len(set(marks(others[0]).tolist()))
-    most = 2 * max(0, min(_pairs(info, members, others), differ - public - 1))  # draw() keeps one, to measure accuracy
-    number = threat.records or min(_MOST, most)
-    if number > most or number < _FEWEST:
+    asked = None if threat.client_property is None else _property(info, threat)
+    free_ones = len(set(marks(others[0]).tolist())) - 1  # draw() keeps one, to measure accuracy
+    unasked = 0 if asked is None else max(0, min(_PUBLIC, free_ones // 2 if members else free_ones))
+    public = threat.public_examples or unasked
+    if asked is not None and not 0 < public <= free_ones:
         raise BadInput(
-            f"no records: {most} can be drawn in pairs of one class, of {len(members[0])} examples that clients used "
+            f"no public examples for threat.client_property: {max(1, public)} are asked for, and {max(0, free_ones)} "
+            "are known that nobody trained on; give more: --records FILE"
+        )
+    most = 2 * max(0, min(_pairs(info, theirs, others), free_ones - public))
+    number = threat.records or min(_MOST, most)
+    if asked is not None and threat.records is None and (not members or number < _FEWEST):
+        number = 0
+    elif number > most or number < _FEWEST:
+        raise BadInput(
+            f"no records: {most} can be drawn in pairs of one class, of {len(theirs[0])} examples that clients used "
             f"and {len(others[0])} that nobody did, and it takes {max(threat.records or 0, _FEWEST)}; "
             + (f"set threat.records={most}, or " if threat.records and most >= _FEWEST else "")
             + "give more examples that nobody trained on: --records FILE"
         )
-    hidden = None if threat.hidden_attribute is None else _attribute(info, threat.hidden_attribute)
-    splits = [_split(examples, hidden) for examples in (*held, others)]
+    hidden = None
+    if threat.hidden_attribute is not None:
+        hidden = threat.hidden_attribute, _attribute(info, threat.hidden_attribute, "hidden_attribute")
+    named = dict([hidden] if hidden else []) | ({} if asked is None else {asked[0]: asked[1]})
+    splits = [_split(examples, named) for examples in (*held, others)]
     drawn = draw(
         number,
         public,
@@ -81,13 +107,33 @@ def with_records(
         splits[-1],
         generator=seeds.generator(seed, transcript.name, "records"),
         hidden=hidden,
+        asked=None if asked is None else (asked[0], asked[2]),
     )
     assert drawn.records is not None
     whose = torch.tensor([*clients, NOBODY])[drawn.owners]  # the last for nobody, who is -1
     return (
         replace(transcript, records=drawn.records),
-        replace(truth, owners=whose, matched=drawn.matched, values=drawn.values),
+        replace(
+            truth,
+            owners=whose,
+            matched=drawn.matched,
+            values=drawn.values,
+            shares=_shares(drawn, dict(zip(clients, splits, strict=False)), info),
+        ),
     )
+
+
+def _shares(drawn: RecordDraw, held: dict[int, Split], info: TaskInfo) -> Tensor:
+    """Return (k,) the share with the property of what each client used, each example counted once; -1 where unknown."""
+    found = torch.zeros(0, dtype=torch.float64)
+    if drawn.asked is not None:
+        found = torch.full((1 + max(held),), -1.0, dtype=torch.float64)
+        for client, own in held.items():
+            places = {mark: row for row, mark in enumerate(info.example_kind.fingerprints(own.inputs).tolist())}
+            once = torch.zeros(len(own), dtype=torch.bool)
+            once[list(places.values())] = True
+            found[client] = drawn.shares([own], [once])
+    return found
 
 
 def _others(transcript: Transcript, path: Path | None, given: Any) -> Examples:
@@ -117,24 +163,38 @@ def _joined(truth: Truth, client: int) -> Examples:
     return torch.cat([truth.inputs[key] for key in keys]), torch.cat([truth.labels[key] for key in keys])
 
 
-def _split(examples: Examples, hidden: tuple[str, Attribute] | None) -> Split:
+def _split(examples: Examples, named: Mapping[str, Attribute]) -> Split:
     inputs, labels = examples
-    if hidden is None:
-        return Split(inputs, labels)
-    name, attribute = hidden
-    codes = (inputs[:, None, list(attribute.columns)] - attribute.codes).abs().sum(dim=2)
-    return Split(inputs, labels, attributes={name: codes.argmin(dim=1)})
+    distances = {
+        name: (inputs[:, None, list(attribute.columns)] - attribute.codes).abs().sum(dim=2)
+        for name, attribute in named.items()
+    }
+    return Split(inputs, labels, attributes={name: far.argmin(dim=1) for name, far in distances.items()})
 
 
-def _attribute(info: TaskInfo, name: str) -> tuple[str, Attribute]:
+def _property(info: TaskInfo, threat: ThreatModel) -> tuple[str, Attribute, int]:
+    """Return the column of the property that the adversary is after, and the number of its value."""
+    assert threat.client_property is not None
+    if not threat.knows_public_data:
+        raise BadInput(
+            "threat.client_property needs examples of which the adversary knows it; set threat.knows_public_data: true"
+        )
+    name, _, value = threat.client_property.partition("=")
+    attribute = _attribute(info, name, "client_property")
+    if value not in attribute.values:
+        raise BadInput(f"threat.client_property: '{name}': {unknown_name('value', value, attribute.values)}")
+    return name, attribute, attribute.values.index(value)
+
+
+def _attribute(info: TaskInfo, name: str, field: str) -> Attribute:
     """Return the categorical column of that name as an attribute of the examples."""
     for column in info.columns:
         if column.name == name and column.kind == "categorical":
             kinds, many = len(column.categories), len(column.positions)
             codes = torch.eye(kinds) if many > 1 else torch.tensor(column.codes or range(kinds))[:, None]
-            return name, Attribute(column.categories, column.positions, codes.float())
+            return Attribute(column.categories, column.positions, codes.float())
     known = ", ".join(c.name for c in info.columns if c.kind == "categorical") or "none: name them, Recorder(columns=…)"
-    raise BadInput(f"no records: threat.hidden_attribute is '{name}'; categorical columns of the recording: {known}")
+    raise BadInput(f"no records: threat.{field} is of '{name}'; categorical columns of the recording: {known}")
 
 
 def _pairs(info: TaskInfo, members: Examples, others: Examples) -> int:

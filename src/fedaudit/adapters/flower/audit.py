@@ -23,7 +23,7 @@ from fedaudit import api
 from fedaudit.adapters.flower.in_process import App, Call, Run, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, check_names, is_training, num_examples, state_in
 from fedaudit.capture.capture import Capture
-from fedaudit.capture.evaluation import Evaluation
+from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.task.training import UNMODELLED
 from fedaudit.transcript.files import INDEX
@@ -71,7 +71,7 @@ def audit_flower(
         nodes, config, rounds: as of :func:`run_app`; where ``attacked`` names rounds, the app stops after the last.
         attacked: which rounds are attacked, from 0; default: the last, whose model has been trained; None: all.
         records: examples that nobody trained on, as of :func:`fedaudit.attack`; default: what the clients' evaluation
-            used and their training didn't.
+            used, or the server's where clients have none, and no training did.
         clients: of how many clients the updates are attacked, the first ones; default: of all.
         max_minutes: the app gets half of so long, then it is stopped; attacks are stopped at the end. The report says
             what is missing.
@@ -116,7 +116,7 @@ def audit_flower(
                 report = display.stage(f"the Flower app {found.name}", total)
                 watcher = _Watcher(recorder, report)
                 try:
-                    with one_thread():  # as the replay, so that it can give the same bits
+                    with one_thread(), watcher.server:  # one thread as the replay, so that it can give the same bits
                         _seed(seed)
                         run = run_app(
                             found,
@@ -182,8 +182,13 @@ class _Watcher:
         self._round: int | None = None
         self._weights: dict[str, Tensor] = {}
         self._tested: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by node, what its first evaluation used
+        self.server = Evaluation(None, _TESTED)  # the ServerApp's own, between the clients' answers
 
     def __call__(self, index: int, message: Message, context: Context, call: Call) -> Message:
+        with self.server.paused():
+            return self._answered(index, message, context, call)
+
+    def _answered(self, index: int, message: Message, context: Context, call: Call) -> Message:
         if not is_training(message):
             return self._evaluated(message, context, call)
         sent = copy.deepcopy(message.content)  # the client may change what it is given
@@ -198,12 +203,12 @@ class _Watcher:
         return reply
 
     def keep_tested(self) -> None:
-        """Write what was evaluated on as candidates; those that training used, too, are found when they are read."""
+        """Write what clients, or else the server, evaluated on; what training used, too, is left out by the reader."""
         parts = [part for node in self._tested.values() for part in node]
-        if len({(x.shape[1:], y.shape[1:], x.dtype, y.dtype) for x, y in parts}) == 1:
-            inputs, targets = (torch.cat([part[i] for part in parts])[:_TESTED] for i in (0, 1))
+        found = joined(parts or self.server.passes)
+        if found is not None:
             try:
-                self._recorder.candidates(inputs, targets)
+                self._recorder.candidates(found[0][:_TESTED], found[1][:_TESTED])
             except FedAuditError as error:
                 self._note(f"what was evaluated on isn't recorded: {error}")
 
@@ -213,12 +218,12 @@ class _Watcher:
             return call(message, context)
         with Evaluation(self.module, most) as seen:
             reply = call(message, context)
-        self._tested[node] = list(zip(seen.inputs, seen.targets, strict=True))
+        self._tested[node] = seen.passes
         return reply
 
     def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:
         if self.module is None and seen.module is not None:
-            self.module = copy.deepcopy(seen.module).cpu()
+            self.module = self.server.module = copy.deepcopy(seen.module).cpu()
         names = None if self.module is None else list(self.module.state_dict())
         weights = state_in(sent, names, MODEL)
         if index != self._round:

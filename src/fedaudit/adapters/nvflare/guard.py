@@ -20,6 +20,7 @@ from fedaudit.adapters.nvflare.site import (
     job_of,
     log,
     model_in,
+    no_validation,
     round_of,
     site_of,
     state_of,
@@ -80,7 +81,7 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
         if self._count(fl_ctx) % self.every:
             return shareable
         try:
-            with local_randomness(0):  # the process trains on after the audit
+            with no_validation(), local_randomness(0):  # the process trains on after the audit
                 refused = self._audit(shareable, fl_ctx, seen, received) and self.on_fail == "refuse"
         except Exception as error:
             refused = self.unaudited == "refuse"
@@ -96,7 +97,8 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
             who = f"{site_of(context)}, round {round_of(shareable, context)}"
             if dxo is None:
                 return True
-            return self._lets_in(state_of(dxo), who, difference=dxo.data_kind != DataKind.WEIGHTS)
+            with no_validation():  # the model may be tried on examples
+                return self._lets_in(state_of(dxo), who, difference=dxo.data_kind != DataKind.WEIGHTS)
         except Exception as error:
             return not self._not_let_in(error, site_of(context))
 

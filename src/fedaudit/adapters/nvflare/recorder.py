@@ -27,6 +27,8 @@ from fedaudit.adapters.nvflare.site import (
     site_of,
     state_of,
     taken,
+    validated,
+    want_validation,
 )
 from fedaudit.capture.recorder import Recorder
 from fedaudit.utils.errors import BadInput
@@ -45,7 +47,8 @@ class RecorderFilter(Filter):  # type: ignore[misc]
     A recording lies under ``folder/job/site``, on the site (a job that runs anew under the same id: ``site-2``, …).
     Weights and their differences are recorded; whatever else passes, passes. Last among the result filters it sees what
     really leaves, but for filters on the server. Nothing is ever changed, and an error of its own is logged, once, and
-    stops nothing. With :func:`watch` around the training the truth is recorded, too.
+    stops nothing. With :func:`watch` around the training the truth is recorded, too, and what the site validates on, by
+    a loss of torch's, as the recorder's candidates: the first 2,000 examples.
 
     Args:
         folder: on the site.
@@ -75,6 +78,7 @@ class RecorderFilter(Filter):  # type: ignore[misc]
         try:
             if is_data(self):
                 _memory.keep(shareable, fl_ctx)
+                want_validation()
             elif (dxo := model_in(shareable)) is not None:
                 self._record(dxo, shareable, fl_ctx)
         except Exception as error:  # recording must never stop a federation
@@ -94,6 +98,8 @@ class RecorderFilter(Filter):  # type: ignore[misc]
         recorder = self._begin(context, received.state, index)
         try:
             recorder.update(site, state_of(dxo), seen, form=FORMS[dxo.data_kind], num_examples=counted(dxo))
+            if (tested := validated()) is not None:
+                recorder.candidates(*tested)
         finally:
             recorder.end_round()
         log.info("fedaudit recorder: %s, round %s: %.0f ms", site, index, 1000 * (time.perf_counter() - began))

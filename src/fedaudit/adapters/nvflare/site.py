@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor, nn
 
-from fedaudit.capture.capture import Capture
+from fedaudit.capture.capture import Capture, current_mode
+from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.transcript.files import Form
 from fedaudit.utils.errors import BadInput
 
@@ -28,6 +29,9 @@ FORMS: dict[str, Form] = {DataKind.WEIGHTS: "weights", DataKind.WEIGHT_DIFF: "di
 
 _watched: list[Capture] = []  # at most one: the latest training
 _taken: dict[str, Capture] = {}  # by who has had it
+_validation: Evaluation | None = None  # what the site does between its trainings
+_wanted: bool | None = None  # whether a recorder waits for it; False: it has had it
+_MOST_VALIDATED = 2000  # examples of it that are kept
 
 
 @contextmanager
@@ -37,14 +41,16 @@ def watch(module: nn.Module | None = None) -> Iterator[Capture]:
     >>> with watch():  # doctest: +SKIP
     ...     train(model, batches)
 
-    The filters must run in the same process: an Executor of your own, or the Client API in process.
+    The filters must run in the same process: an Executor of your own, or the Client API in process. From the first
+    training to the next update that is recorded, what the same thread validates the model on is noticed, too.
 
     Args:
         module: whose training to watch; None: the one that trains.
     """
-    with Capture(module) as seen:
+    with no_validation(), Capture(module) as seen:
         yield seen
     _watched[:] = [seen]
+    _validate(seen.module)
 
 
 def taken(by: str) -> Capture | None:
@@ -54,6 +60,38 @@ def taken(by: str) -> Capture | None:
         return None
     _taken[by] = seen
     return seen
+
+
+def want_validation() -> None:
+    """Have what the site validates on kept, from the end of the next training on."""
+    global _wanted
+    _wanted = _wanted is None or _wanted
+
+
+def no_validation() -> AbstractContextManager[None]:
+    """Return a block in which nothing passes for the site's validation."""
+    return nullcontext() if _validation is None else _validation.paused()
+
+
+def validated() -> tuple[Tensor, Tensor] | None:
+    """Return inputs and targets that the site has validated on since its first training, once; None: there are none."""
+    global _wanted
+    found = joined(_validation.passes) if _wanted and _validation is not None else None
+    if found is not None:
+        _wanted = False
+    return found
+
+
+def _validate(module: nn.Module | None) -> None:
+    """Begin to watch what is validated after a training; end it where nobody wants it any more."""
+    global _validation
+    if _validation is not None and (not _wanted or not _validation.here):
+        _validation.stop()
+        _validation = None
+    # A mode that somebody entered before would be left in place of ours.
+    if _wanted and _validation is None and module is not None and current_mode() is None:
+        _validation = Evaluation(module, _MOST_VALIDATED)
+        _validation.__enter__()
 
 
 @dataclass
