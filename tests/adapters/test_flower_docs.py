@@ -75,11 +75,12 @@ def test_the_tutorial(tmp_path, monkeypatch, command):
 
 
 def test_the_guard(tmp_path):
-    app, guard = blocks("guard.md", "python")
+    app, *guards = blocks("guard.md", "python")
     space: dict[str, object] = {}
     exec(app, space)
-    exec(guard, space)
-    space["guard"]._check()  # type: ignore[attr-defined]
+    for guard in guards:
+        exec(guard, space)
+        space["guard"]._check()  # type: ignore[attr-defined]
     assert len(vars(space["app"])["_mods"]) == 1
     from inspect import signature
 

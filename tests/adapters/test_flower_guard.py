@@ -19,8 +19,9 @@ pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
 
 from fedaudit.adapters.flower import Guard  # noqa: E402 (it needs Flower)
-from fedaudit.adapters.flower.guard import STATE  # noqa: E402
+from fedaudit.adapters.flower.guard import MEMBERS, STATE  # noqa: E402
 from fedaudit.adapters.flower.in_process import loaded, run_app  # noqa: E402
+from fedaudit.adapters.flower.tensors import load_state  # noqa: E402
 from fedaudit.adapters.guard import REFUSED  # noqa: E402
 
 LABELS: Any = {"attacks": ["labels"], "fail_on": "inferred", "mean": (0.5,), "std": (0.5,)}
@@ -232,12 +233,45 @@ def test_a_received_model_that_cant_be_checked_is_refused_by_who_refuses(tmp_pat
     assert any("what came in can't be checked: KeyError: 'torn'" in line for line in logged)
 
 
+def held_out():
+    """Examples as the tiny app's, of the classes that its clients have."""
+    source = torch.Generator().manual_seed(99)
+    return torch.rand(200, 1, 8, 8, generator=source) * 2 - 1, torch.tensor([0, 1, 2, 7] * 50)
+
+
+def test_own_examples_that_an_update_tells_are_warned_of_or_kept_in(tmp_path, logged):
+    settings: Any = {"attacks": [], "held_out": f"{__name__}:held_out", "share": 1e6, "every": 2}
+    bare, *_ = run(tmp_path / "a", None)
+    warned, contexts, _ = run(tmp_path / "b", Guard(**settings))
+    assert all(warned[key].content.object_id == bare[key].content.object_id for key in bare)
+    told = [line for line in logged if "which examples were trained on can be told: span has AUC 1.00 on 2 own" in line]
+    assert len(told) == 6  # in every round, whatever every says
+    for context in contexts.values():
+        kept = load_state(context.state, MEMBERS)
+        assert kept is not None
+        assert (kept["rounds"], kept["tests"]["span"]) == (2, 2)
+        assert dict(context.state[STATE]) == {"messages": 2}
+    stopped, *_ = run(tmp_path / "c", Guard(**settings, on_fail="refuse"))
+    assert {reply.error.reason for reply in stopped.values()} == {REFUSED}
+
+
+def test_members_that_can_t_be_watched_leave_or_not_as_the_site_says(tmp_path, logged):
+    settings: Any = {"attacks": [], "held_out": held_out(), "share": 1e-9}
+    passed, *_ = run(tmp_path / "a", Guard(**settings))
+    assert not any(reply.has_error() for reply in passed.values())
+    assert sum("members aren't watched: preparing would take" in line for line in logged) == 3  # from the second round
+    kept, *_ = run(tmp_path / "b", Guard(**settings, on_fail="refuse", unaudited="refuse"))
+    assert all(reply.has_error() for reply in kept.values())
+
+
 def test_wrong_settings_are_refused(tmp_path):
     wrong: Any
     for wrong in ({"on_fail": "stop"}, {"unaudited": "stop"}, {"on_received": "stop"}, {"every": 0}, {"largest": 0}):
         with pytest.raises(BadInput):
             Guard(**wrong)
-    for i, wrong in enumerate(({"fail_on": "leak"}, {"fail_above": {"psnrr": 1}}, {"attacks": ["invgg"]})):
+    for i, wrong in enumerate(
+        ({"fail_on": "leak"}, {"fail_above": {"psnrr": 1}}, {"attacks": ["invgg"]}, {"attacks": ["span"]})
+    ):
         guard = Guard(**wrong)  # not quietly: under such a policy everything would leave
         app = write_app(tmp_path / str(i))
         seen = run_app(app, nodes=2, watch=lambda _, *arguments, guard=guard: guard(*arguments))

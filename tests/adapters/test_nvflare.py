@@ -447,6 +447,39 @@ def test_the_agreed_network_and_own_examples_tell_more_of_a_received_model(caplo
         GuardFilter(agreed="nowhere:Net")
 
 
+def others() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return digits that no training has."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return torch.tensor(digits.images[100:], dtype=torch.float32)[:, None] / 16, torch.tensor(digits.target[100:])
+
+
+@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
+def test_own_examples_that_an_update_tells_are_warned_of_or_blocked(kind, caplog):
+    caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
+    settings: dict[str, Any] = {"attacks": [], "held_out": f"{__name__}:others", "share": 1e6, "every": 2}
+    for on_fail in ("warn", "refuse"):
+        caplog.clear()
+        received, leaving = pair(kind=GuardFilter, on_fail=on_fail, **settings)
+        for index in range(2):
+            before, after = trained(4)
+            sent = after if kind == DataKind.WEIGHTS else {name: after[name] - before[name] for name in after}
+            received.process(shareable(before, index=index), context())
+            goes, state = shareable(sent, kind, index), torch.get_rng_state()
+            bits = pickle.dumps(goes)
+            if on_fail == "warn":
+                assert leaving.process(goes, context()) is goes
+            else:
+                with pytest.raises(ContentBlockedException):
+                    leaving.process(goes, context())
+            assert pickle.dumps(goes) == bits
+            assert torch.get_rng_state().equal(state)
+            assert f"site-1, round {index}: which examples were trained on can be told: span has AUC" in caplog.text
+    with pytest.raises(BadInput, match="give held_out="):
+        GuardFilter(attacks=["loss-series"])
+
+
 def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
     received, leaving = pair(kind=GuardFilter, largest=3)

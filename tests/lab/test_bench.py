@@ -152,6 +152,16 @@ def test_canaries_are_timed_where_the_server_adds_noise_and_where_clients_do(com
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_a_guard_s_share_of_a_round_is_measured(command):
+    result = json.loads(command("bench", "guard", "--quick", "--json").out)
+    assert [(row["model"], row["steps"]) for row in result["rows"]] == [("convnet-small", 4), ("convnet-small", 1)]
+    for row in result["rows"]:
+        assert len(row["shares"]) == len(row["training"]) == result["rounds"] == 3
+        assert min(row["shares"]) > 0
+
+
+@pytest.mark.long
+@pytest.mark.slow
 def test_all_benches_write_one_page(command, tmp_path):
     assert command("bench", "all", "--quick", "--out", tmp_path).code == 0
     page = (tmp_path / "bench.html").read_text().lower()
@@ -167,6 +177,7 @@ def test_all_benches_write_one_page(command, tmp_path):
         "malicious",
         "recorder",
         "canaries",
+        "guard",
     }
 
 

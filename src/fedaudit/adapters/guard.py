@@ -22,6 +22,7 @@ from fedaudit.utils.objects import load_object
 
 if TYPE_CHECKING:
     from fedaudit.api import Verdict
+    from fedaudit.pipeline.members import MemberWatch
     from fedaudit.transcript.files import Form
 
 NOT_LET_IN = "the site's guard didn't let this model in"  # and not why: that would tell what it looks for
@@ -51,6 +52,8 @@ class SiteGuard:
         on_received: str = "warn",
         agreed: nn.Module | str | None = None,
         examples: tuple[Tensor, Tensor] | str | None = None,
+        held_out: tuple[Tensor, Tensor] | str | None = None,
+        share: float = 0.05,
     ) -> None:
         """Keep the settings, under their names and as they stand in a job's configuration.
 
@@ -72,6 +75,11 @@ class SiteGuard:
                 a received model only the weights are looked at.
             examples: the site's own, as the model sees them, and their classes, or ``package.module:name`` of what
                 returns them: received models are tried on them, too.
+            held_out: as ``examples``, of which none is ever trained on: in every round it is watched whether updates
+                and received models tell the site's own training examples from them
+                (:class:`~fedaudit.pipeline.members.MemberWatch`). An alarm counts as an update that gives away more
+                than allowed, whatever ``fail_on`` is. With it ``attacks`` may be empty.
+            share: of the time that the site trains, most that watching members takes from the second round on.
 
         Raises:
             BadInput: a setting can't be used.
@@ -86,6 +94,8 @@ class SiteGuard:
                 raise BadInput(f"{name} is {given!r}; give {', '.join(map(repr, others))} or {last!r}")
         if every < 1 or largest < 1:
             raise BadInput(f"every is {every} and largest {largest}; both must be 1 or more")
+        if not 0 < share < float("inf"):
+            raise BadInput(f"share is {share}; give the share of a round's training time, above 0, for example 0.05")
         self.attacks = list(attacks)
         self.fail_on = fail_on
         self.fail_above = dict(self._limits if fail_above is None else fail_above)
@@ -99,7 +109,10 @@ class SiteGuard:
         self.out = None if out is None else str(out)
         self.on_received = on_received
         self.agreed, self.examples = agreed, examples
+        self.held_out, self.share = held_out, share
         self._own = agreed_network(agreed), own_examples(examples)
+        self._others = own_examples(held_out, "held_out")
+        self._watches: dict[tuple[str, str], MemberWatch] = {}  # by job and site
         self._updates: dict[tuple[str, str], int] = {}  # how many came, by job and site
         self._checked = False
         if self._early:
@@ -113,7 +126,12 @@ class SiteGuard:
             api.Limits(self.fail_above, self.fail_on).check()
             for attack in self.attacks:
                 spec = {"name": attack} if isinstance(attack, str) else dict(attack)
-                api.make_attack(spec.pop("name", ""), spec)
+                made = api.make_attack(spec.pop("name", ""), spec)
+                if made.recovers == "membership":
+                    raise BadInput(
+                        f"attacks has '{made.name}', which asks about records: give held_out=(inputs, "
+                        "classes), yours that nobody trains on, in its place; span and loss-series then run every round"
+                    )
             self._checked = True
 
     def _lets_in(self, state: Mapping[str, Tensor], who: str, *, difference: bool = False) -> bool:
@@ -143,6 +161,39 @@ class SiteGuard:
         examples = sum(map(len, seen.inputs))
         if examples > self.largest:
             raise BadInput(f"the update is over {examples} examples, and largest is {self.largest}; raise largest")
+
+    def _plays(self, before: int) -> bool:
+        """Whether the attacks are played on the update before which so many came."""
+        return before % self.every == 0 and bool(self.attacks or self._others is None)
+
+    def _watch(self) -> MemberWatch:
+        from fedaudit.pipeline.members import MemberWatch  # as above
+
+        assert self._others is not None
+        return MemberWatch(self._others, self.share, self.loss)
+
+    def _tells_members(
+        self, watch: MemberWatch, state: Mapping[str, Tensor], seen: Capture, who: str, *, form: Form = "weights"
+    ) -> bool:
+        """Watch what a round tells of the site's own training examples, log it, and return whether it tells of them.
+
+        Arguments as of :meth:`_gives_away`.
+
+        Raises:
+            BadInput: that can't be told.
+        """
+        found = watch.look(state, seen, form)
+        lines = [*map(str, found.told), *found.notes]
+        cost = f"{found.seconds:.2g} s, {100 * found.share:.2g} % of the training's time"
+        self._log.info("fedaudit guard: %s: members: %s (%s)", who, "; ".join(lines) or "not tested", cost)
+        if alarms := [str(told) for told in found.told if told.alarm]:
+            done = "it doesn't leave" if self.on_fail == "refuse" else "it leaves nevertheless"
+            text = "fedaudit guard: %s: which examples were trained on can be told: %s; %s"
+            self._log.warning(text, who, "; ".join(alarms), done)
+            return True
+        if found.unable is not None:
+            raise BadInput(f"members aren't watched: {found.unable}")
+        return False
 
     def _gives_away(
         self,
@@ -239,18 +290,18 @@ def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
     return made
 
 
-def own_examples(given: tuple[Tensor, Tensor] | str | None) -> tuple[Tensor, Tensor] | None:
+def own_examples(given: tuple[Tensor, Tensor] | str | None, what: str = "examples") -> tuple[Tensor, Tensor] | None:
     """Return a site's own examples and their classes: tensors, or ``package.module:name`` of them or what makes them.
 
     Raises:
         BadInput: there are none, or they don't fit together.
     """
-    made = _made(given, "examples")
+    made = _made(given, what)
     if made is None:
         return None
     pair = isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)
     if not pair or not len(made[0]) or len(made[0]) != len(made[1]):
-        raise BadInput("examples must be two tensors of the same length, inputs and classes, or what returns them")
+        raise BadInput(f"{what} must be two tensors of the same length, inputs and classes, or what returns them")
     return made[0], made[1]
 
 

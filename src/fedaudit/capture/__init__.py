@@ -1,6 +1,7 @@
 """Recording real federations: what travels, and local training as it is seen from outside."""
 
 from fedaudit.capture.canaries import CanaryClients
+from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
 
-__all__ = ["CanaryClients", "Recorder"]
+__all__ = ["CanaryClients", "Capture", "Recorder"]

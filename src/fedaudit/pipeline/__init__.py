@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fedaudit.utils.lazy import lazy
 
 if TYPE_CHECKING:
+    from fedaudit.pipeline.members import MemberWatch
     from fedaudit.pipeline.prepare import ResolvedScenario, resolve
     from fedaudit.pipeline.pretraining import training_once
     from fedaudit.pipeline.run import Audit, environment, run_audit
@@ -15,6 +16,7 @@ else:
 
 __all__ = [
     "Audit",
+    "MemberWatch",
     "ResolvedScenario",
     "environment",
     "resolve",

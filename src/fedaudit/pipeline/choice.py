@@ -22,7 +22,7 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.validation import NamedSpec
 
 _DENSE = ("logistic", "mlp", "fcn-3", "fcn-3-dropout")  # models that begin with a fully connected layer
-# Passive attacks on membership, the strongest first as far as they were measured side by side (study records/membership).
+# Passive attacks on membership, the strongest first, as far as they were measured side by side.
 _ON_MEMBERS = ("span", "fedmia", "rmia", "lira", "loss-threshold", "loss-series", "gradient-norm", "shadow-models")
 _MOST_ON_MEMBERS = 3
 
@@ -88,7 +88,8 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
 def fitting(cases: Sequence[Case]) -> list[NamedSpec]:
     """Return the attacks that fit one of the cases, in the order in which they were registered.
 
-    Of those that ask for members the best three are enough. Where nothing fits, it is one whose answer says which records the threat model would have to grant.
+    Of those that ask for members the best three are enough. Where nothing fits, it is one whose answer says which
+    records the threat model would have to grant.
     """
     of_kind = [entry.value for entry in ATTACKS if entry.value.vertical == (cases[0].top is not None)]
     chosen = [attack for attack in of_kind if any(map(attack.fits, cases))]

@@ -303,6 +303,33 @@ def _canaries(result: dict[str, Any]) -> Sheet:
     )
 
 
+def _guard(result: dict[str, Any]) -> Sheet:
+    return Sheet(
+        title="Guard",
+        about=f"a site that trains {result['examples']} images of 32×32 in batches of {result['batch']}, or "
+        f"{result['few']} of them in a single step; {result['rounds']} rounds, at most {100 * result['share']:g} % "
+        "of each",
+        left=["model", "a round"],
+        right=["s of training", "s watched", "% first round", "% later", "% at most", "records", "not watched"],
+        rows=[
+            [
+                row["model"],
+                f"{row['steps']} steps",
+                _number(statistics.median(row["training"]), ".2f"),
+                _number(statistics.median(row["watching"][1:]), ".3f"),
+                _number(100 * row["shares"][0], ".1f"),
+                _number(100 * statistics.median(row["shares"][1:]), ".2f"),
+                _number(100 * max(row["shares"][1:]), ".2f"),
+                " ".join(f"{by}: {many}" for by, many in row["records"].items()) or "–",
+                str(row["unable"]),
+            ]
+            for row in result["rows"]
+        ],
+        reading="Wall time; medians over the rounds but for the first, which measures what records cost. Records are "
+        "those of the last test of each kind; a round that isn't watched is one whose share pays for no test.",
+    )
+
+
 _SHEETS = {
     "inversion": _inversion,
     "picture": _time_to_image,
@@ -313,4 +340,5 @@ _SHEETS = {
     "malicious": _malicious,
     "recorder": _recorder,
     "canaries": _canaries,
+    "guard": _guard,
 }

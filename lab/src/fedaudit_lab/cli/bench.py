@@ -125,6 +125,12 @@ def bench_canaries(quick: _QUICK = False, out: _OUT = None, json_output: _JSON =
     _run({"canaries": {"quick": quick}}, out, json_output=json_output)
 
 
+@bench.command("guard")
+def bench_guard(quick: _QUICK = False, out: _OUT = None, json_output: _JSON = False) -> None:
+    """Time what a site's guard takes of its rounds to watch whether its own examples can be told."""
+    _run({"guard": {"quick": quick}}, out, json_output=json_output)
+
+
 @bench.command("all")
 def bench_all(
     out: Annotated[Path, typer.Option(help="Folder for bench.html and bench.json.")] = Path("bench"),
@@ -146,6 +152,7 @@ def bench_all(
         "malicious": {"quick": quick, "data_dir": data_dir, "workers": number_of_workers(None)},
         "recorder": {"quick": quick},
         "canaries": {"quick": quick},
+        "guard": {"quick": quick},
     }
     _run(benchmarks, out, versus or [])
 

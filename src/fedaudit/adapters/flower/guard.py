@@ -7,15 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from torch import Tensor
 
 from fedaudit.adapters import in_words
 from fedaudit.adapters.flower.messages import check_names, is_training, log, refusal, server_round, state_in
+from fedaudit.adapters.flower.tensors import load_state, save_state
 from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard
 from fedaudit.capture.capture import Capture
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput
 
 STATE = "fedaudit-guard"  # the guard's record in the context's state
+MEMBERS = "fedaudit-guard.members"  # the same, of what is kept of the site's own examples
 
 
 class Guard(SiteGuard):
@@ -32,6 +35,8 @@ class Guard(SiteGuard):
     manipulated; where ``on_received`` is ``"refuse"`` such a model, or one that can't be checked, isn't trained on, and
     the reply is an error.
 
+    With ``held_out`` it also watches, in every round, whether the site's own training examples can be told.
+
     Its settings are those of :class:`~fedaudit.adapters.guard.SiteGuard`. Attacks and limits are checked with the first
     training message.
     """
@@ -46,7 +51,8 @@ class Guard(SiteGuard):
         if not self._let_in(msg, context):
             return refusal(NOT_LET_IN, msg)
         before = _quietly(self._count, context)
-        if before is not None and before % self.every:
+        plays = before is None or self._plays(before)
+        if not plays and self._others is None:
             return call_next(msg, context)
         index = (server_round(msg) or (before or 0) + 1) - 1
         self._check()  # before training, and not quietly
@@ -54,8 +60,10 @@ class Guard(SiteGuard):
         with Capture() as seen:
             reply = call_next(msg, context)
         with local_randomness(0):  # in a simulation the process trains on after the audit
-            refused = _quietly(self._audit, index, context, sent, seen, reply)
-        if refused is None:  # it couldn't be audited
+            work = [self._look] * (self._others is not None) + [self._audit] * plays
+            told = [_quietly(one, index, context, sent, seen, reply) for one in work]
+        refused = any(told)
+        if not refused and None in told:  # it couldn't be audited
             refused = self.unaudited == "refuse"
             log.warning("fedaudit guard: node %d: %s", context.node_id, "it doesn't leave" if refused else "it leaves")
         return refusal(REFUSED, msg) if refused else reply
@@ -93,18 +101,46 @@ class Guard(SiteGuard):
         if reply.has_error():
             return False
         who = f"node {context.node_id}, round {index + 1}"
-        if seen.module is None or not seen.inputs:
-            raise BadInput(f"{who}: no training was seen (another thread or process?)")
+        weights, state = _models(sent, seen, reply, who)
         self._check_size(seen)
-        weights = state_in(sent, list(seen.module.state_dict()))
-        state = state_in(reply.content, list(weights))
-        check_names(state, weights)
         node = context.node_id
         folder = f"round-{index + 1}-node-{node}"
         gives_away = self._gives_away(
             weights, state, seen, index, name=f"node-{node}", client=str(node), who=who, folder=folder, follows=False
         )
         return gives_away and self.on_fail == "refuse"
+
+    def _look(self, index: int, context: Context, sent: RecordDict, seen: Capture, reply: Message) -> bool:
+        """Watch members; return whether the update mustn't leave.
+
+        Raises:
+            BadInput: that can't be told.
+        """
+        if reply.has_error():
+            return False
+        who = f"node {context.node_id}, round {index + 1}"
+        state = _models(sent, seen, reply, who)[1]
+        watch, kept = self._watch(), load_state(context.state, MEMBERS)
+        if kept is not None:
+            watch.load_state_dict(kept)
+        try:
+            return self._tells_members(watch, state, seen, who) and self.on_fail == "refuse"
+        finally:
+            save_state(context.state, MEMBERS, watch.state_dict())
+
+
+def _models(sent: RecordDict, seen: Capture, reply: Message, who: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the model that came in and the one that is about to leave.
+
+    Raises:
+        BadInput: no training was seen, or these are none.
+    """
+    if seen.module is None or not seen.inputs:
+        raise BadInput(f"{who}: no training was seen (another thread or process?)")
+    weights = state_in(sent, list(seen.module.state_dict()))
+    state = state_in(reply.content, list(weights))
+    check_names(state, weights)
+    return weights, state
 
 
 def _quietly(work: Callable[..., Any], *arguments: Any) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
-from nvflare.apis.dxo import DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.filter import ContentBlockedException, Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -53,6 +54,9 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
     where ``on_received`` is ``"refuse"`` such a model, or one that can't be checked, is blocked before anything is
     trained on it.
 
+    With ``held_out`` it also watches, in every round, whether the site's own training examples can be told; on a
+    restart of the job's process that begins anew.
+
     Its settings are those of :class:`~fedaudit.adapters.guard.SiteGuard`. ``fail_above`` is by default psnr 20, by
     which a single image counts, too: among one candidate nothing is singled out. On data that no attack measures it on
     (tables, text) that default is dropped, where ``fail_on`` was tested.
@@ -78,18 +82,30 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
         if shareable.get_return_code() != ReturnCode.OK or _harmless(shareable):
             return shareable
         seen, received = taken("guard"), _memory.take(fl_ctx)  # in rounds that aren't audited, too: not for the next
-        if self._count(fl_ctx) % self.every:
-            return shareable
+        plays = self._plays(self._count(fl_ctx))
+        work = [self._look] * (self._others is not None) + [self._audit] * plays
+        with no_validation(), local_randomness(0):  # the process trains on after the audit
+            refused = [self._refuses(one, shareable, fl_ctx, seen, received) for one in work]
+        if any(refused):
+            raise ContentBlockedException(REFUSED)
+        return shareable
+
+    def _refuses(
+        self,
+        work: Callable[..., bool],
+        shareable: Shareable,
+        context: FLContext,
+        seen: Capture | None,
+        received: Received | None,
+    ) -> bool:
+        """Do a part of the guard's work; return whether the update mustn't leave."""
         try:
-            with no_validation(), local_randomness(0):  # the process trains on after the audit
-                refused = self._audit(shareable, fl_ctx, seen, received) and self.on_fail == "refuse"
+            return work(shareable, context, seen, received) and self.on_fail == "refuse"
         except Exception as error:
             refused = self.unaudited == "refuse"
             done = "doesn't leave" if refused else "leaves"
-            log.warning("fedaudit guard: %s: not audited, and %s: %s", site_of(fl_ctx), done, in_words(error))
-        if refused:
-            raise ContentBlockedException(REFUSED)
-        return shareable
+            log.warning("fedaudit guard: %s: not audited, and %s: %s", site_of(context), done, in_words(error))
+            return refused
 
     def _let_in(self, shareable: Shareable, context: FLContext) -> bool:
         try:
@@ -115,14 +131,8 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
         Raises:
             BadInput: it can't be audited.
         """
-        dxo = model_in(shareable)
-        if dxo is None:
-            raise BadInput("no weights in plain sight")
-        if seen is None or seen.module is None or not seen.inputs:
-            raise BadInput("no training was seen: put `with watch():` around it, in the same process")
-        index = round_of(shareable, context) if received is None or received.index is None else received.index
+        dxo, seen, index, who = _known(shareable, context, seen, received)
         site = site_of(context)
-        who = f"{site}, round {index}"
         self._check_size(seen)
         return self._gives_away(
             seen.start if received is None else received.state,
@@ -136,6 +146,33 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
             folder=f"{job_of(context)}/{site}-round-{index}",
             follows=True,
         )
+
+    def _look(self, shareable: Shareable, context: FLContext, seen: Capture | None, received: Received | None) -> bool:
+        """Watch members; return whether they are told.
+
+        Raises:
+            BadInput: that can't be told.
+        """
+        dxo, seen, _, who = _known(shareable, context, seen, received)
+        watch = self._watches.setdefault((job_of(context), site_of(context)), self._watch())
+        return self._tells_members(watch, state_of(dxo), seen, who, form=FORMS[dxo.data_kind])
+
+
+def _known(
+    shareable: Shareable, context: FLContext, seen: Capture | None, received: Received | None
+) -> tuple[DXO, Capture, int | None, str]:
+    """Return the weights, the training, the round, and site and round in words.
+
+    Raises:
+        BadInput: no weights, or no training was seen.
+    """
+    dxo = model_in(shareable)
+    if dxo is None:
+        raise BadInput("no weights in plain sight")
+    if seen is None or seen.module is None or not seen.inputs:
+        raise BadInput("no training was seen: put `with watch():` around it, in the same process")
+    index = round_of(shareable, context) if received is None or received.index is None else received.index
+    return dxo, seen, index, f"{site_of(context)}, round {index}"
 
 
 def _harmless(shareable: Shareable) -> bool:

@@ -1,0 +1,478 @@
+"""What a site's guard watches in every round: whether updates and global models tell which examples it trained on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.stats import mannwhitneyu
+from torch import Tensor, nn
+
+from fedaudit.attacks.records.span import SpanMembership
+from fedaudit.attacks.records.target import MembershipFinding, Target
+from fedaudit.capture.capture import Capture
+from fedaudit.capture.recorder import unusable, vocabulary_of
+from fedaudit.evaluation.blind import FEWEST, blind_scores, features
+from fedaudit.evaluation.statistics import SURE
+from fedaudit.modalities import TokenInfo, example_kind
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import Loss
+from fedaudit.transcript.files import Form, ObservedTask
+from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.queries import QuerySet
+from fedaudit.transcript.reading import complete_task
+from fedaudit.transcript.rounds import expected
+from fedaudit.transcript.threat import ThreatModel
+from fedaudit.transcript.update import Update
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.fingerprint import tensor_bytes
+
+Examples = tuple[Tensor, Tensor]  # inputs as the model sees them, and labels
+
+_TESTS = 2  # of a round: span and loss-series
+_MOST = 32  # pairs of records that are followed over rounds
+_MOST_BYTES = 32 * 2**20  # of these records
+_FIRST = 16  # pairs that are followed from the first round on, in which nobody knows yet what they cost
+_UNKNOWN = 1000  # records of an update at most, as long as that isn't known
+_BESIDE = 20  # records whose time the span attack takes for everything else
+_AT_ONCE = 4  # pairs of these, after which the time is looked at
+_AGAIN = 0.9  # times what something costs, after a round that couldn't pay for it
+_SPARE = 1.5  # times what something took in the round before, where it can't be stopped: machines are uneven
+
+
+def level(number: int) -> float:
+    """Return the level of a test, the ``number``-th of its kind (from 1), so that all of a job's share ``SURE``.
+
+    α/2 for each kind, of which the t-th test has 1/(t(t + 1)): these sum up to one over any number of rounds, so by the
+    union bound a job of any length has a false alarm with a probability of at most α = 1 %, however the rounds depend
+    on each other.
+    """
+    return SURE / _TESTS / (number * (number + 1))
+
+
+def exact_test(members: Tensor, others: Tensor) -> float:
+    """Return the exact one-sided p-value of the Mann-Whitney test that members' scores are above others'.
+
+    A member's score counts as below those of others that equal it, so that ties never make it smaller.
+    """
+    order = sorted([(float(score), 0) for score in members] + [(float(score), 1) for score in others])
+    ranks = [[rank for rank, (_, whose) in enumerate(order) if whose == group] for group in (0, 1)]
+    return float(mannwhitneyu(*ranks, alternative="greater", method="exact").pvalue)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one test says.
+
+    Attributes:
+        by: name of the attack.
+        auc: probability that the score of one of the site's examples is above a held-out one's.
+        p_value: that chance would do as well (Mann and Whitney, one-sided, exact).
+        level: of the test, as :func:`level` says.
+        members, others: how many records.
+    """
+
+    by: str
+    auc: float
+    p_value: float
+    level: float
+    members: int
+    others: int
+
+    @property
+    def alarm(self) -> bool:
+        """Whether members are told."""
+        return self.p_value <= self.level
+
+    def __str__(self) -> str:
+        against = f"{self.members} own examples and {self.others} held-out ones"
+        return f"{self.by} has AUC {self.auc:.2f} on {against}, p = {self.p_value:.2g} (alarm at {self.level:.2g})"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one round was found to tell.
+
+    Attributes:
+        told: by the tests that could be made.
+        notes: why others couldn't, where that is no fault of the guard's.
+        unable: why the round counts as one that wasn't watched; None: it was.
+        seconds: that it took.
+        share: of the time that the site trained.
+    """
+
+    told: tuple[Told, ...]
+    notes: tuple[str, ...]
+    unable: str | None
+    seconds: float
+    share: float
+
+
+class MemberWatch:
+    """Tests in every round whether a site's own training examples can be told from examples that it holds out.
+
+    ``span`` asks the update that is about to leave about examples of this round's training, ``loss-series`` the models
+    that the site was sent about up to 32 that it trained on since the first rounds. Each has held-out ones of its class
+    beside it. Both are tested exactly (:func:`exact_test`), at levels that all rounds of a job share (:func:`level`).
+    Of an update over few examples more held-out ones are taken for each.
+
+    Both together take at most ``share`` of the time that the site trained: what records cost is measured, and from the
+    second round on so many are taken as that pays for. What an alarm rests on is tested by a classifier of the records
+    alone, too, at the price of that round: where the records differ without any model, it isn't the update that tells.
+
+    In memory, and in ``state_dict()``, are the records that are followed (64, or 32 MiB of them) and five sums of each.
+
+    Args:
+        held_out: the site's own that nobody trains on, as the model sees them.
+        share: of the training's time.
+        loss: registered name, where the training's own isn't recognised.
+    """
+
+    def __init__(self, held_out: Examples, share: float, loss: str | None = None) -> None:
+        self.held_out, self.share, self._loss = held_out, share, loss
+        self._rounds = 0
+        self._tests = {"span": 0, "loss-series": 0}
+        self._costs: dict[str, float] = {}  # seconds a record, by test
+        self._nobody: int | None = None  # examples of an update of which span told nobody
+        self._followed: dict[str, Tensor] = {}  # own and held-out inputs and labels
+        self._asking = 0.0  # seconds of this round that records cost; the rest is called preparing
+        self._sums = torch.zeros(5, 0, dtype=torch.float64)  # n, Σt, Σt², Σy, Σty of each; own ones first
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept from round to round, plain values and tensors."""
+        return {
+            "rounds": self._rounds,
+            "tests": dict(self._tests),
+            "costs": dict(self._costs),
+            "nobody": self._nobody,
+            "followed": dict(self._followed),
+            "sums": self._sums,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self._rounds, self._nobody = state["rounds"], state["nobody"]
+        self._tests, self._costs = dict(state["tests"]), dict(state["costs"])
+        self._followed, self._sums = dict(state["followed"]), state["sums"]
+
+    def look(self, state: Mapping[str, Tensor], seen: Capture, form: Form = "weights") -> Look:
+        """Look at a round.
+
+        Args:
+            state: what is about to leave, in that ``form``.
+            seen: the training that was watched.
+        """
+        began, number = time.perf_counter(), self._rounds
+        self._rounds += 1
+        self._asking = 0.0
+        told: list[Told] = []
+        notes: list[str] = []
+        unable: list[str] = []
+        try:
+            budget = self.share * seen.seconds
+            if (cost := self._costs.get("preparing", 0.0)) > budget:
+                raise BadInput(self._unpaid("preparing", cost, seen.seconds))
+            case = _Case(state, seen, form, self._loss, self.held_out)
+            left = budget - max(cost, time.perf_counter() - began)
+            source = torch.Generator().manual_seed(number)
+            for part in (self._series, self._span):
+                try:
+                    told += part(case, left - self._asking, source)
+                except NotApplicable as error:
+                    notes.append(str(error))
+                except BadInput as error:
+                    unable.append(str(error))
+                except Exception as error:  # what the other test says must not be lost with it
+                    unable.append(f"{type(error).__name__}: {error}")
+            self._costs["preparing"] = _SPARE * (time.perf_counter() - began - self._asking)
+        except BadInput as error:
+            unable.append(str(error))
+        seconds = time.perf_counter() - began
+        return Look(tuple(told), tuple(notes), unable[0] if unable else None, seconds, seconds / (seen.seconds or 1e-9))
+
+    # --- the models that came in ------------------------------------------------------------------------------------
+
+    def _series(self, case: _Case, budget: float, source: torch.Generator) -> list[Told]:
+        """Follow the records' confidence e^-loss over the models that came in, and test its slope."""
+        self._follow(case, budget, source)
+        pairs, cost = self._sums.shape[1] // 2, self._costs.get("loss-series", 0.0)
+        if not pairs:
+            raise BadInput("no example that the site trained on has a held-out one of its class; give more held_out")
+        limit = level(self._tests["loss-series"] + 1)
+        asked = min(pairs, max(0, int(budget / (2 * cost)))) if cost else pairs
+        if asked < pairs and _rarest(asked, asked) > limit:
+            raise BadInput(self._unpaid("loss-series", 2 * cost * pairs, case.seconds))
+        inputs, labels = (torch.cat([self._followed[f"{whose}_{what}"] for whose in _OWNERS]) for what in _PARTS)
+        if not cost:
+            case.target.losses(inputs[:1], labels[:1])  # the first call is slower
+        began = time.perf_counter()
+        found: list[Tensor] = []
+        for part in torch.arange(asked).split(_AT_ONCE):
+            both = torch.cat([part, pairs + part])
+            found.append(case.target.losses(inputs[both], labels[both]).view(2, -1))
+            if cost and time.perf_counter() - began > budget:  # something else keeps the machine busy
+                break
+        confidence = torch.cat(found, dim=1).nan_to_num(nan=1e30, posinf=1e30).neg().exp().flatten()
+        self._costs["loss-series"] = self._took(began) / len(confidence)
+        asked = len(confidence) // 2
+        rows = torch.cat([torch.arange(asked), pairs + torch.arange(asked)])
+        t = torch.full_like(confidence, self._rounds)
+        self._sums[:, rows] += torch.stack([torch.ones_like(t), t, t * t, confidence, t * confidence])
+        n, t, tt, y, ty = self._sums[:, rows]
+        twice = n > 1
+        own = int(twice[:asked].sum())  # a pair comes and is asked about together
+        if _rarest(own, own) > limit and asked < pairs:
+            raise BadInput(self._unpaid("loss-series", 2 * cost * pairs, case.seconds))
+        if _rarest(own, own) > limit:
+            raise NotApplicable(f"loss-series: {own} examples are known under two models yet, too few to be sure")
+        slopes = (n * ty - t * y)[twice] / (n * tt - t * t)[twice]
+        return [self._tested("loss-series", slopes[:own], slopes[own:], (inputs[rows][twice], labels[rows][twice]))]
+
+    def _follow(self, case: _Case, budget: float, source: torch.Generator) -> None:
+        """Take further pairs among those that are followed, where they are few and the time is there."""
+        pairs = self._sums.shape[1] // 2
+        size = 2 * case.inputs[0].numel() * case.inputs.element_size()
+        cost = self._costs.get("loss-series")
+        afford = _FIRST if cost is None else int(0.5 * budget / (2 * cost))
+        room = min(_MOST, _MOST_BYTES // size, afford) - pairs
+        if room <= 0:
+            return
+        known = set(map(_mark, [*self._followed.get("own_inputs", []), *self._followed.get("held_inputs", [])]))
+        own, held = case.drawn(room, 1, source, known)
+        for whose, (inputs, labels) in zip(_OWNERS, (own, held), strict=True):
+            for what, new in zip(_PARTS, (inputs, labels), strict=True):
+                name = f"{whose}_{what}"
+                self._followed[name] = torch.cat([self._followed[name], new]) if pairs else new
+        new_sums = torch.zeros(5, 2, len(own[0]), dtype=torch.float64)
+        self._sums = torch.cat([self._sums.view(5, 2, -1), new_sums], dim=2).view(5, -1)
+
+    # --- the update that leaves -------------------------------------------------------------------------------------
+
+    def _span(self, case: _Case, budget: float, source: torch.Generator) -> list[Told]:
+        """Test the residuals of records outside the span of the update's rows."""
+        if case.distinct > case.widest:
+            text = f"span: an update over {case.distinct} examples, and no layer has room for more than {case.widest}"
+            raise NotApplicable(text)
+        cost = self._costs.get("span")
+        afford = _UNKNOWN if cost is None else max(0, int(budget / cost) - _BESIDE)
+        limit = level(self._tests["span"] + 1)
+        sizes = _sizes(case.distinct, afford, limit)
+        if sizes is None:
+            needs = _sizes(case.distinct, 10**6, limit)
+            if cost is not None and self._nobody is not None and case.distinct >= self._nobody:
+                raise NotApplicable(f"span: of {self._nobody} examples an update told nobody, in an earlier round")
+            if needs is None or cost is None:
+                raise BadInput(f"no test is sure of an update over {case.distinct} examples (span, level {limit:.2g})")
+            raise BadInput(self._unpaid("span", (needs[0] * (1 + needs[1]) + _BESIDE) * cost, case.seconds))
+        own, held = case.drawn(*sizes, source)
+        if _rarest(len(own[0]), len(held[0])) > limit:
+            raise BadInput(
+                f"span: {len(own[0])} of the site's examples have {sizes[1]} held-out ones of their class each, and a "
+                f"test at level {limit:.2g} takes more; give more held_out"
+            )
+        inputs, labels = torch.cat([own[0], held[0]]), torch.cat([own[1], held[1]])
+        began = time.perf_counter()
+        try:
+            found = SpanMembership()(case.observation(inputs, labels))
+            self._nobody = None
+        except NotApplicable:
+            self._nobody = case.distinct
+            raise
+        finally:
+            self._costs["span"] = _SPARE * self._took(began) / (len(inputs) + _BESIDE)
+        assert isinstance(found, MembershipFinding)
+        scores, many = found.scores, len(own[0])
+        return [self._tested("span", scores[:many], scores[many:], (inputs, labels))]
+
+    def _tested(self, by: str, own: Tensor, others: Tensor, records: Examples) -> Told:
+        """Test, and spend a level.
+
+        Raises:
+            BadInput: members are told, but the records alone tell them as well.
+        """
+        self._tests[by] += 1
+        auc = float(((own[:, None] > others) + 0.5 * (own[:, None] == others)).mean())
+        told = Told(by, auc, exact_test(own, others), level(self._tests[by]), len(own), len(others))
+        if told.alarm and len(own) >= FEWEST:
+            began, rows = time.perf_counter(), features(*records)
+            _, _, p_value = blind_scores(rows[: len(own)], rows[len(own) : 2 * len(own)], self._tests[by])
+            self._took(began)
+            if p_value <= SURE:
+                raise BadInput(
+                    f"{told}; but they differ without any model (p = {p_value:.2g}): held_out must be prepared as what "
+                    "is trained on, and be of the same source"
+                )
+        return told
+
+    def _took(self, began: float) -> float:
+        """Return the seconds since then, and note that they were for records."""
+        seconds = time.perf_counter() - began
+        self._asking += seconds
+        return seconds
+
+    def _unpaid(self, what: str, seconds: float, trained: float) -> str:
+        """Return why something isn't done; one slow round mustn't be its end, so it is taken for cheaper next time."""
+        self._costs[what] *= _AGAIN
+        paid = f"{100 * self.share:g} % of {trained:.3g} s of training"
+        return f"{what} would take {seconds:.2g} s, more than {paid}: raise share, or train longer in a round"
+
+
+_OWNERS, _PARTS = ("own", "held"), ("inputs", "labels")
+
+
+def _rarest(members: int, others: int) -> float:
+    """Return the least p-value that so many records can have: all members above all others."""
+    return 1 / math.comb(members + others, members)
+
+
+def _sizes(members: int, afford: int, limit: float) -> tuple[int, int] | None:
+    """Return how many members are tested, and how many others for each; None where no order of them is rare enough."""
+    many = min(members, afford // 2, _MOST)
+    if _rarest(many, many) <= limit:
+        return many, 1
+    many = min(members, _MOST)
+    fits = (r for r in range(2, afford // max(many, 1)) if _rarest(many, many * r) <= limit)
+    ratio = next(fits, None)
+    return None if ratio is None else (many, ratio)
+
+
+class _Case:
+    """One round: what the site trained on, and what it is about to send.
+
+    Attributes:
+        inputs, labels: of the training, as the model saw them, with repetitions.
+        seconds: that it took.
+        distinct: how many different examples it was over.
+        widest: of how many the span attack finds room in a layer, at most.
+        target: the model that the site was sent.
+    """
+
+    def __init__(
+        self, state: Mapping[str, Tensor], seen: Capture, form: Form, loss: str | None, held_out: Examples
+    ) -> None:
+        config = seen.training()
+        if (why := unusable(seen, config)) is not None or seen.module is None:
+            raise BadInput(f"what the site trained on can't be asked about: {why}")
+        self.seconds = seen.seconds
+        self.inputs, self.labels = torch.cat(seen.inputs), torch.cat(seen.targets)
+        self.held_out = held_out[0].to(self.inputs.dtype), held_out[1].to(self.labels.dtype)
+        shapes = tuple(held_out[0].shape[1:]), tuple(self.inputs.shape[1:])
+        if shapes[0] != shapes[1] or held_out[1].shape[1:] != self.labels.shape[1:]:
+            raise BadInput(f"held_out has examples of shape {shapes[0]}, and the site trains on {shapes[1]}: give such")
+        self._marks = [_mark(example) for example in self.inputs]
+        self._trained = set(self._marks)
+        self.distinct = len(self._trained)
+        _, parameters, _ = expected(seen.module)
+        self._start = seen.start
+        change = {name: state[name].detach().cpu() for name in parameters if name in state}
+        if not change:
+            raise BadInput("what leaves holds none of the parameters that were trained")
+        if form == "weights":
+            change = {name: value - self._start[name] for name, value in change.items()}
+        if not all(bool(value.isfinite().all()) for value in change.values()):
+            raise BadInput("the update has NaN or infinite values")
+        room = [4 * min(value.flatten(1).shape) for value in change.values() if value.ndim > 1]  # at rank one a record
+        words = any(isinstance(part, nn.Embedding) for part in seen.module.modules())  # told of any number of examples
+        self.widest = math.inf if words else max(room, default=0)
+        if config.data_size is None and self.distinct >= max(config.batch_sizes):
+            config = dataclasses.replace(config, data_size=self.distinct)
+        self._update = Update(
+            client=0,
+            kind="gradient" if form == "gradient" else "weights",
+            tensors=change,
+            num_examples=sum(config.batch_sizes),
+            training=config,
+        )
+        module = copy.deepcopy(seen.module).cpu().eval()
+        module.load_state_dict(self._start)
+        self.target = Target(module, *_task(seen, module, loss, self.inputs, self.labels))
+
+    def observation(self, inputs: Tensor, labels: Tensor) -> Observation:
+        """Return what a curious server sees of the round, who asks about these records."""
+        return Observation(
+            federation="site",
+            threat=ThreatModel(),
+            task_info=self.target.task_info,
+            module=self.target.module,
+            loss=self.target.loss,
+            update_kind=self._update.kind,
+            weights=(self._start,),
+            messages=(Message(0, 0, self._start, self._update),),
+            records=QuerySet(inputs, labels, inputs[:0], labels[:0]),
+        )
+
+    def drawn(
+        self, many: int, ratio: int, source: torch.Generator, known: set[int] | None = None
+    ) -> tuple[Examples, Examples]:
+        """Return up to ``many`` examples of the training, and ``ratio`` times as many held-out ones, as many a class.
+
+        None that the site trained on passes for a held-out one, none occurs twice, and none is ``known``.
+        """
+        taken = set(known or ())
+        inputs, labels = self.held_out
+        free: dict[int, list[int]] = {}
+        for row, label in zip(*_shuffled(labels, source), strict=True):
+            free.setdefault(label, []).append(row)
+        own: list[int] = []
+        held: list[int] = []
+        for row, label in zip(*_shuffled(self.labels, source), strict=True):
+            if len(own) == many:
+                break
+            if self._marks[row] in taken:
+                continue
+            found: list[int] = []
+            while len(found) < ratio and free.get(label):
+                other = free[label].pop()
+                mark = _mark(inputs[other])
+                if mark not in taken and mark not in self._trained:
+                    taken.add(mark)
+                    found.append(other)
+            if len(found) == ratio:
+                taken.add(self._marks[row])
+                own.append(row)
+                held += found
+        held = [held[i * ratio + k] for k in range(ratio) for i in range(len(own))]  # each own one's first, then …
+        return (self.inputs[own], self.labels[own]), (inputs[held], labels[held])
+
+
+def _mark(example: Tensor) -> int:
+    """Return a hash of an example, the same in this process: ten times as fast as a digest."""
+    return hash(tensor_bytes(example).tobytes())
+
+
+def _shuffled(labels: Tensor, source: torch.Generator) -> tuple[list[int], list[int]]:
+    """Return rows in a random order, and their classes; other targets are all of one class."""
+    order = torch.randperm(len(labels), generator=source)
+    classes = torch.zeros(len(labels)) if labels.is_floating_point() or labels.numel() > len(labels) else labels
+    return order.tolist(), [int(label) for label in classes.flatten()[order]]
+
+
+def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, labels: Tensor) -> tuple[TaskInfo, Loss]:
+    """Return what everybody knows, for examples as the model sees them."""
+    shape, tokens = tuple(inputs.shape[1:]), None
+    if not inputs.is_floating_point():
+        words = vocabulary_of(module)
+        if labels.ndim == 2 or words is None:
+            raise BadInput("the model predicts the next token, and records have labels")
+        tokens = TokenInfo(vocabulary=words, causal=False)
+    kind = "tokens" if tokens else "image" if len(shape) == 3 else "table"
+    channels = example_kind(kind).channels(shape)
+    observed = ObservedTask(
+        kind=kind,
+        input_shape=shape,
+        mean=(0.0,) * channels,
+        std=(1.0,) * channels,
+        loss=loss or seen.loss,
+        batch_norm=seen.batch_norm,
+        dropout=seen.dropout,
+        label_smoothing=seen.label_smoothing,
+        class_weights=seen.class_weights,
+        tokens=tokens,
+    )
+    return complete_task(observed, {}, module, None, [])
