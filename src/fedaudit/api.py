@@ -17,11 +17,13 @@ from fedaudit.attacks import Attack
 from fedaudit.attacks import make_attack as make_attack
 from fedaudit.data import Dataset
 from fedaudit.data.own import dataset_of
+from fedaudit.pipeline.members import MemberWatch as MemberWatch
 from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import check_files, resolve, spell_out
 from fedaudit.pipeline.run import Audit as Audit
 from fedaudit.pipeline.run import Limits as Limits
+from fedaudit.pipeline.run import Recording as Recording
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.transcripts import new_folder
 from fedaudit.pipeline.trials import Means
@@ -30,7 +32,6 @@ from fedaudit.pipeline.what_if import with_what_if
 from fedaudit.results import AuditResult as AuditResult
 from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
-from fedaudit.simulation.simulator import Recording
 from fedaudit.task.losses import recognise
 from fedaudit.task.training import BCE, loss_name
 from fedaudit.task.training import LOSSES as LOSSES

@@ -234,9 +234,7 @@ def test_each_record_is_asked_of_its_pair_s_client():
     seen = dataclasses.replace(
         seen,
         records=QuerySet(
-            *(part[:6] for part in (seen.records.inputs, seen.records.labels)),
-            seen.records.inputs[:0],
-            seen.records.labels[:0],
+            seen.records.inputs[:6], seen.records.labels[:6], seen.records.inputs[:0], seen.records.labels[:0]
         ),
     )
     found = MembershipFinding(attack="m", scores=scores, members=scores > 0.5, clients=torch.tensor([2, 5]))

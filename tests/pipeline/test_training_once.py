@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fedaudit.attacks.records.shadows import ShadowModel
 from fedaudit.pipeline import run as pipeline
 from fedaudit.pipeline import training_once, trials
 from fedaudit.pipeline.prepare import resolve
+from fedaudit.simulation.simulator import simulate
 from tests.attacks.membership_cases import scenario
 
 
 @pytest.fixture
 def simulated(monkeypatch):
     made: list[str] = []
-    simulate = pipeline.simulate
 
     def counted(federation, **options):
         made.append(federation.name)
@@ -47,7 +49,12 @@ def test_another_federation_or_a_short_one_is_simulated(simulated):
 def test_shadow_models_are_trained_once_for_several_federations(monkeypatch):
     trained: list[int] = []
     train = ShadowModel._trained
-    monkeypatch.setattr(ShadowModel, "_trained", lambda self, *rest: trained.append(self.index) or train(self, *rest))
+
+    def counted(self: ShadowModel, *rest: Any) -> Any:
+        trained.append(self.index)
+        return train(self, *rest)
+
+    monkeypatch.setattr(ShadowModel, "_trained", counted)
     monkeypatch.setattr(trials, "_last", {})
     threat = {"knows_public_data": True, "public_examples": 40}
     attack = {"name": "lira", "shadows": 2, "epochs": 1}

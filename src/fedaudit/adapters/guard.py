@@ -21,8 +21,7 @@ from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.objects import load_object
 
 if TYPE_CHECKING:
-    from fedaudit.api import Verdict
-    from fedaudit.pipeline.members import MemberWatch
+    from fedaudit.api import MemberWatch, Verdict
     from fedaudit.transcript.files import Form
 
 NOT_LET_IN = "the site's guard didn't let this model in"  # and not why: that would tell what it looks for
@@ -167,7 +166,7 @@ class SiteGuard:
         return before % self.every == 0 and bool(self.attacks or self._others is None)
 
     def _watch(self) -> MemberWatch:
-        from fedaudit.pipeline.members import MemberWatch  # as above
+        from fedaudit.api import MemberWatch  # as above
 
         assert self._others is not None
         return MemberWatch(self._others, self.share, self.loss)

@@ -48,7 +48,8 @@ from fedaudit.results import (
     Timing,
 )
 from fedaudit.scenario.scenario import Scenario
-from fedaudit.simulation.simulator import Recording, simulate
+from fedaudit.simulation.simulator import Recording as Recording
+from fedaudit.simulation.simulator import simulate
 from fedaudit.task.training import Loss
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
