@@ -20,8 +20,8 @@ FEWEST, MOST = 10, 1000  # pairs: of fewer no test could exclude luck; of more a
 def blind_scores(members: Tensor, others: Tensor, seed: int) -> tuple[Tensor, Tensor, float]:
     """Return the scores (k,) of members and others by a classifier of the data alone, and the p-value of their AUC.
 
-    The classifier is ridge regression with the mean of two Gaussian kernels, each as wide as its median distance: on the
-    features, and on what the inputs' values are like (:func:`summary`), which augmentation and another normalisation
+    The classifier is ridge regression with the mean of two Gaussian kernels, each as wide as its median distance: on
+    the features, and on what the inputs' values are like (:func:`summary`), which augmentation and other normalisation
     change. It is cross-validated over five folds that keep pairs together. Its scores are linear in the labels, so the
     permutation test, which swaps member and other within pairs 999 times at random and learns anew each time, costs one
     matrix product. It is exact: whatever the data are, it gives 1 % or less with a probability of at most 1 % where

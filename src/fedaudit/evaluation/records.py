@@ -15,9 +15,10 @@ from fedaudit.attacks.records.source import SourceFinding
 from fedaudit.attacks.records.target import MembershipFinding
 from fedaudit.evaluation.blind import FEWEST, MOST, blind_scores, features
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
+from fedaudit.evaluation.record_epsilon import broken, in_words, record_epsilon
 from fedaudit.evaluation.statistics import SURE, auc_interval, combined, holm, interval, pooled, sign_test
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
-from fedaudit.results import Chart, ClassExposure, Evidence, FindingResult, Line, MetricResult
+from fedaudit.results import Chart, ClassExposure, Evidence, FindingResult, Line, MetricResult, RecordEpsilon
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import NOBODY, UNUSED
 from fedaudit.transcript.truth import Truth
@@ -37,6 +38,10 @@ BLIND_AUC = Metric(
     "membership_blind_auc",
     "the same probability by a classifier of the records alone, without any model: what to hold it against",
     higher_is_better=False,
+)
+
+MEMBERSHIP_EPSILON = Metric(
+    "membership_epsilon", "demonstrated ε: a lower bound, at 95 %, for federations in which one record replaces another"
 )
 
 LOW = {TPR: 0.01, TPR_PERMILLE: 0.001}  # false positives; of fewer others than would make one, none is told
@@ -59,7 +64,8 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     update used are left out; where the attack queried one client's model, so are the pairs of other clients' members.
     Guessing is excluded by the one-sided Mann-Whitney test: it asks nothing of the scores' distribution, and is exact
     for few records. The AUC's interval is a bootstrap over the pairs, the shares' are exact binomial ones. Where a
-    classifier of the records alone tells members from others, no score shows what training did, and it is no leak.
+    classifier of the records alone tells members from others, no score shows what training did, and it is no leak, nor
+    is there a bound on ε.
     """
     own = _client_of(observation)
     rows = evaluated(truth, own)
@@ -81,6 +87,9 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     if left_out:
         notes.append(f"{left_out} pairs of records were left out: their member is of another client, or was never used")
     confounded = blind_p is not None and blind_p <= SURE
+    shown = None
+    if blind_p is not None and not confounded:
+        shown = record_epsilon(scores[pairs[0]], scores[pairs[1]], observation, truth, seed)
     classes = [] if confounded else _by_class(observation, rows, pairs, scores, seed)
     result = done(
         finding,
@@ -91,6 +100,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
             MEMBERSHIP_ACCURACY.share(right, len(rows), "records", 0.5),
             *_at_low(scores[member], scores[~member]),
             *blind,
+            *([MEMBERSHIP_EPSILON.of(shown.bound.epsilon, n=pairs.shape[1], of="pairs of records")] if shown else []),
         ],
         charts=[
             Chart(
@@ -107,6 +117,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
         ],
         exposure=classes,
         blind_p_value=blind_p,
+        record_epsilon=shown,
         leak=leaks(area > 0.5, p_value) and not confounded,
         p_value=p_value,
         p_value_at_best=best,
@@ -259,10 +270,13 @@ def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
             found = f"{100 * sum(shares) / len(shares):.3g} % of members at {100 * low:g} % false positives"
             headline = judged.headline and f"{judged.headline.rstrip('.')}. It finds {found}."
             judged = judged._replace(text=f"{judged.text}; {found}", headline=headline)
+    bounds = [f.record_epsilon for f in findings if f.record_epsilon is not None]
+    if told := in_words(bounds):
+        judged = judged._replace(text=f"{judged.text}; {told}")
     blind = {(f.client, *f.clients): f.blind_p_value for f in findings if f.blind_p_value is not None}
     p_value = combined(list(blind.values())) if blind else 1.0  # several attacks on one client are on the same records
     if p_value > SURE:
-        return judged
+        return _with_promise(judged, bounds)
     areas = [m.value for f in findings for m in f.metrics if m.name == BLIND_AUC.name]
     text = (
         f"{judged.text}; the records alone, without any model, tell members from others: AUC "
@@ -273,6 +287,21 @@ def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
         "the same source (let the clients hold a random part of one split)"
     )
     return judged._replace(verdict="inconclusive", text=text, headline="", advice=advice)
+
+
+def _with_promise(judged: Judgement, bounds: Sequence[RecordEpsilon]) -> Judgement:
+    """Return the judgement, with the promise of differential privacy where the bounds are above it."""
+    most = max(bounds, key=lambda one: one.bound.epsilon, default=None)
+    if most is None or most.claimed is None or most.bound.epsilon <= most.claimed:
+        return judged
+    if broken(bounds):
+        headline = (
+            f"The promise is broken: an ε of at least {most.bound.epsilon:.3g} is demonstrated, "
+            f"and {most.claimed:.3g} is claimed."
+        )
+        return judged._replace(verdict="inferred", headline=headline)
+    text = f"{judged.text}; the demonstrated ε is above the claimed one, but not surely enough: use more records"
+    return judged._replace(text=text)
 
 
 _by_auc = by_test(
@@ -294,9 +323,10 @@ FINDING_TYPES["membership"] = FindingType(
         "Membership is 'inferred' when members score above other records, and guessing would reach that AUC with a "
         f"probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test over the records). Where a classifier "
         "of the records alone, without any model, tells members from others (permutation test within the pairs, at "
-        f"{100 * SURE:g} %), it is 'inconclusive'.",
+        f"{100 * SURE:g} %), it is 'inconclusive'. It also is 'inferred' where the scores demonstrate a larger ε than "
+        "the defence claims, with a confidence of 99 % over all runs of the attack.",
     ),
-    metrics=(AUC, MEMBERSHIP_ACCURACY, TPR, TPR_PERMILLE, BLIND_AUC),
+    metrics=(AUC, MEMBERSHIP_ACCURACY, TPR, TPR_PERMILLE, BLIND_AUC, MEMBERSHIP_EPSILON),
     question="tell whether a record was used for training",
     control="records",
     learns=True,

@@ -228,7 +228,7 @@ def record(
         checkpoint = simulation_checkpoint(store, name) if store else None
         made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers, say=display.say)
         accuracy = made.history.accuracy[-1:] if made.history else []
-        known = about | ({"accuracy": accuracy[0]} if accuracy else {})
+        known = made.truth.about | about | ({"accuracy": accuracy[0]} if accuracy else {})
         known |= {} if federation.device == "cpu" else {"device": device_name(federation.device)}
         recordings.append(dataclasses.replace(made, truth=dataclasses.replace(made.truth, about=known)))
     return recordings

@@ -143,6 +143,21 @@ class EpsilonResult(Record):
     observers: list[ObserverEpsilon] = Field(description="what each of them sees, and what that demonstrates")
 
 
+class RecordEpsilon(Record):
+    """Which ε the scores of an attack on membership demonstrate, beside the claimed one."""
+
+    bound: EpsilonBound = Field(
+        description="at 95 %; its canaries are pairs of a member and a matched record that nobody trained on"
+    )
+    claimed: float | None = Field(
+        description="by the defence, for one record in another's place, against this adversary; null: nothing is"
+    )
+    p_value: float | None = Field(
+        description="the least of 0.05, 0.01, 0.005, … at which the claim is refuted, 1: at none; null: no claim"
+    )
+    attainable: float = Field(description="what as many pairs would demonstrate if the attack were always right")
+
+
 class RegisteredResult(Record):
     """Scores of a reconstruction after the move that brings it nearest.
 
@@ -346,6 +361,9 @@ class FindingResult(Record):
         "as well, were they exchangeable; at 1 % or less the draw is confounded; null: fewer than 10 pairs"
     )
     epsilon: EpsilonResult | None = optional("of an audit of differential privacy")
+    record_epsilon: RecordEpsilon | None = optional(
+        "of an attack on membership; null: the blind baseline tells members from others, or there are too few for one"
+    )
     by_luck: list[float] = Field(
         default=[], description="of random answers, the shares that are right about 0, 1, 2, ... labels"
     )
