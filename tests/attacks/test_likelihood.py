@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,25 @@ def test_lira_s_scores_are_the_normal_distribution_s(count: int) -> None:
         else:
             chance = [norm.cdf(own[i], *without[i]) for i in range(12)]
             assert norm.cdf(scores.scores.numpy()) == pytest.approx(np.array(chance), abs=1e-5)
+
+
+def test_halves_of_the_shadow_models_score_again() -> None:
+    seen, found, facts = known_shadows(8, online=False)
+    scores = make_attack("lira", {}).prepared(found)(seen)
+    assert isinstance(scores, MembershipFinding)
+    assert scores.again.shape == (10, 12)
+    odds, own = logit(np.exp(facts["shadows"])), logit(np.exp(facts["own"]))
+    wanted = []
+    for chosen in itertools.combinations(range(4), 2):
+        rows = [2 * pair + side for pair in chosen for side in range(2)]
+        without = normal(odds[rows], ~facts["inside"][rows])
+        wanted.append([(own[i] - without[i][0]) / without[i][1] for i in range(12)])
+    nearest = np.abs(scores.again.numpy()[:, None] - np.array(wanted)).max(axis=2)
+    assert nearest.min(axis=1) == pytest.approx(0, abs=1e-5)
+    assert len(set(nearest.argmin(axis=1))) > 2
+    few = make_attack("lira", {}).prepared(found[:6])(seen)
+    assert isinstance(few, MembershipFinding)
+    assert not len(few.again)
 
 
 def test_a_probability_that_rounds_to_one_has_a_score_of_its_own() -> None:

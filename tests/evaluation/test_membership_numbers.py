@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,25 +20,35 @@ from fedaudit.evaluation import evaluate, summarise
 from fedaudit.evaluation.blind import blind_scores, features
 from fedaudit.evaluation.limits import Limits, check_limits
 from fedaudit.evaluation.record_epsilon import LEVELS, record_epsilon
-from fedaudit.results import AttackSummary, FindingResult
+from fedaudit.modalities.columns import Column
+from fedaudit.results import AttackSummary, AuditResult, FindingResult
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.queries import NOBODY, QuerySet
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
 from tests.attacks.membership_cases import logistic, recorded, scenario
+from tests.conftest import Command
 
 
 def judged_by(
-    scores: Tensor, inputs: Tensor, labels: Tensor, first: Tensor, promise: dict[str, Any] | None = None
+    scores: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    first: Tensor,
+    promise: dict[str, Any] | None = None,
+    *,
+    again: Tensor | None = None,
+    **others: Any,
 ) -> FindingResult:
     """Return the result of scores (2k,), where record i and i + k are a pair, and ``first`` (k,) says which is in."""
     k = len(first)
-    seen = dataclasses.replace(logistic(), records=QuerySet(inputs, labels, inputs[:0], labels[:0]))
+    seen = dataclasses.replace(logistic(), records=QuerySet(inputs, labels, inputs[:0], labels[:0]), **others)
     owners = torch.where(torch.cat([first, ~first]), 4, NOBODY)
     matched = torch.arange(2 * k).roll(k)
     about = {"promise": promise} if promise else {}
     truth = Truth({}, {}, inputs[:1], labels[:1], about, owners=owners, matched=matched)
     found = MembershipFinding(attack="m", scores=scores.double(), members=scores > 0.5)
+    found = found if again is None else dataclasses.replace(found, again=again)
     return evaluate(found, seen, truth, seed=0).result
 
 
@@ -126,6 +137,76 @@ def test_exposure_by_class_is_corrected_for_the_classes():
     assert sorted(one.p_value for one in result.exposure) == pytest.approx([2 * least, max(2 * least, most)])
     assert [one.p_value <= 0.01 for one in result.exposure] == [False, True]
     assert [chart.title for chart in result.charts] == ["members found, client 4", "exposure by class, client 4"]
+
+
+def test_exposure_by_category_is_within_it_and_corrected_for_all_groups():
+    """The ward's records all score higher, members or not, which is no exposure; the old ones' members alone do."""
+    k = 60
+    rng = generator(5, "table")
+    inputs, labels = noise(k)
+    ward, old = (torch.rand(2 * k, generator=rng) < 0.5 for _ in range(2))
+    inputs[:, 3], inputs[:, 4], inputs[:, 2] = old.float(), (~old).float(), 1 + 6.0 * ward
+    columns = (
+        *(Column(f"n{i}", "numeric", (i,)) for i in range(2)),
+        Column("ward", "categorical", (2,), ("a", "b"), codes=(1.0, 7.0)),
+        Column("age", "categorical", (3, 4), ("old", "young")),
+    )
+    member = torch.arange(2 * k) < k
+    scores = torch.randn(2 * k, generator=rng) + 5.0 * ward + 4.0 * (member & old)
+    info = dataclasses.replace(logistic().task_info, columns=columns)
+    result = judged_by(scores, inputs, labels, torch.ones(k).bool(), task_info=info)
+    groups = {(one.column, one.value or one.label): one for one in result.exposure}
+    assert set(groups) == {("", 0), ("", 1), ("ward", "a"), ("ward", "b"), ("age", "old"), ("age", "young")}
+    plain = {}
+    for key, mask in {("ward", "a"): ~ward, ("ward", "b"): ward, ("age", "old"): old, ("age", "young"): ~old}.items():
+        a, b = scores[mask & member].numpy(), scores[mask & ~member].numpy()
+        plain[key] = float(mannwhitneyu(a, b, alternative="greater").pvalue)
+        assert groups[key].auc == pytest.approx(roc_auc_score([1] * len(a) + [0] * len(b), [*a, *b]))
+        assert groups[key].low < groups[key].auc < groups[key].high
+        assert groups[key].members == len(a)
+    assert groups["age", "old"].p_value == pytest.approx(6 * plain["age", "old"])
+    assert groups["age", "young"].p_value > 0.01
+    assert groups["age", "old"].p_value < 0.01
+    assert [chart.title for chart in result.charts][1:] == ["exposure by class, client 4"]
+
+
+def test_the_most_exposed_are_those_with_whom_the_fewest_others_would_be_accused():
+    k = 70
+    inputs, labels = noise(k)
+    rng = generator(6, "exposed")
+    first = torch.rand(k, generator=rng) < 0.5
+    member = torch.cat([first, ~first])
+    scores, again = (torch.randn(*shape, 2 * k, generator=rng).double() + member for shape in ((), (10,)))
+    shown = judged_by(scores, inputs, labels, first, again=again).most_exposed
+
+    def as_high(scores: Tensor, record: int) -> int:
+        return sum(bool(other >= scores[record]) for other in scores[~member])
+
+    assert len(shown) == 50
+    assert all(member[one.record] and one.client == 4 and one.label == labels[one.record] for one in shown)
+    assert [one.as_high for one in shown] == sorted(as_high(scores, int(i)) for i in torch.nonzero(member))[:50]
+    assert [one.as_high for one in shown] == [as_high(scores, one.record) for one in shown]
+    over = [[as_high(part, one.record) for part in again] for one in shown]
+    assert [(one.least, one.most) for one in shown] == [(min(of), max(of)) for of in over]
+    assert judged_by(torch.rand(2 * k, generator=rng), inputs, labels, first).most_exposed == []
+    assert judged_by(scores, inputs, labels, first).most_exposed[0].least is None
+
+
+@pytest.mark.slow
+def test_the_most_exposed_stand_in_the_report_unless_they_are_left_out(command: Command, tmp_path: Path):
+    path = tmp_path / "s.yaml"
+    overfitted = scenario({"records": 80}, ["loss-threshold", "gradient-norm"], rounds=40, examples=80, local_epochs=3)
+    path.write_text(overfitted.to_yaml())
+    for most in (20, 0):
+        out = tmp_path / str(most)
+        setting = ["--set", f"evaluation.most_exposed={most}", "--no-controls"]
+        assert command("audit", path, "--out", out, "--workers", "1", *setting).code == 0
+        result = AuditResult.load(out / "results.json")
+        assert [len(f.most_exposed) for f in result.findings] == [most, most]
+        page = (out / "report.html").read_text()
+        assert ("the records that it is surest of" in page) == (most > 0)
+        if most:
+            assert 'data-label="Also among the surest of">gradient-norm</td>' in page
 
 
 @pytest.mark.slow

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.stats import mannwhitneyu, rankdata
+from scipy.stats import rankdata
 from torch import Tensor
 
 from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.attacks.records.source import SourceFinding
 from fedaudit.attacks.records.target import MembershipFinding
 from fedaudit.evaluation.blind import FEWEST, MOST, blind_scores, features
+from fedaudit.evaluation.exposure import by_group, class_chart, surest
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.record_epsilon import broken, in_words, record_epsilon
-from fedaudit.evaluation.statistics import SURE, auc_interval, combined, holm, interval, pooled, sign_test
+from fedaudit.evaluation.statistics import SURE, auc_interval, combined, interval, pooled, rank_test, sign_test
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
-from fedaudit.results import Chart, ClassExposure, Evidence, FindingResult, Line, MetricResult, RecordEpsilon
+from fedaudit.results import Chart, Evidence, FindingResult, Line, MetricResult, RecordEpsilon
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import NOBODY, UNUSED
 from fedaudit.transcript.truth import Truth
@@ -45,14 +46,9 @@ MEMBERSHIP_EPSILON = Metric(
 )
 
 LOW = {TPR: 0.01, TPR_PERMILLE: 0.001}  # false positives; of fewer others than would make one, none is told
-_FEW_PAIRS = 7  # of a class: of fewer, even perfect scores could be luck
 _MEMBERS_FOUND = (
     "The share of the members that the attack finds, against the share of the others that it takes for members, at "
     "every threshold. An attack that knows nothing stays on the diagonal."
-)
-_BY_CLASS = (
-    "The probability that a member's score is above another record's, class by class, and the lower end of its 95 % "
-    "interval. Guessing has 0.5."
 )
 
 
@@ -76,8 +72,8 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     scores, said = finding.scores[rows], finding.members[rows]
     false, true = roc(scores[member], scores[~member])
     area = auc(scores[member], scores[~member])
-    p_value = _rank_test(scores[member], scores[~member])
-    best = _rank_test(torch.ones(int(member.sum())), torch.zeros(int((~member).sum())))
+    _, p_value = rank_test(scores[member], scores[~member])
+    _, best = rank_test(torch.ones(int(member.sum())), torch.zeros(int((~member).sum())))
     partner = torch.searchsorted(rows, truth.matched[rows])  # rows are sorted, and hold both of every pair
     low, high = auc_interval(scores[member], scores[partner[member]], resamples=_RESAMPLES, seed=seed)
     right = int((said == member).sum())
@@ -90,7 +86,10 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     shown = None
     if blind_p is not None and not confounded:
         shown = record_epsilon(scores[pairs[0]], scores[pairs[1]], observation, truth, seed)
-    classes = [] if confounded else _by_class(observation, rows, pairs, scores, seed)
+    groups = [] if confounded else by_group(observation, rows[pairs], finding.scores, seed)
+    leak = leaks(area > 0.5, p_value) and not confounded
+    labels = observation.records.labels if observation.records is not None else None
+    labels = None if labels is None or labels.is_floating_point() or labels.ndim > 1 else labels
     result = done(
         finding,
         observation,
@@ -113,12 +112,13 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
                     Line(name="guessing", x=[0.0, 1.0], y=[0.0, 1.0]),
                 ],
             ),
-            *_class_chart(classes, own),
+            *class_chart(groups, own),
         ],
-        exposure=classes,
+        exposure=groups,
+        most_exposed=surest(rows[pairs], finding.scores, finding.again, truth.owners, labels) if leak else [],
         blind_p_value=blind_p,
         record_epsilon=shown,
-        leak=leaks(area > 0.5, p_value) and not confounded,
+        leak=leak,
         p_value=p_value,
         p_value_at_best=best,
     )
@@ -147,56 +147,6 @@ def _blind(observation: Observation, pairs: Tensor, seed: int) -> tuple[list[Met
     members, others, p_value = blind_scores(told[pairs[0]], told[pairs[1]], seed)
     low, high = auc_interval(members, others, resamples=_RESAMPLES, seed=seed)
     return [BLIND_AUC.of(auc(members, others), 0.5, low=low, high=high, n=pairs.numel(), of="records")], p_value
-
-
-def _by_class(observation: Observation, rows: Tensor, pairs: Tensor, scores: Tensor, seed: int) -> list[ClassExposure]:
-    """Return how exposed the members of each class are, for ``pairs`` (2, k) among ``rows``; p-values by Holm."""
-    if observation.records is None or observation.records.labels.is_floating_point():
-        return []
-    labels = observation.records.labels[rows[pairs[0]]].flatten()
-    if len(labels) != pairs.shape[1]:  # several labels a record
-        return []
-    found: list[ClassExposure] = []
-    for label, number in zip(*labels.unique(return_counts=True), strict=True):
-        if number < _FEW_PAIRS:
-            continue
-        members, others = scores[pairs[:, labels == label]]
-        low, high = auc_interval(members, others, resamples=_RESAMPLES, seed=derive_seed(seed, "class", int(label)))
-        found.append(
-            ClassExposure(
-                label=int(label),
-                auc=auc(members, others),
-                low=low,
-                high=high,
-                members=int(number),
-                p_value=_rank_test(members, others),
-            )
-        )
-    corrected = holm([one.p_value for one in found])
-    return [one.model_copy(update={"p_value": p}) for one, p in zip(found, corrected, strict=True)]
-
-
-def _class_chart(classes: Sequence[ClassExposure], own: int | None) -> list[Chart]:
-    if len(classes) < 2:
-        return []
-    labels = [float(one.label) for one in classes]
-    return [
-        Chart(
-            title="exposure by class" if own is None else f"exposure by class, client {own}",
-            caption=_BY_CLASS,
-            x_label="class",
-            y_label="AUC",
-            lines=[
-                Line(name="attack", x=labels, y=[one.auc for one in classes]),
-                Line(name="lower end", x=labels, y=[one.low for one in classes]),
-                Line(name="guessing", x=[labels[0], labels[-1]], y=[0.5, 0.5]),
-            ],
-        )
-    ]
-
-
-def _rank_test(members: Tensor, others: Tensor) -> float:
-    return float(mannwhitneyu(members, others, alternative="greater").pvalue)
 
 
 def _client_of(observation: Observation) -> int | None:

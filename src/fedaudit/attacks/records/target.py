@@ -198,10 +198,13 @@ class MembershipFinding(Finding, kind="membership"):
     Attributes:
         scores: (n,) float64; the higher, the more like an example that was trained on.
         members: (n,) bool: the attack's own decision.
+        again: (b, n) float64 the scores with other shadow models, each time a random half of them; b is 0 where the
+            attack has none, or few.
     """
 
     scores: Tensor
     members: Tensor
+    again: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
 
 
 def upper_half(scores: Tensor) -> Tensor:
