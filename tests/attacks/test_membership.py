@@ -324,4 +324,5 @@ def test_all_attacks_on_membership_are_tested_here():
         "loss-series",
         "rmia",
         "span",
+        "stacked",
     }

@@ -32,7 +32,6 @@ from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.validation import Count, Positive
 
 _HALVES = 10  # of the shadow models, that scores are computed with again
-_FEW_PAIRS = 4  # of shadow models: of fewer no halves are taken
 _TOP = 3  # sorted probabilities that the attack model uses
 
 
@@ -155,6 +154,8 @@ class ShadowAttack(MembershipAttack):
         "public data (threat.knows_public_data, threat.public_examples)",
     )
 
+    halved: ClassVar[int] = 4  # pairs of shadow models, of fewer of which no halves are taken
+
     shadows: Annotated[Count, Field(ge=2, le=1000)] = 16
     epochs: Count = 50
     learning_rate: Positive = 0.1
@@ -210,10 +211,10 @@ class ShadowAttack(MembershipAttack):
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> MembershipFinding:
         """Return the scores, and those with halves of the shadow models, which tell how much they depend on them."""
-        ready = self.prepared(self._known(observation, generator, progress))
+        ready = self.prepared(self.shadow_findings(observation, generator, progress))
         found = super(ShadowAttack, ready)._run(observation, generator, device, progress)
         pairs = len(ready.known) // 2
-        if pairs < _FEW_PAIRS or self.model == "rebuilt":  # which would be rebuilt each time
+        if pairs < self.halved or self.model == "rebuilt":  # which would be rebuilt each time
             return found
         again = []
         for i in range(_HALVES):
@@ -222,8 +223,13 @@ class ShadowAttack(MembershipAttack):
             again.append(super(ShadowAttack, half)._run(observation, generator, device, progress).scores)
         return dataclasses.replace(found, again=torch.stack(again))
 
-    def _known(self, observation: Observation, generator: torch.Generator, progress: Progress) -> list[Finding]:
-        known: list[Finding] = list(self.known)
+    def shadow_findings(self, observation: Observation, generator: torch.Generator, progress: Progress) -> list[Any]:
+        """Return what each shadow model says, a :class:`ShadowFinding`; they are trained now if they weren't before.
+
+        Raises:
+            NotApplicable: the architecture can't be trained anew, or the training diverged.
+        """
+        known: list[Any] = list(self.known)
         if not known:
             seed = int(torch.randint(2**31, (1,), generator=generator))
             for model, seen in self.beforehand(observation):
@@ -237,7 +243,7 @@ class ShadowAttack(MembershipAttack):
         Raises:
             NotApplicable: the architecture can't be trained anew, or the training diverged.
         """
-        known: list[Any] = self._known(observation, generator, progress)
+        known = self.shadow_findings(observation, generator, progress)
         records = held(observation)
         inputs, labels = _all(records)
         return Shadows(
