@@ -11,8 +11,8 @@ from fedaudit.pipeline.train_generator import TrainingPlan, train_generator
 
 # The shortest run of any attack.
 ITERATIONS = ("iterations", "pre_iterations", "fit_iterations")
-FEW = ("canaries", "group", "latent_iterations", "generator_iterations", "shadows", "epochs", "restarts")
-QUICK = dict.fromkeys(ITERATIONS, 3) | dict.fromkeys(FEW, 2) | {"hidden": 8, "updates": 10}
+FEW = ("canaries", "group", "latent_iterations", "generator_iterations", "epochs", "restarts")
+QUICK = dict.fromkeys(ITERATIONS, 3) | dict.fromkeys(FEW, 2) | {"hidden": 8, "updates": 10, "shadows": 6}
 
 FEDAVG: dict[str, Any] = {
     "name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 4, "examples": 60, "batch_size": 10, "local_epochs": 1,
@@ -87,7 +87,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},
     **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "lira", "rmia", "source-inference"), RECORDS),
-    **dict.fromkeys(("fedmia", "loss-series"), RECORDS),
+    **dict.fromkeys(("fedmia", "loss-series", "stacked"), RECORDS),
     "span": {**RECORDS, "model": {"name": "mlp", "width": 32}, "federations": [SPANNED]},
     "property-inference": PROPERTY,
     "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 import torch
 from scipy.special import log_softmax, logit, logsumexp
 from scipy.stats import norm
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from fedaudit.attacks import MembershipFinding, NotApplicable, Observation, ShadowFinding, make_attack
@@ -29,7 +33,7 @@ from tests.conftest import Command
 
 KNOWN = {"knows_public_data": True, "public_examples": 160}
 QUICK: dict[str, Any] = {"shadows": 8, "epochs": 30}
-BOTH = [("lira", False), ("lira", True), ("rmia", False), ("rmia", True)]
+ALL = [("lira", {}), ("lira", {"online": True}), ("rmia", {}), ("rmia", {"online": True}), ("stacked", {})]
 
 
 def known_shadows(
@@ -84,6 +88,25 @@ def test_lira_s_scores_are_the_normal_distribution_s(count: int) -> None:
             assert norm.cdf(scores.scores.numpy()) == pytest.approx(np.array(chance), abs=1e-5)
 
 
+def test_halves_of_the_shadow_models_score_again() -> None:
+    seen, found, facts = known_shadows(8, online=False)
+    scores = make_attack("lira", {}).prepared(found)(seen)
+    assert isinstance(scores, MembershipFinding)
+    assert scores.again.shape == (10, 12)
+    odds, own = logit(np.exp(facts["shadows"])), logit(np.exp(facts["own"]))
+    wanted = []
+    for chosen in itertools.combinations(range(4), 2):
+        rows = [2 * pair + side for pair in chosen for side in range(2)]
+        without = normal(odds[rows], ~facts["inside"][rows])
+        wanted.append([(own[i] - without[i][0]) / without[i][1] for i in range(12)])
+    nearest = np.abs(scores.again.numpy()[:, None] - np.array(wanted)).max(axis=2)
+    assert nearest.min(axis=1) == pytest.approx(0, abs=1e-5)
+    assert len(set(nearest.argmin(axis=1))) > 2
+    few = make_attack("lira", {}).prepared(found[:6])(seen)
+    assert isinstance(few, MembershipFinding)
+    assert not len(few.again)
+
+
 def test_a_probability_that_rounds_to_one_has_a_score_of_its_own() -> None:
     seen, found, _ = known_shadows(8, online=False)
     sure = dataclasses.replace(seen, weights=({name: 100 * t for name, t in seen.weights[0].items()},))
@@ -112,6 +135,37 @@ def test_rmia_s_scores_are_counted(gamma: float, a: float, surer: float, online:
     assert 0 < np.mean(wanted) < 1
 
 
+def test_stacked_scores_are_weighed_as_shadow_models_in_the_victim_s_place_teach() -> None:
+    seen, found, facts = known_shadows(8, online=False)
+    assert seen.records is not None
+    for row in (1, 13):  # equal inputs have equal outputs
+        label = int(torch.cat([seen.records.labels, seen.records.public_labels])[row])
+        for one, shadow in enumerate(found):
+            shadow.outputs[row] = shadow.outputs[row - 1]
+            facts["shadows"][one, row] = log_softmax(shadow.outputs[row].double().numpy())[label]
+    scores = make_attack("stacked", {}).prepared(found)(seen)
+    assert isinstance(scores, MembershipFinding)
+
+    def said(own: np.ndarray, others: list[int], rows: range) -> np.ndarray:
+        logs, outside = facts["shadows"][others], ~facts["inside"][others]
+        without = normal(logit(np.exp(logs)), outside)
+        usual = [
+            logsumexp([*logs[outside[:, j], j], 0.0], b=[*[0.65 / outside[:, j].sum()] * outside[:, j].sum(), 0.35])
+            for j in range(20)
+        ]
+        ratio = own - np.array(usual)
+        lira = [(logit(np.exp(own[j])) - without[j][0]) / without[j][1] for j in rows]
+        rmia = [np.mean([ratio[j] - ratio[z] >= np.log(2) for z in range(12, 20)]) for j in rows]
+        return np.stack([own[list(rows)], lira, rmia], axis=1)
+
+    played = [said(facts["shadows"][i], [j for j in range(8) if j // 2 != i // 2], range(12, 20)) for i in range(8)]
+    learnt = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    learnt.fit(np.concatenate(played), facts["inside"][:, 12:].flatten())
+    wanted = learnt.decision_function(said(facts["own"], list(range(8)), range(12)))
+    assert scores.scores.numpy() == pytest.approx(wanted, abs=1e-4)
+    assert scores.members.tolist() == (wanted > 0).tolist()
+
+
 @pytest.fixture(scope="module")
 def overfitted() -> tuple[Observation, Transcript, Truth]:
     threat = {"records": 80, **KNOWN}
@@ -119,20 +173,20 @@ def overfitted() -> tuple[Observation, Transcript, Truth]:
     return observe(transcript, ThreatModel.model_validate(threat)), transcript, truth
 
 
-@pytest.mark.parametrize(("name", "online"), BOTH)
-def test_an_overfitted_model_gives_its_members_away(name, online, overfitted) -> None:
+@pytest.mark.parametrize(("name", "settings"), ALL)
+def test_an_overfitted_model_gives_its_members_away(name, settings, overfitted) -> None:
     seen, _, truth = overfitted
-    result = evaluate(run_attack(name, seen, online=online, **QUICK), seen, truth, seed=0).result
-    assert result.metrics[0].value > (0.7 if online else 0.64)
+    result = evaluate(run_attack(name, seen, **settings, **QUICK), seen, truth, seed=0).result
+    assert result.metrics[0].value > (0.7 if settings else 0.64)
     assert result.leak
 
 
-@pytest.mark.parametrize(("name", "online"), BOTH)
-def test_a_model_that_never_saw_the_records_gives_nobody_away(name, online) -> None:
+@pytest.mark.parametrize(("name", "settings"), ALL)
+def test_a_model_that_never_saw_the_records_gives_nobody_away(name, settings) -> None:
     threat = {"records": 200, **KNOWN, "public_examples": 40}
     transcript, truth = recorded(scenario(threat, rounds=1, examples=400))  # the only global model is the first one
     seen = observe(transcript, ThreatModel.model_validate(threat))
-    found = run_attack(name, seen, online=online, shadows=4, epochs=5)
+    found = run_attack(name, seen, **settings, shadows=6, epochs=5)
     result = evaluate(found, seen, truth, seed=0).result
     assert abs(result.metrics[0].value - 0.5) < 0.12
     assert not result.leak
@@ -153,6 +207,7 @@ def test_public_examples_set_the_threshold_though_shadow_models_train_on_them(na
         ("lira", {}, {}, r"set threat\.records"),
         ("rmia", {}, {"records": 60}, r"threat\.public_examples"),
         ("lira", {"online": True, "shadows": 2}, {"records": 60, **KNOWN}, "shadows to 4 or more"),
+        ("stacked", {}, {"records": 60}, r"threat\.public_examples"),
     ],
 )
 def test_they_say_why_not(name, settings, threat, reason, overfitted) -> None:

@@ -264,6 +264,8 @@ def test_accuracy_counts_right_decisions():
     score = metrics(found, seen, truth)
     blind = score.pop("membership_blind_auc")  # 30 others are too few for a TPR
     assert 0.3 < blind < 0.7
+    right = 0.04 ** (1 / 30)  # all 30 pairs: a smaller share would be so lucky with 80 % of 5 %
+    assert score.pop("membership_epsilon") == pytest.approx(math.log(right / (1 - right)), abs=0.01)
     assert score == {"membership_auc": 1.0, "membership_accuracy": 0.75}
 
 
@@ -333,4 +335,5 @@ def test_all_attacks_on_membership_are_tested_here():
         "loss-series",
         "rmia",
         "span",
+        "stacked",
     }

@@ -27,6 +27,7 @@ from fedaudit.attacks.records.membership import GradientNorm, LossThreshold
 from fedaudit.attacks.records.rounds import FedMIA, LossSeries
 from fedaudit.attacks.records.shadows import ShadowFinding, ShadowModels
 from fedaudit.attacks.records.span import SpanMembership
+from fedaudit.attacks.records.stacked import Stacked
 from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFinding, AttributeLoss
 from fedaudit.attacks.records.source import SourceFinding, SourceInference
 from fedaudit.attacks.records.property import PropertyFinding, PropertyInference
@@ -126,6 +127,7 @@ __all__ = [
     "SpanMembership",
     "Spear",
     "SpearRows",
+    "Stacked",
     "TabLeak",
     "TokenFinding",
     "Trace",

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.stats import mannwhitneyu, rankdata
+from scipy.stats import rankdata
 from torch import Tensor
 
 from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.attacks.records.source import SourceFinding
 from fedaudit.attacks.records.target import MembershipFinding
 from fedaudit.evaluation.blind import FEWEST, MOST, blind_scores, features
+from fedaudit.evaluation.exposure import by_group, class_chart, surest
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
-from fedaudit.evaluation.statistics import SURE, auc_interval, combined, holm, interval, pooled, sign_test
+from fedaudit.evaluation.record_epsilon import broken, in_words, record_epsilon
+from fedaudit.evaluation.statistics import SURE, auc_interval, combined, interval, pooled, rank_test, sign_test
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
-from fedaudit.results import Chart, ClassExposure, Evidence, FindingResult, Line, MetricResult
+from fedaudit.results import Chart, Evidence, FindingResult, Line, MetricResult, RecordEpsilon
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import NOBODY, UNUSED
 from fedaudit.transcript.truth import Truth
@@ -39,15 +41,14 @@ BLIND_AUC = Metric(
     higher_is_better=False,
 )
 
+MEMBERSHIP_EPSILON = Metric(
+    "membership_epsilon", "demonstrated ε: a lower bound, at 95 %, for federations in which one record replaces another"
+)
+
 LOW = {TPR: 0.01, TPR_PERMILLE: 0.001}  # false positives; of fewer others than would make one, none is told
-_FEW_PAIRS = 7  # of a class: of fewer, even perfect scores could be luck
 _MEMBERS_FOUND = (
     "The share of the members that the attack finds, against the share of the others that it takes for members, at "
     "every threshold. An attack that knows nothing stays on the diagonal."
-)
-_BY_CLASS = (
-    "The probability that a member's score is above another record's, class by class, and the lower end of its 95 % "
-    "interval. Guessing has 0.5."
 )
 
 
@@ -60,7 +61,8 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     An attack that has scores of each client is asked about a member's own, and of the record beside it about the same.
     Guessing is excluded by the one-sided Mann-Whitney test: it asks nothing of the scores' distribution, and is exact
     for few records. The AUC's interval is a bootstrap over the pairs, the shares' are exact binomial ones. Where a
-    classifier of the records alone tells members from others, no score shows what training did, and it is no leak.
+    classifier of the records alone tells members from others, no score shows what training did, and it is no leak, nor
+    is there a bound on ε.
     """
     own = _client_of(observation)
     rows = evaluated(truth, own)
@@ -71,13 +73,15 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
         return refused(finding, observation, _none_used(truth, own))
     member = truth.owners[rows] != NOBODY
     scores, said = finding.scores[rows], finding.members[rows]
+    every = finding.scores
     if finding.clients is not None:
         column = torch.searchsorted(finding.clients, _asked(truth, rows))[:, None]
         scores, said = scores.gather(1, column)[:, 0], said.gather(1, column)[:, 0]
+        every = every.new_zeros(len(every)).index_put((rows,), scores)
     false, true = roc(scores[member], scores[~member])
     area = auc(scores[member], scores[~member])
-    p_value = _rank_test(scores[member], scores[~member])
-    best = _rank_test(torch.ones(int(member.sum())), torch.zeros(int((~member).sum())))
+    _, p_value = rank_test(scores[member], scores[~member])
+    _, best = rank_test(torch.ones(int(member.sum())), torch.zeros(int((~member).sum())))
     partner = torch.searchsorted(rows, truth.matched[rows])  # rows are sorted, and hold both of every pair
     low, high = auc_interval(scores[member], scores[partner[member]], resamples=_RESAMPLES, seed=seed)
     right = int((said == member).sum())
@@ -87,7 +91,13 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     if left_out:
         notes.append(f"{left_out} pairs of records were left out: their member is of another client, or was never used")
     confounded = blind_p is not None and blind_p <= SURE
-    classes = [] if confounded else _by_class(observation, rows, pairs, scores, seed)
+    shown = None
+    if blind_p is not None and not confounded:
+        shown = record_epsilon(scores[pairs[0]], scores[pairs[1]], observation, truth, seed)
+    groups = [] if confounded else by_group(observation, rows[pairs], every, seed)
+    leak = leaks(area > 0.5, p_value) and not confounded
+    labels = observation.records.labels if observation.records is not None else None
+    labels = None if labels is None or labels.is_floating_point() or labels.ndim > 1 else labels
     result = done(
         finding,
         observation,
@@ -97,6 +107,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
             MEMBERSHIP_ACCURACY.share(right, len(rows), "records", 0.5),
             *_at_low(scores[member], scores[~member]),
             *blind,
+            *([MEMBERSHIP_EPSILON.of(shown.bound.epsilon, n=pairs.shape[1], of="pairs of records")] if shown else []),
         ],
         charts=[
             Chart(
@@ -109,11 +120,13 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
                     Line(name="guessing", x=[0.0, 1.0], y=[0.0, 1.0]),
                 ],
             ),
-            *_class_chart(classes, own),
+            *class_chart(groups, own),
         ],
-        exposure=classes,
+        exposure=groups,
+        most_exposed=surest(rows[pairs], every, finding.again, truth.owners, labels) if leak else [],
         blind_p_value=blind_p,
-        leak=leaks(area > 0.5, p_value) and not confounded,
+        record_epsilon=shown,
+        leak=leak,
         p_value=p_value,
         p_value_at_best=best,
     )
@@ -148,56 +161,6 @@ def _blind(observation: Observation, pairs: Tensor, seed: int) -> tuple[list[Met
     members, others, p_value = blind_scores(told[pairs[0]], told[pairs[1]], seed)
     low, high = auc_interval(members, others, resamples=_RESAMPLES, seed=seed)
     return [BLIND_AUC.of(auc(members, others), 0.5, low=low, high=high, n=pairs.numel(), of="records")], p_value
-
-
-def _by_class(observation: Observation, rows: Tensor, pairs: Tensor, scores: Tensor, seed: int) -> list[ClassExposure]:
-    """Return how exposed the members of each class are, for ``pairs`` (2, k) among ``rows``; p-values by Holm."""
-    if observation.records is None or observation.records.labels.is_floating_point():
-        return []
-    labels = observation.records.labels[rows[pairs[0]]].flatten()
-    if len(labels) != pairs.shape[1]:  # several labels a record
-        return []
-    found: list[ClassExposure] = []
-    for label, number in zip(*labels.unique(return_counts=True), strict=True):
-        if number < _FEW_PAIRS:
-            continue
-        members, others = scores[pairs[:, labels == label]]
-        low, high = auc_interval(members, others, resamples=_RESAMPLES, seed=derive_seed(seed, "class", int(label)))
-        found.append(
-            ClassExposure(
-                label=int(label),
-                auc=auc(members, others),
-                low=low,
-                high=high,
-                members=int(number),
-                p_value=_rank_test(members, others),
-            )
-        )
-    corrected = holm([one.p_value for one in found])
-    return [one.model_copy(update={"p_value": p}) for one, p in zip(found, corrected, strict=True)]
-
-
-def _class_chart(classes: Sequence[ClassExposure], own: int | None) -> list[Chart]:
-    if len(classes) < 2:
-        return []
-    labels = [float(one.label) for one in classes]
-    return [
-        Chart(
-            title="exposure by class" if own is None else f"exposure by class, client {own}",
-            caption=_BY_CLASS,
-            x_label="class",
-            y_label="AUC",
-            lines=[
-                Line(name="attack", x=labels, y=[one.auc for one in classes]),
-                Line(name="lower end", x=labels, y=[one.low for one in classes]),
-                Line(name="guessing", x=[labels[0], labels[-1]], y=[0.5, 0.5]),
-            ],
-        )
-    ]
-
-
-def _rank_test(members: Tensor, others: Tensor) -> float:
-    return float(mannwhitneyu(members, others, alternative="greater").pvalue)
 
 
 def _client_of(observation: Observation) -> int | None:
@@ -271,10 +234,13 @@ def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
             found = f"{100 * sum(shares) / len(shares):.3g} % of members at {100 * low:g} % false positives"
             headline = judged.headline and f"{judged.headline.rstrip('.')}. It finds {found}."
             judged = judged._replace(text=f"{judged.text}; {found}", headline=headline)
+    bounds = [f.record_epsilon for f in findings if f.record_epsilon is not None]
+    if told := in_words(bounds):
+        judged = judged._replace(text=f"{judged.text}; {told}")
     blind = {(f.client, *f.clients): f.blind_p_value for f in findings if f.blind_p_value is not None}
     p_value = combined(list(blind.values())) if blind else 1.0  # several attacks on one client are on the same records
     if p_value > SURE:
-        return judged
+        return _with_promise(judged, bounds)
     areas = [m.value for f in findings for m in f.metrics if m.name == BLIND_AUC.name]
     text = (
         f"{judged.text}; the records alone, without any model, tell members from others: AUC "
@@ -285,6 +251,21 @@ def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
         "the same source (let the clients hold a random part of one split)"
     )
     return judged._replace(verdict="inconclusive", text=text, headline="", advice=advice)
+
+
+def _with_promise(judged: Judgement, bounds: Sequence[RecordEpsilon]) -> Judgement:
+    """Return the judgement, with the promise of differential privacy where the bounds are above it."""
+    most = max(bounds, key=lambda one: one.bound.epsilon, default=None)
+    if most is None or most.claimed is None or most.bound.epsilon <= most.claimed:
+        return judged
+    if broken(bounds):
+        headline = (
+            f"The promise is broken: an ε of at least {most.bound.epsilon:.3g} is demonstrated, "
+            f"and {most.claimed:.3g} is claimed."
+        )
+        return judged._replace(verdict="inferred", headline=headline)
+    text = f"{judged.text}; the demonstrated ε is above the claimed one, but not surely enough: use more records"
+    return judged._replace(text=text)
 
 
 _by_auc = by_test(
@@ -306,9 +287,10 @@ FINDING_TYPES["membership"] = FindingType(
         "Membership is 'inferred' when members score above other records, and guessing would reach that AUC with a "
         f"probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test over the records). Where a classifier "
         "of the records alone, without any model, tells members from others (permutation test within the pairs, at "
-        f"{100 * SURE:g} %), it is 'inconclusive'.",
+        f"{100 * SURE:g} %), it is 'inconclusive'. It also is 'inferred' where the scores demonstrate a larger ε than "
+        "the defence claims, with a confidence of 99 % over all runs of the attack.",
     ),
-    metrics=(AUC, MEMBERSHIP_ACCURACY, TPR, TPR_PERMILLE, BLIND_AUC),
+    metrics=(AUC, MEMBERSHIP_ACCURACY, TPR, TPR_PERMILLE, BLIND_AUC, MEMBERSHIP_EPSILON),
     question="tell whether a record was used for training",
     control="records",
     learns=True,

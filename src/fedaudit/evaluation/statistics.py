@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.stats import binomtest, bootstrap, combine_pvalues, rankdata, ttest_1samp
+from scipy.stats import binomtest, bootstrap, combine_pvalues, mannwhitneyu, rankdata, ttest_1samp
 from torch import Tensor
 
 from fedaudit.results import Interval, MetricResult
@@ -90,7 +90,15 @@ def sign_test(better: int, worse: int) -> float:
     return float(binomtest(better, better + worse, 0.5, alternative="greater").pvalue) if better + worse else 1.0
 
 
-def auc_interval(members: Tensor, others: Tensor, *, resamples: int, seed: int) -> tuple[float, float]:
+def rank_test(members: Tensor, others: Tensor) -> tuple[float, float]:
+    """Return the AUC of members' (n,) against others' (m,) scores, and the one-sided Mann-Whitney test's p-value."""
+    found = mannwhitneyu(members, others, alternative="greater")
+    return float(found.statistic) / (len(members) * len(others)), float(found.pvalue)
+
+
+def auc_interval(
+    members: Tensor, others: Tensor, *, resamples: int, seed: int, paired: bool = True
+) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of the AUC over matched pairs of records.
 
     Where the AUC is 0 or 1 resampling shows no spread: then the end that is open is that of the exact interval of as
@@ -98,22 +106,26 @@ def auc_interval(members: Tensor, others: Tensor, *, resamples: int, seed: int) 
 
     Args:
         members: (n,) scores.
-        others: (n,) scores of the matched non-members.
+        others: (n,) scores of the matched non-members; unpaired (m,).
         resamples: of the pairs.
         seed: of these.
+        paired: whether they are pairs; if not, members and others are drawn each by themselves.
     """
-    n = len(members)
+    n, m = len(members), len(others)
     rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
     # infinite scores have a rank, too
     ranks = torch.cat([members, others]).unique(return_inverse=True)[1].numpy()
     drawn = rng.integers(0, n, size=(resamples, n))
     areas = []
-    for rows in np.array_split(drawn, max(1, resamples * n // 1_000_000)):
-        both = rankdata(np.concatenate([ranks[:n][rows], ranks[n:][rows]], axis=1), axis=1)
-        areas.append((both[:, :n].sum(axis=1) - n * (n + 1) / 2) / n**2)
+    free = drawn if paired else rng.integers(0, m, size=(resamples, m))
+    parts = max(1, resamples * n // 1_000_000)
+    for rows, theirs in zip(np.array_split(drawn, parts), np.array_split(free, parts), strict=True):
+        both = rankdata(np.concatenate([ranks[:n][rows], ranks[n:][theirs]], axis=1), axis=1)
+        areas.append((both[:, :n].sum(axis=1) - n * (n + 1) / 2) / (n * m))
     low, high = np.percentile(np.concatenate(areas), [2.5, 97.5])
     if low == high:
-        ends = proportion(round(float(low) * n), n)
+        fewer = min(n, m)
+        ends = proportion(round(float(low) * fewer), fewer)
         return min(float(low), ends[0]), max(float(high), ends[1])
     return float(low), float(high)
 

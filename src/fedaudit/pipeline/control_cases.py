@@ -355,7 +355,8 @@ def _recorded(
     own = recording.transcript
     made = Transcript(f"control-{model}", own.task_info, own.module, own.loss, rounds, records=records)
     inputs, labels = ({key: pair[i] for key, pair in held.items()} for i in range(2))
-    known = replace(recording.truth, inputs=inputs, labels=labels, **{"rows": {}, **told})
+    about = {key: value for key, value in recording.truth.about.items() if key != "promise"}  # the case is undefended
+    known = replace(recording.truth, inputs=inputs, labels=labels, about=about, **{"rows": {}, **told})
     return Case(Recording(made, known), model, text)
 
 

@@ -239,7 +239,7 @@ def record(
             _last.clear()
             _last[key] = made
         accuracy = made.history.accuracy[-1:] if made.history else []
-        known = about | ({"accuracy": accuracy[0]} if accuracy else {})
+        known = made.truth.about | about | ({"accuracy": accuracy[0]} if accuracy else {})
         known |= {} if federation.device == "cpu" else {"device": device_name(federation.device)}
         recordings.append(dataclasses.replace(made, truth=dataclasses.replace(made.truth, about=known)))
     return recordings
@@ -322,7 +322,8 @@ def assess(
             findings.append(entry(trial.attack.name, seen, status="not applicable", reason=str(trial.outcome)))
             continue
         evaluated = evaluate(trial.outcome, seen, truths[seen.federation], seed=scenario.seed)
-        findings.append(_with_calibration(evaluated.result, trial))
+        shown = evaluated.result.most_exposed[: scenario.evaluation.most_exposed]
+        findings.append(_with_calibration(evaluated.result.model_copy(update={"most_exposed": shown}), trial))
         image_files |= evaluated.image_files
     known = {name: truth.about.get("accuracy") for name, truth in truths.items()}
     accuracy = {name: float(value) for name, value in known.items() if isinstance(value, int | float)}

@@ -143,6 +143,21 @@ class EpsilonResult(Record):
     observers: list[ObserverEpsilon] = Field(description="what each of them sees, and what that demonstrates")
 
 
+class RecordEpsilon(Record):
+    """Which ε the scores of an attack on membership demonstrate, beside the claimed one."""
+
+    bound: EpsilonBound = Field(
+        description="at 95 %; its canaries are pairs of a member and a matched record that nobody trained on"
+    )
+    claimed: float | None = Field(
+        description="by the defence, for one record in another's place, against this adversary; null: nothing is"
+    )
+    p_value: float | None = Field(
+        description="the least of 0.05, 0.01, 0.005, … at which the claim is refuted, 1: at none; null: no claim"
+    )
+    attainable: float = Field(description="what as many pairs would demonstrate if the attack were always right")
+
+
 class RegisteredResult(Record):
     """Scores of a reconstruction after the move that brings it nearest.
 
@@ -302,15 +317,29 @@ class Sheet(Record):
     path: str = Field(description="relative to the folder of results.json")
 
 
-class ClassExposure(Record):
-    """How much the members of one class are exposed to an attack on membership."""
+class GroupExposure(Record):
+    """How much the members of one class, or of one category of a column, are exposed to an attack on membership."""
 
-    label: int = Field(description="the class")
-    auc: float = Field(description="probability that a member's score is above another record's, within the class")
-    low: float = Field(description="lower end of its 95 % interval (bootstrap over matched pairs)")
+    label: int = Field(description="the class, or the number of the category in its column")
+    column: str = Field(default="", description="of a table, whose category it is; empty: it is a class")
+    value: str = Field(default="", description="the category")
+    auc: float = Field(description="probability that a member's score is above another record's, within the group")
+    low: float = Field(description="lower end of its 95 % interval (bootstrap, over matched pairs of a class)")
     high: float = Field(description="upper end of it")
-    members: int = Field(description="of the class, each with a matched non-member")
-    p_value: float = Field(description="one-sided Mann-Whitney, after Holm's correction for all classes")
+    members: int = Field(description="of the group")
+    p_value: float = Field(description="one-sided Mann-Whitney, after Holm's correction for all groups of the finding")
+
+
+class RecordExposure(Record):
+    """One record that was trained on, and how surely an attack on membership says so."""
+
+    record: int = Field(description="its position among the records that the adversary holds, from 0")
+    client: int = Field(description="who trained on it")
+    label: int | None = Field(description="its class; null: it has none")
+    as_high: int = Field(description="records that nobody trained on with a score as high or higher")
+    others: int = Field(description="records that nobody trained on, in all")
+    least: int | None = optional("the least as_high over ten random halves of the shadow models; null: it has none")
+    most: int | None = optional("the most of them")
 
 
 class FindingResult(Record):
@@ -338,14 +367,22 @@ class FindingResult(Record):
     p_value_at_best: float | None = optional(
         "the same if everything had been told rightly: above 1 %, there is too little to test"
     )
-    exposure: list[ClassExposure] = Field(
-        default=[], description="of an attack on membership: by class, those with at least 7 pairs of records"
+    exposure: list[GroupExposure] = Field(
+        default=[], description="of an attack on membership: by class and category, of at least 7 members and 7 others"
+    )
+    most_exposed: list[RecordExposure] = Field(
+        default=[],
+        description="of an attack on membership that is a leak: the records that it is surest of, as many as "
+        "evaluation.most_exposed says",
     )
     blind_p_value: float | None = optional(
         "of an attack on membership: probability that a classifier of the records alone would tell members from others "
         "as well, were they exchangeable; at 1 % or less the draw is confounded; null: fewer than 10 pairs"
     )
     epsilon: EpsilonResult | None = optional("of an audit of differential privacy")
+    record_epsilon: RecordEpsilon | None = optional(
+        "of an attack on membership; null: the blind baseline tells members from others, or there are too few for one"
+    )
     by_luck: list[float] = Field(
         default=[], description="of random answers, the shares that are right about 0, 1, 2, ... labels"
     )

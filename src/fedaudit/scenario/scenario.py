@@ -125,6 +125,11 @@ class EvaluationSpec(Spec):
         default=False,
         description="the defences but for none are tried, not used: the answer and the limits are about the others",
     )
+    most_exposed: Annotated[Whole, Field(le=50)] = Field(
+        default=10,
+        description="records that an attack on membership is surest of, in the results and the report, which are for "
+        "the site's own eyes; 0 leaves them out",
+    )
     accuracy_examples: Count = Field(default=1000, description="held-out examples for it, at most")
     sort_by: Literal["leakage", "accuracy", "worst client", "bytes", "time", "epsilon"] = Field(
         default="leakage", description="what the comparison of defences is sorted by, the best first"

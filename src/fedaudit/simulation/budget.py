@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from fedaudit.defences.privacy import DifferentialPrivacy, account, central_noise
 from fedaudit.epsilon import Adjacency
@@ -88,6 +89,20 @@ class PrivacyBudget:
         return (
             None if self.account is None else replace(self.account, adjacency=adjacency).spent(self._counted(), "pld")
         )
+
+    def promise(self) -> dict[str, Any]:
+        """Return what is promised of one that takes another's place: ``epsilon``, ``delta``, and of the noise.
+
+        ``central``: only those who see global models are meant. ``gaussian``: the account is that of one Gaussian
+        mechanism; drawing makes a mixture.
+        """
+        assert self.account is not None
+        return {
+            "epsilon": self.claimed("replace"),
+            "delta": self.account.delta,
+            "central": self.central,
+            "gaussian": self.account.rate >= 1,
+        }
 
     def _counted(self) -> int:
         return self.finished if self.central else max(self.sent)

@@ -283,7 +283,7 @@ class _Running:
             labels,
             candidates.inputs,
             candidates.targets,
-            {},
+            {"promise": self.budget.promise()} if self.budget.account and drawn.records is not None else {},
             rows,
             owners,
             drawn.matched,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Case, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership import MembershipAttack, Score
-from fedaudit.attacks.records.target import Target, held, public
+from fedaudit.attacks.records.target import MembershipFinding, Target, held, public
 from fedaudit.models import has_batch_norm, initialise, set_training_mode
 from fedaudit.simulation.local_training import local_randomness, on_device, train
 from fedaudit.task.training import class_logits
@@ -31,6 +31,7 @@ from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.validation import Count, Positive
 
+_HALVES = 10  # of the shadow models, that scores are computed with again
 _TOP = 3  # sorted probabilities that the attack model uses
 
 
@@ -153,6 +154,8 @@ class ShadowAttack(MembershipAttack):
         "public data (threat.knows_public_data, threat.public_examples)",
     )
 
+    halved: ClassVar[int] = 4  # pairs of shadow models, of fewer of which no halves are taken
+
     shadows: Annotated[Count, Field(ge=2, le=1000)] = 16
     epochs: Count = 50
     learning_rate: Positive = 0.1
@@ -204,8 +207,24 @@ class ShadowAttack(MembershipAttack):
         object.__setattr__(ready, "known", tuple(found))
         return ready
 
-    def models(self, observation: Observation, generator: torch.Generator, progress: Progress) -> Shadows:
-        """Return the shadow models, trained now if they weren't before.
+    def _run(
+        self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
+    ) -> MembershipFinding:
+        """Return the scores, and those with halves of the shadow models, which tell how much they depend on them."""
+        ready = self.prepared(self.shadow_findings(observation, generator, progress))
+        found = super(ShadowAttack, ready)._run(observation, generator, device, progress)
+        pairs = len(ready.known) // 2
+        if pairs < self.halved or self.model == "rebuilt":  # which would be rebuilt each time
+            return found
+        again = []
+        for i in range(_HALVES):
+            chosen = torch.randperm(pairs, generator=seeds.generator(i, "half of the shadows"))[: pairs // 2].tolist()
+            half = self.prepared([ready.known[2 * pair + side] for pair in chosen for side in range(2)])
+            again.append(super(ShadowAttack, half)._run(observation, generator, device, progress).scores)
+        return dataclasses.replace(found, again=torch.stack(again))
+
+    def shadow_findings(self, observation: Observation, generator: torch.Generator, progress: Progress) -> list[Any]:
+        """Return what each shadow model says, a :class:`ShadowFinding`; they are trained now if they weren't before.
 
         Raises:
             NotApplicable: the architecture can't be trained anew, or the training diverged.
@@ -216,6 +235,15 @@ class ShadowAttack(MembershipAttack):
             for model, seen in self.beforehand(observation):
                 known.append(model(seen, generator=seeds.generator(seed)))
                 progress(len(known), self.shadows)
+        return known
+
+    def models(self, observation: Observation, generator: torch.Generator, progress: Progress) -> Shadows:
+        """Return the shadow models, trained now if they weren't before.
+
+        Raises:
+            NotApplicable: the architecture can't be trained anew, or the training diverged.
+        """
+        known = self.shadow_findings(observation, generator, progress)
         records = held(observation)
         inputs, labels = _all(records)
         return Shadows(

@@ -200,11 +200,14 @@ class MembershipFinding(Finding, kind="membership"):
             more like one that this client trained on.
         members: (n,) or (n, k) bool: the attack's own decision.
         clients: (k,) int64, ascending, the clients that were asked about one by one; None: all together.
+        again: (b, n) float64 the scores with other shadow models, each time a random half of them; b is 0 where the
+            attack has none, or few.
     """
 
     scores: Tensor
     members: Tensor
     clients: Tensor | None = None
+    again: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
 
 
 def upper_half(scores: Tensor) -> Tensor:
