@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedaudit.attacks import Finding, make_attack
+from fedaudit.attacks import ATTACKS, Finding, make_attack
 from fedaudit.pipeline.choice import choose_for
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.transcript import Transcript
@@ -65,9 +65,16 @@ def test_what_needs_more_works_for_those_who_see_it_and_says_why_not_to_others(n
                 attack(seen, generator=generator(0, "attack"))
 
 
-@pytest.mark.parametrize("who", [*WHO, "final"])
-def test_without_a_name_each_observer_is_offered_what_it_can_run(who):
+@pytest.mark.parametrize(
+    ("who", "best"),
+    [
+        ("updates", {"span", "fedmia", "rmia"}),
+        *((one, {"rmia", "lira", "loss-threshold"}) for one in ("sum", "client", "final")),
+    ],
+)
+def test_without_a_name_each_observer_is_offered_the_best_that_it_can_run(who, best):
     seen, transcript = seen_by(who)
     chosen = {spec.name for spec in choose_for(transcript, seen.threat)}
-    assert set(ONE_MODEL) <= chosen
+    of_members = {entry.name for entry in ATTACKS if entry.value.recovers == "membership"}
+    assert chosen & of_members == best
     assert ("source-inference" in chosen) == (who == "updates")
