@@ -68,7 +68,7 @@ def test_what_needs_more_works_for_those_who_see_it_and_says_why_not_to_others(n
 @pytest.mark.parametrize(
     ("who", "best"),
     [
-        ("updates", {"span", "fedmia", "rmia"}),
+        ("updates", {"fedmia", "rmia", "lira", "span"}),
         *((one, {"rmia", "lira", "loss-threshold"}) for one in ("sum", "client", "final")),
     ],
 )

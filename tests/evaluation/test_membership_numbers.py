@@ -111,6 +111,41 @@ def test_the_blind_classifier_is_cross_validated_kernel_ridge():
     assert torch.allclose(swapped[1], -a)
 
 
+def test_a_draw_that_gives_members_away_counts_for_each_client_however_few_its_pairs():
+    k = 45
+    inputs, labels = noise(k)
+    owners = torch.cat([torch.arange(k) // 9, torch.full((k,), NOBODY)])
+    truth = Truth({}, {}, inputs[:1], labels[:1], {}, owners=owners, matched=torch.arange(2 * k).roll(k))
+    scores = (torch.arange(2 * k) < k).double()
+    records = QuerySet(inputs + 5 * scores[:, None], labels, inputs[:0], labels[:0])
+    results = []
+    for client in range(5):
+        (message,) = logistic().messages
+        seen = dataclasses.replace(logistic(), records=records, messages=(dataclasses.replace(message, client=client),))
+        found = MembershipFinding(attack="m", scores=scores, members=scores > 0.5)
+        results.append(evaluate(found, seen, truth, seed=0).result)
+    assert [r.metrics[0].n for r in results] == [18] * 5
+    assert summarise(results, resamples=100, seed=0)[0].verdict == "inconclusive"
+
+
+def test_scores_that_are_no_numbers_are_refused_in_a_line():
+    inputs, labels = noise(20)
+    scores = torch.zeros(40)
+    scores[3] = torch.nan
+    result = judged_by(scores, inputs, labels, torch.ones(20).bool())
+    assert result.reason == "1 scores are no numbers: the model diverged"
+
+
+def test_a_limit_on_more_epsilon_than_the_records_can_show_is_not_tested():
+    inputs, labels = noise(60)
+    result = judged_by(torch.rand(120, generator=generator(1, "scores")), inputs, labels, torch.ones(60).bool())
+    (high,) = check_limits(Limits({"membership_epsilon": 8.0}), [result], [verdict(result)])
+    (low,) = check_limits(Limits({"membership_epsilon": 0.5}), [result], [verdict(result)])
+    assert high.outcome == "not tested"
+    assert "60 pairs of records could show an ε of" in (high.reason or "")
+    assert low.outcome == "pass"
+
+
 def test_tokens_are_counted_and_labels_told():
     tokens, labels = torch.tensor([[5, 5, 7], [7, 9, 7]]), torch.tensor([3, 4])
     assert sorted(features(tokens, labels).T.tolist()) == sorted(

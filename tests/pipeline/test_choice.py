@@ -70,7 +70,7 @@ def chosen(values: dict[str, Any]) -> list[str]:
         (scenario(**RECORDS), ["loss-threshold", "gradient-norm", "span", "source-inference"]),
         (
             scenario(federation={"clients": 3, "rounds": 2}, **RECORDS),
-            ["loss-threshold", "fedmia", "span", "source-inference"],
+            ["loss-threshold", "fedmia", "loss-series", "span", "source-inference"],
         ),
         (
             scenario(federation={**STEPS, "clients": 4, "local_steps": 65, "rounds": 2}, **RECORDS, **PUBLIC),
@@ -80,17 +80,21 @@ def chosen(values: dict[str, Any]) -> list[str]:
             scenario(federation={"rounds": 2}, **RECORDS, adversary="client"),
             ["loss-threshold", "gradient-norm", "loss-series"],
         ),
+        (
+            scenario(federation={"clients": 4, "clients_per_round": 2, "rounds": 2}, **RECORDS),
+            ["loss-threshold", "gradient-norm", "loss-series", "span", "source-inference"],
+        ),
         (scenario("digits-parity", **ASKED), ["property-inference"]),
         (
             scenario("digits-parity", **RECORDS, **ASKED),
-            ["lira", "rmia", "span", "source-inference", "property-inference"],
+            ["loss-threshold", "lira", "rmia", "span", "source-inference", "property-inference"],
         ),
         (scenario(**RECORDS, sees="sum"), ["loss-threshold", "gradient-norm", "span"]),
         (scenario(federation={"clients": 1}, **RECORDS), ["loss-threshold", "gradient-norm", "span"]),
         (scenario(**RECORDS, adversary="client"), ["loss-threshold", "gradient-norm"]),
         (
             scenario(**RECORDS, **PUBLIC),
-            ["lira", "rmia", "span", "source-inference"],
+            ["loss-threshold", "lira", "rmia", "span", "source-inference"],
         ),
         (scenario(TRAIN, **HIDDEN), ["attribute-loss"]),
         (scenario(TRAIN, **HIDDEN, **PUBLIC), ["attribute-loss", "attribute-features"]),

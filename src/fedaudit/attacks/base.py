@@ -70,6 +70,7 @@ class Case:
         steps: of local training in it; None: unknown.
         rounds: of the federation.
         clients: whose updates there are.
+        clients_per_round: of these, at most.
         sums: the adversary reads sums of several clients' updates only.
         noisy: clients add noise of its own to every update.
         neurons: of the fully connected layer that the model begins with; 0: it begins with something else.
@@ -88,6 +89,7 @@ class Case:
     steps: int | None = 1
     rounds: int = 1
     clients: int = 1
+    clients_per_round: int = 1
     sums: bool = False
     noisy: bool = False
     neurons: int = 0

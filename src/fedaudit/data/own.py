@@ -81,11 +81,14 @@ def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
     """
     if isinstance(data, str | Path):
         return _pairs_in(Path(data))
-    if isinstance(data, tuple) and len(data) == 2:
-        pair = tuple(torch.as_tensor(part).detach().cpu() for part in data)
+    if isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
+        try:
+            pair = tuple(torch.as_tensor(part).detach().cpu() for part in data)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"(inputs, targets) must be arrays of numbers ({error})") from None
     else:
         data = data.dataset if isinstance(data, DataLoader) else data
-        if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        if isinstance(data, Mapping) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
             raise BadInput(f"a {type(data).__name__} isn't examples; give (inputs, targets), a torch Dataset or a file")
         pair = stack_pairs(data)
     inputs, targets = pair
@@ -109,6 +112,8 @@ def _pairs_in(path: Path) -> tuple[Tensor, Tensor]:
         raise BadInput(f"'{path}': rows of numbers of one length are read, the target last ({error})") from None
     if table.ndim != 2 or table.shape[1] < 2:
         raise BadInput(f"'{path}' holds no rows of at least two numbers below a line of names")
+    if not bool(table.isfinite().all()):
+        raise BadInput(f"'{path}' holds numbers that are infinite or none; leave these rows out")
     inputs, targets = table[:, :-1].float(), table[:, -1]
     return inputs, targets.long() if bool((targets == targets.round()).all()) else targets.float()
 

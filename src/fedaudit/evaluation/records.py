@@ -17,12 +17,13 @@ from fedaudit.evaluation.blind import FEWEST, MOST, blind_scores, features
 from fedaudit.evaluation.exposure import by_group, class_chart, surest
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.record_epsilon import broken, in_words, record_epsilon
-from fedaudit.evaluation.statistics import SURE, auc_interval, combined, interval, pooled, rank_test, sign_test
+from fedaudit.evaluation.statistics import SURE, auc_interval, interval, pooled, rank_test, sign_test
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
 from fedaudit.results import Chart, Evidence, FindingResult, Line, MetricResult, RecordEpsilon
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import NOBODY, UNUSED
 from fedaudit.transcript.truth import Truth
+from fedaudit.utils.fingerprint import fingerprint
 from fedaudit.utils.seeds import derive_seed, generator
 
 _RESAMPLES = 2000
@@ -46,6 +47,7 @@ MEMBERSHIP_EPSILON = Metric(
 )
 
 LOW = {TPR: 0.01, TPR_PERMILLE: 0.001}  # false positives; of fewer others than would make one, none is told
+_told_blindly: dict[str, tuple[Tensor, Tensor, float]] = {}  # by the records and their pairs, the last ones
 _MEMBERS_FOUND = (
     "The share of the members that the attack finds, against the share of the others that it takes for members, at "
     "every threshold. An attack that knows nothing stays on the diagonal."
@@ -73,6 +75,8 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
         return refused(finding, observation, _none_used(truth, own))
     member = truth.owners[rows] != NOBODY
     scores, said = finding.scores[rows], finding.members[rows]
+    if bool(scores.isnan().any()):
+        return refused(finding, observation, f"{int(scores.isnan().sum())} scores are no numbers: the model diverged")
     every = finding.scores
     if finding.clients is not None:
         column = torch.searchsorted(finding.clients, _asked(truth, rows))[:, None]
@@ -86,7 +90,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     low, high = auc_interval(scores[member], scores[partner[member]], resamples=_RESAMPLES, seed=seed)
     right = int((said == member).sum())
     pairs = torch.stack([torch.nonzero(member)[:, 0], partner[member]])
-    blind, blind_p = _blind(observation, rows[pairs], seed)
+    blind, blind_p = _blind(observation, truth)
     notes = []
     if left_out:
         notes.append(f"{left_out} pairs of records were left out: their member is of another client, or was never used")
@@ -149,18 +153,28 @@ def _at_low(members: Tensor, others: Tensor) -> list[MetricResult]:
     ]
 
 
-def _blind(observation: Observation, pairs: Tensor, seed: int) -> tuple[list[MetricResult], float | None]:
-    """Return the AUC of a classifier of the records alone, and its p-value, for ``pairs`` (2, k) of records."""
+def _blind(observation: Observation, truth: Truth) -> tuple[list[MetricResult], float | None]:
+    """Return the AUC of a classifier of the records alone, and its p-value, over all pairs, whoever's model was asked.
+
+    How records were drawn is one question, however many clients and attacks there are.
+    """
     records = observation.records
+    rows = evaluated(truth, None)
+    members = rows[truth.owners[rows] != NOBODY]
+    pairs = torch.stack([members, truth.matched[members]])
     if records is None or pairs.shape[1] < FEWEST:
         return [], None
     if pairs.shape[1] > MOST:
-        chosen = torch.randperm(pairs.shape[1], generator=generator(seed, "blind", "pairs"))[:MOST]
+        chosen = torch.randperm(pairs.shape[1], generator=generator(0, "blind", "pairs"))[:MOST]
         pairs = pairs[:, chosen.sort().values]
-    told = features(records.inputs, records.labels)
-    members, others, p_value = blind_scores(told[pairs[0]], told[pairs[1]], seed)
-    low, high = auc_interval(members, others, resamples=_RESAMPLES, seed=seed)
-    return [BLIND_AUC.of(auc(members, others), 0.5, low=low, high=high, n=pairs.numel(), of="records")], p_value
+    key = fingerprint(records.inputs, records.labels, pairs)
+    if key not in _told_blindly:  # the same for every attack on them
+        told = features(records.inputs, records.labels)
+        _told_blindly.clear()
+        _told_blindly[key] = blind_scores(told[pairs[0]], told[pairs[1]], 0)
+    scores, others, p_value = _told_blindly[key]
+    low, high = auc_interval(scores, others, resamples=_RESAMPLES, seed=0)
+    return [BLIND_AUC.of(auc(scores, others), 0.5, low=low, high=high, n=pairs.numel(), of="records")], p_value
 
 
 def _client_of(observation: Observation) -> int | None:
@@ -225,7 +239,7 @@ def _membership_headline(findings: Sequence[FindingResult], evidence: Evidence) 
 def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
     """Return the verdict, with what is found where few others may be taken for members: what an average hides.
 
-    Where the records alone tell members from others, in all findings together, it doesn't conclude.
+    Where the records alone tell members from others, it doesn't conclude.
     """
     judged = _by_auc(findings)
     for metric, low in LOW.items():
@@ -237,8 +251,7 @@ def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
     bounds = [f.record_epsilon for f in findings if f.record_epsilon is not None]
     if told := in_words(bounds):
         judged = judged._replace(text=f"{judged.text}; {told}")
-    blind = {(f.client, *f.clients): f.blind_p_value for f in findings if f.blind_p_value is not None}
-    p_value = combined(list(blind.values())) if blind else 1.0  # several attacks on one client are on the same records
+    p_value = min((f.blind_p_value for f in findings if f.blind_p_value is not None), default=1.0)  # one of a draw
     if p_value > SURE:
         return _with_promise(judged, bounds)
     areas = [m.value for f in findings for m in f.metrics if m.name == BLIND_AUC.name]
@@ -273,8 +286,15 @@ _by_auc = by_test(
 )
 
 
-def _untold(findings: Sequence[FindingResult], name: str, limit: float) -> str | None:  # noqa: ARG001
-    """Return why these findings have no rate at few false positives; None where they have, or it isn't asked for."""
+def _untold(findings: Sequence[FindingResult], name: str, limit: float) -> str | None:
+    """Return why a limit on a rate at few false positives, or on ε, can't be tested; None where it can."""
+    if name == MEMBERSHIP_EPSILON.name and findings:
+        shown = [f.record_epsilon for f in findings if f.record_epsilon is not None]
+        reach = max((one.attainable for one in shown), default=0.0)
+        pairs = max((one.bound.canaries for one in shown), default=0)
+        if reach > limit:
+            return None
+        return f"{name}: {pairs} pairs of records could show an ε of {reach:.3g} at most; raise threat.records"
     least = {metric.name: round(1 / share) for metric, share in LOW.items()}.get(name)
     if least is None or not findings or any(m.name == name for f in findings for m in f.metrics):
         return None

@@ -23,7 +23,7 @@ from fedaudit.utils.validation import NamedSpec
 
 _DENSE = ("logistic", "mlp", "fcn-3", "fcn-3-dropout")  # models that begin with a fully connected layer
 # Passive attacks on membership, the strongest first, as far as they were measured side by side.
-_ON_MEMBERS = ("span", "fedmia", "rmia", "lira", "loss-threshold", "loss-series", "gradient-norm", "shadow-models")
+_ON_MEMBERS = ("fedmia", "rmia", "lira", "loss-threshold", "loss-series", "gradient-norm", "shadow-models")
 _MOST_ON_MEMBERS = 3
 
 
@@ -73,6 +73,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             steps=steps,
             rounds=len(transcript.rounds),
             clients=len({update.client for update in updates}),
+            clients_per_round=max((len(played.updates) for played in transcript.rounds), default=0),
             sums=any(update.members for update in updates),
             noisy=any(update.sanitised is not None and update.sanitised.noise > 0 for update in updates),
             server=info.inserted.kind if info.inserted else None,
@@ -128,6 +129,7 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
         steps=steps,
         rounds=spec.rounds,
         clients=spec.clients,
+        clients_per_round=spec.clients_per_round or spec.clients,
         sums=group > 1,
         noisy=any(defences.sanitiser.adds_noise() for _, _, defences in scenario.runs()),
         attribute_is_input=hidden is not None and bool(hidden.columns),

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -300,8 +301,12 @@ class MemberWatch:
         auc = float(((own[:, None] > others) + 0.5 * (own[:, None] == others)).mean())
         told = Told(by, auc, exact_test(own, others), level(self._tests[by]), len(own), len(others))
         if told.alarm and len(own) >= FEWEST:
-            began, rows = time.perf_counter(), features(*records)
-            _, _, p_value = blind_scores(rows[: len(own)], rows[len(own) : 2 * len(own)], self._tests[by])
+            began = time.perf_counter()
+            try:
+                rows = features(*records)
+                _, _, p_value = blind_scores(rows[: len(own)], rows[len(own) : 2 * len(own)], self._tests[by])
+            except Exception:  # an alarm stands where this can't be told
+                p_value = 1.0
             self._took(began)
             if p_value <= SURE:
                 raise BadInput(
@@ -337,9 +342,10 @@ def _sizes(members: int, afford: int, limit: float) -> tuple[int, int] | None:
     if _rarest(many, many) <= limit:
         return many, 1
     many = min(members, _MOST)
-    fits = (r for r in range(2, afford // max(many, 1)) if _rarest(many, many * r) <= limit)
-    ratio = next(fits, None)
-    return None if ratio is None else (many, ratio)
+    most = afford // max(many, 1) - 1
+    if most < 2 or _rarest(many, many * most) > limit:
+        return None
+    return many, bisect_left(range(2, most), True, key=lambda r: _rarest(many, many * r) <= limit) + 2
 
 
 class _Case:

@@ -65,6 +65,7 @@ class Findings(Sequence[Finding | NotApplicable]):
         folder: of the transcript.
         store: folder that keeps finished findings.
         started: seconds since 1970.
+        drawn_by: flags by which its records are drawn, beside the threat model's.
     """
 
     transcript: Transcript
@@ -80,6 +81,7 @@ class Findings(Sequence[Finding | NotApplicable]):
     folder: Path | None
     store: Path | None
     started: float
+    drawn_by: tuple[str, ...] = ()
 
     @cached_property
     def _outcomes(self) -> list[Finding | NotApplicable]:
@@ -232,6 +234,7 @@ def attack_transcript(
         folder=folder,
         store=means.store,
         started=started,
+        drawn_by=_drawn_by(records, rounds) if transcript.recording else (),
     )
     if out:
         holds_another(out, found.request(), overwrite=overwrite)
@@ -356,9 +359,16 @@ def _flags(found: Findings) -> list[str]:
         for name in ("records", "public_examples", "hidden_attribute", "client_property"):
             if (value := getattr(adversary, name)) is not None:
                 flags.append(f"--set {shlex.quote(f'threat.{name}={json.dumps(value)}')}")
+    flags += found.drawn_by
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
     return flags
+
+
+def _drawn_by(records: Any, rounds: Collection[int] | None) -> tuple[str, ...]:
+    path = shlex.quote(str(records)) if isinstance(records, str | Path) else "FILE"
+    own = () if records is None else (f"--records {path}",)
+    return own if rounds is None else (*own, f"--rounds {','.join(map(str, sorted(rounds)))}")
 
 
 def _sums(transcript: Transcript) -> list[int]:

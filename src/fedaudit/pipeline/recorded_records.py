@@ -18,7 +18,7 @@ from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.queries import NOBODY
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.truth import Truth, examples_of, unused_candidates
+from fedaudit.transcript.truth import Truth, examples_of, unused_candidates, used_in
 from fedaudit.utils import seeds
 from fedaudit.utils.errors import BadInput, unknown_name
 
@@ -71,6 +71,8 @@ def with_records(
     theirs = torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])
     marks = info.example_kind.fingerprints
     used = set(marks(theirs[0]).tolist())  # of examples that were given, too
+    if given is not None and path is not None:
+        used |= used_in(path, info)
     free = torch.tensor([mark not in used for mark in marks(others[0]).tolist()], dtype=torch.bool)
     others = others[0][free], others[1][free]
     asked = None if threat.client_property is None else _property(info, threat)

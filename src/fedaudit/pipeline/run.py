@@ -234,12 +234,15 @@ def record(
         key = fingerprint(federation) if trains_once() and spec.rounds >= _LONG else None
         made = _last.get(key) if key else None
         if made is None:
+            _last.clear()  # before another takes as much memory
             made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers, say=display.say)
         if key:
-            _last.clear()
             _last[key] = made
         accuracy = made.history.accuracy[-1:] if made.history else []
-        known = made.truth.about | about | ({"accuracy": accuracy[0]} if accuracy else {})
+        told = made.truth.about
+        if resolved.scenario.model.training.epochs and resolved.scenario.data.split == "train":
+            told = {name: value for name, value in told.items() if name != "promise"}  # it was trained on without noise
+        known = told | about | ({"accuracy": accuracy[0]} if accuracy else {})
         known |= {} if federation.device == "cpu" else {"device": device_name(federation.device)}
         recordings.append(dataclasses.replace(made, truth=dataclasses.replace(made.truth, about=known)))
     return recordings

@@ -38,6 +38,8 @@ class Scale:
     @property
     def is_share(self) -> bool:
         """Whether its values lie between 0 and 1."""
+        if self.name.endswith("_epsilon"):
+            return False
         return self.name.endswith("_accuracy") or self.name.startswith("membership_") or self.name == "recognised"
 
     @property

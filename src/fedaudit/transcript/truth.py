@@ -309,13 +309,24 @@ def unused_candidates(path: Path, transcript: Transcript) -> tuple[Tensor, Tenso
     inputs, labels = examples_of(
         given["seen/candidates/inputs"], given["seen/candidates/targets"], info, f"{path / CANDIDATES}"
     )
+    used = used_in(path, info)
+    free = torch.tensor([mark not in used for mark in info.example_kind.fingerprints(inputs).tolist()])
+    return inputs[free], labels[free]
+
+
+def used_in(path: Path, info: TaskInfo) -> set[int]:
+    """Return the fingerprints of all that any recorded update used, of rounds that aren't read, too.
+
+    Raises:
+        CorruptTranscript: a file is damaged, or its examples aren't of this task.
+        BadInput: a file's digest doesn't fit.
+    """
     used = set[int]()
     for file in sorted(p for p in path.iterdir() if _OF_UPDATE.fullmatch(p.name)):
         for name, seen in _read(file)[1].items():
             if name.startswith("seen/") and name.endswith("/inputs"):
                 used |= set(info.example_kind.fingerprints(_examples(seen, info)).tolist())
-    free = torch.tensor([mark not in used for mark in info.example_kind.fingerprints(inputs).tolist()])
-    return inputs[free], labels[free]
+    return used
 
 
 def _first_of_each(hashes: Tensor) -> Tensor:

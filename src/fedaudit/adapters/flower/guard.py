@@ -126,7 +126,7 @@ class Guard(SiteGuard):
         try:
             return self._tells_members(watch, state, seen, who) and self.on_fail == "refuse"
         finally:
-            save_state(context.state, MEMBERS, watch.state_dict())
+            _quietly(save_state, context.state, MEMBERS, watch.state_dict())  # what was found counts nevertheless
 
 
 def _models(sent: RecordDict, seen: Capture, reply: Message, who: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -59,7 +59,7 @@ class FedMIA(ScoringAttack):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.asks_for_members and case.reads_clients and case.clients >= 3 and case.server is None
+        return case.asks_for_members and case.reads_clients and case.clients_per_round >= 3 and case.server is None
 
     def check(self, observation: Observation) -> None:
         """Raise unless there are records, and a round of three clients, each of which sent what the statistic needs."""
@@ -103,6 +103,10 @@ class FedMIA(ScoringAttack):
             return -torch.stack(means, dim=1)
 
         return score, ()
+
+    def decide(self, scores: Tensor) -> Tensor:
+        """Return of each client's (n, k) scores the highest: half of the records are members, of one of k clients."""
+        return scores > scores.quantile(1 - 1 / (2 * scores.shape[1]), dim=0)
 
     def _run(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress

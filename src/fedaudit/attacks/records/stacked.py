@@ -106,4 +106,4 @@ def _scores(
         attack.score(observation, target, unused, lambda *_: None)(inputs, labels)
         for attack in (LossThreshold(), LiRA().prepared(found), RMIA().prepared(found))
     ]
-    return torch.stack(scores, dim=1).clamp(-_MOST, _MOST)
+    return torch.stack(scores, dim=1).nan_to_num(nan=-_MOST).clamp(-_MOST, _MOST)
