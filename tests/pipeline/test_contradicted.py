@@ -20,6 +20,7 @@ from fedaudit.pipeline.recordings import why_contradicted
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import load_truth, truth_beside
+from fedaudit.transcript.update import Replay
 
 INPUTS = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 LABELS = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3])
@@ -56,6 +57,7 @@ def audited(
     folder: Path,
     train: Callable[[nn.Module], None],
     change: Callable[[State], State] = lambda moved: moved,
+    net: Callable[[], nn.Module] = net,
     **known: Any,
 ) -> Any:
     model = net()
@@ -142,11 +144,64 @@ def test_an_update_of_whole_numbers_only_looks_like_nothing(tmp_path):
     sent = loaded.rounds[0].updates[0]
     signs = {name: torch.sign(value).to(torch.int8) for name, value in sent.tensors.items()}
     rounds = [dataclasses.replace(loaded.rounds[0], updates=[dataclasses.replace(sent, tensors=signs)])]
-    contradicted = dataclasses.replace(loaded, rounds=rounds, replay_errors={(0, sent.client): 1.0})
+    contradicted = dataclasses.replace(loaded, rounds=rounds, replays={(0, sent.client): Replay(1.0)})
     where = truth_beside(tmp_path / "r")
     assert where is not None
-    said = why_contradicted(Recording(contradicted, load_truth(where, loaded)), 1.0)
+    said = why_contradicted(Recording(contradicted, load_truth(where, loaded)), Replay(1.0))
     assert "learning rate, momentum, steps, BatchNorm) is wrong" in said
+
+
+def steps(rate: float, count: int) -> Callable[[nn.Module], None]:
+    def train(model: nn.Module) -> None:
+        optimiser = torch.optim.SGD(model.parameters(), lr=rate)
+        for _ in range(count):
+            optimiser.zero_grad()
+            cross_entropy(model(INPUTS), LABELS).backward()
+            optimiser.step()
+
+    return train
+
+
+def rounded(make: Callable[[], nn.Module], train: Callable[[nn.Module], None]) -> Callable[[State], State]:
+    """Return the update of training from weights a rounding away: what another order of sums would do."""
+
+    def change(_: State) -> State:
+        model, start = make(), make().state_dict()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1 + 1.2e-7)
+        train(model)
+        return {name: value - start[name] for name, value in model.state_dict().items()}
+
+    return change
+
+
+def deep() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+@pytest.mark.parametrize("rate", [0.7, 1.0])
+def test_rounding_that_training_amplifies_contradicts_nothing(rate, tmp_path):
+    train = steps(rate, 60)
+    done = audited(tmp_path / "r", train, rounded(deep, train), net=deep)
+    recording = done.federations[0].recording
+    (replay,) = recording.replays
+    assert replay.error > 0.05
+    assert 10 * replay.rounding > replay.error
+    assert recording.facts == "unverified"  # a replay that is so unsure would let any update pass
+    assert "gives other updates" not in advice(done)
+    assert "facts unverified" in " ".join(c for s in done.summaries for c in s.cautions)
+
+
+def test_a_wrong_fact_is_told_where_training_amplifies_a_little(tmp_path):
+    done = audited(tmp_path / "r", steps(1.0, 200), lambda moved: {name: 1.2 * t for name, t in moved.items()})
+    (replay,) = done.federations[0].recording.replays
+    assert replay.error == pytest.approx(1 - 1 / 1.2, rel=0.05)
+    assert 0 < replay.rounding < 0.01
+    assert done.federations[0].recording.facts == "contradicted"
+    assert "1.2 times as large" in advice(done)
 
 
 def with_kept_momentum(model: nn.Module, kept: float = 1.0) -> None:

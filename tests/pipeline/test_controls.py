@@ -16,7 +16,7 @@ from fedaudit.attacks import ATTACKS, make_attack
 from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
 from fedaudit.pipeline.control_cases import memorised, one_example, reference
 from fedaudit.pipeline.controls import Conditions, Controls, _winner, judged_by_control
-from fedaudit.pipeline.recordings import replay_error
+from fedaudit.pipeline.recordings import worst_replay
 from fedaudit.pipeline.run import run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.results import AttackSummary, AuditResult, ControlResult, Evidence
@@ -420,9 +420,9 @@ def with_parts(recording: Recording, **parts: Any) -> Recording:
 
 
 def test_the_right_facts_replay_the_updates(trained):
-    error = replay_error(trained)
-    assert error is not None
-    assert error < 1e-5
+    replay = worst_replay(trained)
+    assert replay is not None
+    assert replay.error < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -431,15 +431,16 @@ def test_the_right_facts_replay_the_updates(trained):
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_wrong_facts_are_contradicted(trained, wrong):
-    error = replay_error(changed(trained, **wrong))
-    assert error is not None
-    assert error > 0.05
+    replay = worst_replay(changed(trained, **wrong))
+    assert replay is not None
+    assert replay.contradicts
+    assert replay.rounding < 1e-3
 
 
 def test_what_cannot_be_repeated_is_not_replayed(trained):
-    assert replay_error(with_parts(trained, rounds=[])) is None
+    assert worst_replay(with_parts(trained, rounds=[])) is None
     module = nn.Sequential(trained.transcript.module, nn.Dropout(0.5))
-    assert replay_error(with_parts(trained, module=module)) is None
+    assert worst_replay(with_parts(trained, module=module)) is None
 
 
 @pytest.mark.parametrize("wrong", [{}, {"learning_rate": 1.0}], ids=["right", "wrong"])

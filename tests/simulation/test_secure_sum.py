@@ -120,7 +120,7 @@ def test_one_step_of_all_is_what_training_on_the_union_gives(case):
         for update in record.updates:
             assert update.labels is not None
             assert update.labels.equal(truth.labels[record.index, update.client])
-            assert replay_update(transcript, truth, record.index, record.weights, update) < 1e-5
+            assert replay_update(transcript, truth, record.index, record.weights, update).error < 1e-5
 
 
 def test_examples_of_several_steps_stand_step_by_step():

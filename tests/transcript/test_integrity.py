@@ -26,6 +26,7 @@ from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.files import REPLAY, write_replay
 from fedaudit.transcript.truth import FILE, Truth, load_truth, save_recording
+from fedaudit.transcript.update import Replay
 from fedaudit.utils import integrity
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from tests.capture.recording_cases import MEAN, STD, Net, federation
@@ -73,7 +74,7 @@ def loop(folder: Path, **options: Any) -> Path:
         recorder.candidates(torch.rand(2, 1, 8, 8), torch.tensor([1, 2]))
     identifier = Transcript.load(folder, Net()).recording
     assert identifier is not None
-    write_replay(folder, identifier, {(0, 0): 0.5, (1, 1): math.inf})
+    write_replay(folder, identifier, {(0, 0): Replay(0.5, 0.01), (1, 1): Replay(math.inf)})
     return folder
 
 

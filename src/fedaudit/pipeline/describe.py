@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from fedaudit.defences.spec import DefencesSpec
-from fedaudit.pipeline.recordings import CONTRADICTED
+from fedaudit.pipeline.recordings import facts_of
 from fedaudit.results import (
     AdversaryRecord,
     FederationRecord,
@@ -255,12 +255,6 @@ def _recording_record(transcript: Transcript) -> RecordingRecord:
     updates = [u for r in transcript.rounds for u in r.updates]
     names = transcript.clients
     seconds = [u.seconds for u in updates if u.seconds is not None]
-    errors = transcript.replay_errors
-    facts = "unverified"
-    if errors and all((r.index, u.client) in errors for r in transcript.rounds for u in r.updates):
-        facts = "contradicted" if max(errors.values()) > CONTRADICTED else "verified"
-    elif any(error > CONTRADICTED for error in errors.values()):
-        facts = "contradicted"
     notes = list(transcript.notes)
     if any(u.training is None for u in updates):
         notes.append(
@@ -272,10 +266,14 @@ def _recording_record(transcript: Transcript) -> RecordingRecord:
         training=list(dict.fromkeys(_training_in_words(u.training) for u in updates if u.training)),
         seconds=statistics.median(seconds) if seconds else None,
         replays=[
-            ReplayRecord(round=r, client=names.get(c, str(c)), error=error if math.isfinite(error) else None)
-            for (r, c), error in sorted(errors.items())
+            ReplayRecord(
+                round=r,
+                client=names.get(c, str(c)),
+                **{name: value if math.isfinite(value) else None for name, value in replay._asdict().items()},
+            )
+            for (r, c), replay in sorted(transcript.replays.items())
         ],
-        facts=facts,
+        facts=facts_of(transcript),
         notes=notes,
     )
 

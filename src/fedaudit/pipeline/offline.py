@@ -301,7 +301,7 @@ def evaluate_findings(
         }
     )
     if found.members:
-        found.seen.replay_errors = transcript.replay_errors
+        found.seen.replays = transcript.replays
         transcript = found.seen
         loaded = replace(
             loaded,

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,14 @@ from fedaudit.task.training import UNMODELLED
 from fedaudit.transcript.files import write_replay
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, truth_file
-from fedaudit.transcript.update import Update
+from fedaudit.transcript.update import CONTRADICTED, Replay, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.objects import load_object
 from fedaudit.utils.progress import Display
+from fedaudit.utils.seeds import generator
 
-CONTRADICTED = 0.05  # relative error from which the facts aren't those that the update was made with
+_CLOSE = 1e-3  # relative error above which it is asked what rounding explains of it
+_ROUNDINGS = 3  # how often
 _UPDATES = 4  # of a simulation that are replayed, the first ones
 
 
@@ -138,21 +140,31 @@ def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, disp
         folder: of the recording; None keeps nothing.
         display: shows progress.
     """
-    errors = dict(transcript.replay_errors)
+    replays = dict(transcript.replays)
     todo = [
         (r.index, r.sent_to(u.client), u)
         for r in transcript.rounds
         for u in r.updates
-        if (r.index, u.client) in truth.seen and (r.index, u.client) not in errors and _repeatable(u)
+        if (r.index, u.client) in truth.seen and (r.index, u.client) not in replays and _repeatable(u)
     ]
     report = display.stage(f"replay of {len(todo)} updates", len(todo)) if todo else None
     for index, start, update in todo:
-        errors[index, update.client] = replay_update(transcript, truth, index, start, update)
+        replays[index, update.client] = replay_update(transcript, truth, index, start, update)
         if report is not None:
             report(1)
     if folder is not None and todo and transcript.recording:
-        write_replay(folder, transcript.recording, errors)
-    return dataclasses.replace(transcript, replay_errors=errors)
+        write_replay(folder, transcript.recording, replays)
+    return dataclasses.replace(transcript, replays=replays)
+
+
+def facts_of(transcript: Transcript) -> Literal["verified", "contradicted", "unverified"]:
+    """Return whether what is recorded of local training gives the updates that travelled, as far as it was replayed."""
+    replays = transcript.replays
+    if any(replay.contradicts for replay in replays.values()):
+        return "contradicted"
+    sent = [(r.index, u.client) for r in transcript.rounds for u in r.updates]
+    verified = sent and all(key in replays and replays[key].verifies for key in sent)
+    return "verified" if verified else "unverified"
 
 
 def _repeatable(update: Update) -> bool:
@@ -162,20 +174,21 @@ def _repeatable(update: Update) -> bool:
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
-def replay_error(recording: Recording) -> float | None:
-    """Return the largest relative error ‖replayed − sent‖ / ‖sent‖: of a recording over all updates, else the first.
+def worst_replay(recording: Recording) -> Replay | None:
+    """Return the replay that came least close: of a recording's updates, else of the first ones.
 
-    None where it can't be told: the local training isn't recorded, a defence changed the updates, or the model draws
-    at random in training (dropout) and nobody recorded what.
+    One that rounding doesn't explain comes before those that it does. None where it can't be told: the local training
+    isn't recorded, a defence changed the updates, or the model draws at random in training (dropout) and nobody
+    recorded what.
     """
     transcript, truth = recording.transcript, recording.truth
     if transcript.recording:
-        return max(transcript.replay_errors.values(), default=None)
+        return max(transcript.replays.values(), default=None, key=_how_far)
     task_info = transcript.task_info
     if task_info.dropout and draws_at_random(transcript.module, task_info.normalise(truth.candidates[:2])):
         return None
     updates = [(r.index, r.sent_to(u.client), u) for r in transcript.rounds for u in r.updates]
-    errors = [
+    replays = [
         replay_update(transcript, truth, index, weights, update)
         for index, weights, update in updates[:_UPDATES]
         if update.training is not None
@@ -183,11 +196,18 @@ def replay_error(recording: Recording) -> float | None:
         and not update.members
         and (index, update.client) in truth.inputs
     ]
-    return max(errors, default=None)
+    return max(replays, default=None, key=_how_far)
 
 
-def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[str, Tensor], update: Update) -> float:
-    """Return the relative error with which training, repeated on the truth, gives one update.
+def _how_far(replay: Replay) -> tuple[bool, float]:
+    return replay.contradicts, replay.error
+
+
+def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[str, Tensor], update: Update) -> Replay:
+    """Return how close training, repeated on the truth, comes to one update.
+
+    Where it isn't close, it is repeated from weights that are moved by a rounding: many steps at a high rate make much
+    of the order in which a processor adds, and the facts aren't to blame for that.
 
     Args:
         transcript: that it is of.
@@ -197,17 +217,37 @@ def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[
         update: with the facts that are checked.
 
     Returns:
-        0 where it gives the same bits, infinity where it can't be done under these facts or diverges.
+        an error of 0 where it gives the same bits, infinity where it can't be done under these facts or diverges.
     """
     moved = _repeated(transcript, truth, index, start, update)
     if moved is None:
-        return float("inf")
-    return relative_error(
-        update.tensors, moved, {name: torch.zeros_like(value) for name, value in update.tensors.items()}
-    )
+        return Replay(math.inf)
+    nothing = {name: torch.zeros_like(value) for name, value in update.tensors.items()}
+    error = relative_error(update.tensors, moved, nothing)
+    if not _CLOSE < error < math.inf:
+        return Replay(error)
+    rounding = 0.0
+    for seed in range(_ROUNDINGS):
+        again = _repeated(transcript, truth, index, _rounded(start, generator(seed, "rounding")), update, start)
+        if again is None:
+            return Replay(error, math.inf)
+        rounding = max(rounding, relative_error(moved, again, nothing))
+    return Replay(error, rounding)
 
 
-def why_contradicted(recording: Recording, error: float) -> str:
+def _rounded(start: Mapping[str, Tensor], dice: torch.Generator) -> dict[str, Tensor]:
+    """Return weights of which each is moved by one unit in its last place, up or down or not at all."""
+
+    def moved(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value
+        ways = torch.randint(-1, 2, value.shape, generator=dice)
+        return value * (1 + torch.finfo(value.dtype).eps * ways.to(value.dtype))
+
+    return {name: moved(value) for name, value in start.items()}
+
+
+def why_contradicted(recording: Recording, replay: Replay) -> str:
     """Return in words why training, repeated, may give other updates than those that travelled, and what to do.
 
     What was seen of the training and can't be repeated says why. Else the update that is farthest off does: one
@@ -216,15 +256,16 @@ def why_contradicted(recording: Recording, error: float) -> str:
     transcript, truth = recording.transcript, recording.truth
     begin = (
         "repeated on the true examples, the recorded training gives other updates than those that travelled "
-        f"(relative error {error:.2g})"
+        f"(relative error {replay.error:.2g})"
     )
     updates = [(r.index, r.sent_to(u.client), u) for r in transcript.rounds for u in r.updates]
-    errors = transcript.replay_errors
-    off = [u.training for index, _, u in updates if errors.get((index, u.client), 0.0) > CONTRADICTED and u.training]
+    none = Replay(0.0)
+    replays = {(index, u.client): transcript.replays.get((index, u.client), none) for index, _, u in updates}
+    off = [u.training for index, _, u in updates if replays[index, u.client].contradicts and u.training]
     seen = [name for name in UNMODELLED if any(name in training.unmodelled for training in off)]
     if seen:
         return f"{begin}: {'; '.join(UNMODELLED[name] for name in seen)}. {' '.join(_REMEDIES[name] for name in seen)}"
-    for index, start, update in sorted(updates, key=lambda one: -errors.get((one[0], one[2].client), 0.0))[:1]:
+    for index, start, update in sorted(updates, key=lambda one: _how_far(replays[one[0], one[2].client]))[-1:]:
         moved = _repeated(transcript, truth, index, start, update)
         if moved is not None and (looks := _looks_like(update.tensors, moved, start)):
             return f"{begin}; {looks}. Record once without that: where it is reproduced, nothing else is wrong"
@@ -269,7 +310,7 @@ def _looks_like(sent: Mapping[str, Tensor], moved: Mapping[str, Tensor], start: 
     rest = own - factor * made
     rounding = max(torch.finfo(sent[name].dtype).eps for name in names) * float(own.norm() + begun.norm())
     if float(rest.norm() / own.norm()) < CONTRADICTED:
-        if factor <= 0:
+        if factor <= 0 or abs(factor - 1) < CONTRADICTED:
             return ""
         clipped = f"clipping to a norm of {float(own.norm()):.3g}, or " if factor < 1 else ""
         return f"they are {factor:.3g} times as large: that looks like {clipped}another learning rate than is recorded"
@@ -295,9 +336,17 @@ def _looks_like(sent: Mapping[str, Tensor], moved: Mapping[str, Tensor], start: 
 
 
 def _repeated(
-    transcript: Transcript, truth: Truth, index: int, start: dict[str, Tensor], update: Update
+    transcript: Transcript,
+    truth: Truth,
+    index: int,
+    start: dict[str, Tensor],
+    update: Update,
+    sent: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor] | None:
-    """Return the update that training, repeated on the truth, gives; None where it can't be done or diverges."""
+    """Return the update that training from ``start``, repeated on the truth, gives.
+
+    None where it can't be done or diverges. What it is a difference to is ``sent``, if that isn't ``start``.
+    """
     training, key, info = update.training, (index, update.client), transcript.task_info
     if training is None:
         return None
@@ -319,7 +368,7 @@ def _repeated(
             dropout=info.dropout,
             randomness=[state.clone() for state in truth.randomness.get(key, ())],  # aligned, as torch wants
         )
-        return {name: replayed[name] - start[name] for name in update.tensors}  # as the update was made
+        return {name: replayed[name] - (sent or start)[name] for name in update.tensors}  # as the update was made
     except (BadInput, RuntimeError):  # of other sizes or shapes than these facts say, or it diverges
         return None
 

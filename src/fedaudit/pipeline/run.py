@@ -33,7 +33,7 @@ from fedaudit.pipeline.margin import run_margins, with_margin
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.pretraining import trains_once
 from fedaudit.pipeline.received import noticed
-from fedaudit.pipeline.recordings import CONTRADICTED, replay_error, why_contradicted
+from fedaudit.pipeline.recordings import why_contradicted, worst_replay
 from fedaudit.pipeline.trials import Kept, Means, Trial, run_trials
 from fedaudit.pipeline.untested import left_out, not_tried
 from fedaudit.results import (
@@ -344,11 +344,11 @@ def assess(
     if scenario.evaluation.controls:
         controls = run_controls(summaries, findings, scenario, recordings, means, trials)
         image_files |= controls.image_files
-    replayed = {r.transcript.name: replay_error(r) for r in recordings if r.history is None}
+    replayed = {r.transcript.name: worst_replay(r) for r in recordings if r.history is None}
     wrong = {
-        r.transcript.name: why_contradicted(r, error)
+        r.transcript.name: why_contradicted(r, replay)
         for r in recordings
-        if (error := replayed.get(r.transcript.name)) is not None and error > CONTRADICTED
+        if (replay := replayed.get(r.transcript.name)) is not None and replay.contradicts
     }
     by_name, conditions = {a.name: a for a in attacks}, {r.transcript.name: conditions_of(r) for r in recordings}
     summaries = [
@@ -368,7 +368,11 @@ def assess(
         margins, pictures = run_margins(summaries, trials, recordings, scenario, controls, means, wrong)
         image_files |= pictures
         summaries = [with_margin(summary, margins) for summary in summaries]
-    unverified = {r.transcript.name for r in recordings if r.transcript.recording and not r.transcript.replay_errors}
+    unverified = {
+        r.transcript.name
+        for r in recordings
+        if r.transcript.recording and not any(replay.verifies for replay in r.transcript.replays.values())
+    }
     summaries = [_with_cautions(summary, attacks, findings, unverified) for summary in summaries]
     lpips_used = any(image.lpips is not None for finding in findings for image in finding.images)
     result = AuditResult(
@@ -381,7 +385,7 @@ def assess(
         federations=[
             with_device(federation_record(r.transcript, r.history, scenario), r.truth).model_copy(
                 update={
-                    "replay_error": replayed.get(r.transcript.name),
+                    "replay_error": replay.error if (replay := replayed.get(r.transcript.name)) else None,
                     "checks": noticed(r) if scenario.threat.adversary == "malicious-server" else [],
                 }
             )

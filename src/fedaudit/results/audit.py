@@ -80,6 +80,11 @@ class ReplayRecord(Record):
     round: int = Field(description="from 0")
     client: str = Field(description="as the framework names it")
     error: float | None = Field(description="‖replayed − sent‖ / ‖sent‖; null: the replayed training diverged")
+    rounding: float | None = Field(
+        default=0.0,
+        description="how far the replay ends from itself, relative, where its first weights are moved by a "
+        "rounding; 0: not asked, as the error is small; null: so moved it diverged",
+    )
 
 
 class RecordingRecord(Record):

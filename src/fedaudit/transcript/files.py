@@ -27,7 +27,7 @@ from fedaudit.modalities.columns import Column
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.rounds import REMEDY, Digest, Files
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import Replay, SanitiserInfo
 from fedaudit.utils.bounds import JSON, TENSORS, check_file, read_bytes
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.integrity import (
@@ -388,16 +388,17 @@ class _ReplayEntry(BaseModel):
     round: _Natural
     client: _Natural
     error: Annotated[float, Field(ge=0)] | None = Field(description="null: the replayed training diverged")
+    rounding: Annotated[float, Field(ge=0)] | None = 0.0  # null: so moved it diverged
 
 
-class _Replay(BaseModel):
+class _Replays(BaseModel):
     model_config = _OURS
     updates: list[_ReplayEntry]
     digest: Digest
 
 
-def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], float]:
-    """Return what an earlier replay check of the transcript found: (round, client) to the relative error.
+def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], Replay]:
+    """Return what an earlier replay check of the transcript found: (round, client) to how close it came.
 
     Raises:
         CorruptTranscript: the file is damaged or was changed.
@@ -408,23 +409,26 @@ def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], float]:
         return {}
     try:
         data = read_bytes(path, JSON)
-        found = _Replay.model_validate_json(data)
+        found = _Replays.model_validate_json(data)
         check(path, f"{identifier}/{REPLAY}", remedy="delete it, and it is made again", data=data)
     except ValidationError as error:
         raise CorruptTranscript(f"{path} is damaged: {explain(error)}; delete it, and it is made again") from None
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from None
-    return {(e.round, e.client): math.inf if e.error is None else e.error for e in found.updates}
+    return {
+        (e.round, e.client): Replay(*(math.inf if value is None else value for value in (e.error, e.rounding)))
+        for e in found.updates
+    }
 
 
-def write_replay(folder: Path, identifier: str, errors: Mapping[tuple[int, int], float]) -> None:
+def write_replay(folder: Path, identifier: str, replays: Mapping[tuple[int, int], Replay]) -> None:
     """Keep what a replay check found beside the transcript; a folder that can't be written to stays as it is."""
     entries = [
-        _ReplayEntry(round=r, client=c, error=error if math.isfinite(error) else None)
-        for (r, c), error in sorted(errors.items())
+        _ReplayEntry(round=r, client=c, **{k: v if math.isfinite(v) else None for k, v in one._asdict().items()})
+        for (r, c), one in sorted(replays.items())
     ]
     try:
-        text = _Replay(updates=entries, digest=blank()).model_dump_json(indent=2) + "\n"
+        text = _Replays(updates=entries, digest=blank()).model_dump_json(indent=2) + "\n"
         write_whole(folder / REPLAY, sealed(text, f"{identifier}/{REPLAY}"))
     except OSError:
         return

@@ -45,7 +45,7 @@ from fedaudit.transcript.rounds import (
     check_update,
     expected,
 )
-from fedaudit.transcript.update import UpdateKind
+from fedaudit.transcript.update import Replay, UpdateKind
 from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord, vertical_module
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import fingerprint, tensor_bytes
@@ -72,8 +72,8 @@ class Transcript:
         vertical: of a vertical federation all that travelled; it has no ``rounds``. None of a horizontal one.
         clients: number to the name that the framework has for it; empty where clients are only numbered.
         partial: whether updates may hold only some of the model's parameters (adapters, some layers).
-        replay_errors: (round, client) to the relative error with which local training, repeated on the truth, gives
-            the update; of those that were checked.
+        replays: (round, client) to how close local training, repeated on the truth, comes to the update; of those
+            that were checked.
         notes: what readers should know of the recording.
         recording: identifier of what :class:`fedaudit.Recorder` wrote; None of a simulation.
     """
@@ -87,7 +87,7 @@ class Transcript:
     records: QuerySet | None = None
     clients: dict[int, str] = field(default_factory=dict)
     partial: bool = False
-    replay_errors: dict[tuple[int, int], float] = field(default_factory=dict)
+    replays: dict[tuple[int, int], Replay] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     recording: str | None = None
     canaries: Canaries | None = None
@@ -172,7 +172,7 @@ class Transcript:
     def digest(self) -> str:
         """Return a digest, 64 hexadecimal digits, of all that travelled and was recorded, by which results name it.
 
-        The architecture isn't in it (``task_info`` names it), nor what was added later: replay errors and notes.
+        The architecture isn't in it (``task_info`` names it), nor what was added later: replays and notes.
         """
         parts = (self.rounds, self.adversary_log, self.records, self.clients, self.partial, self.recording)
         added = [known for known in (self.canaries, self.vertical) if known]
@@ -207,8 +207,8 @@ class Transcript:
                     self._write_round(writer, one)
                 writer.close_round(None)
                 writer.write_header()
-                if self.replay_errors:
-                    write_replay(writer.folder, header.id, self.replay_errors)
+                if self.replays:
+                    write_replay(writer.folder, header.id, self.replays)
                 writer.folder.replace(folder)
         except (OSError, ValueError) as error:
             raise BadInput(f"can't write the transcript to '{folder}': {error}") from None
@@ -325,7 +325,7 @@ class Transcript:
             parts["adversary-log"][1] if "adversary-log" in parts else {},
             clients={m.client: m.name for entry in entries for m in entry.messages if m.name is not None},
             partial=reader.partial,
-            replay_errors=read_replay(folder, header.id),
+            replays=read_replay(folder, header.id),
             recording=header.id if captured else None,
         )
         if captured and not made.updates:

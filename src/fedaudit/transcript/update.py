@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict
 from torch import Tensor
@@ -13,6 +13,33 @@ from fedaudit.task.training import TrainingConfig
 from fedaudit.utils.errors import BadInput
 
 UpdateKind = Literal["gradient", "weights"]
+
+CONTRADICTED = 0.05  # relative error from which the facts aren't those that the update was made with
+_ANYTHING = 0.5  # relative error of an update that says nothing of the facts
+BEYOND_ROUNDING = 10  # times as far as a rounding takes it: it has one rounding, at the start, and training has many
+
+
+class Replay(NamedTuple):
+    """How close local training, repeated on the truth from the recorded facts, comes to the update that was sent.
+
+    Attributes:
+        error: ‖replayed − sent‖ / ‖sent‖; infinity where it can't be repeated, or diverges.
+        rounding: how far it ends from itself where the weights that it starts from are moved by a rounding, relative;
+            0 where the error is too small to ask.
+    """
+
+    error: float
+    rounding: float = 0.0
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the facts can't be those that the update was made with."""
+        return self.error > max(CONTRADICTED, BEYOND_ROUNDING * self.rounding)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the facts are told from others: where rounding alone explains any update, they aren't."""
+        return not self.contradicts and (self.error <= CONTRADICTED or BEYOND_ROUNDING * self.rounding < _ANYTHING)
 
 
 @dataclass(frozen=True)
