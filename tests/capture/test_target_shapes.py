@@ -62,10 +62,27 @@ def test_a_broadcast_by_mistake_is_named(tmp_path):
         fedaudit.attack(tmp_path / "r", ["tableak"], module=net(), progress=False)
 
 
-def test_several_real_outputs_are_refused_under_their_name(tmp_path):
-    recorded(tmp_path / "r", functional.mse_loss, VALUES[:, None].repeat(1, 14), outputs=14)
-    with pytest.raises(BadInput, match="predicts 14 real values"):
-        fedaudit.attack(tmp_path / "r", ["tableak"], module=net(14), progress=False)
+FOURTEEN = torch.stack([VALUES * k for k in range(1, 15)], dim=1)
+MORE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor, str]] = {
+    "numbers": (functional.mse_loss, FOURTEEN, "regression"),
+    "labels": (functional.binary_cross_entropy_with_logits, (FOURTEEN > 0).float(), "multi-label"),
+    "weighed labels": (nn.BCEWithLogitsLoss(pos_weight=torch.arange(1.0, 15)), (FOURTEEN > 0).float(), "multi-label"),
+}
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_fourteen_numbers_or_labels_are_recorded_and_repeated(what, tmp_path):
+    loss, targets, task = MORE[what]
+    recorded(tmp_path / "r", loss, targets, outputs=14)
+    transcript = fedaudit.Transcript.load(tmp_path / "r", net(14))
+    assert (transcript.task_info.task, transcript.task_info.num_targets) == (task, 14)
+    weights = transcript.task_info.class_weights
+    assert weights == (tuple(range(1, 15)) if what == "weighed labels" else None)
+    done = fedaudit.audit_transcript(
+        tmp_path / "r", [{"name": "tableak", "iterations": 1, "restarts": 1}], module=net(14),
+        controls=False, progress=False,
+    )  # fmt: skip
+    assert done.result.federations[0].replay_error == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(

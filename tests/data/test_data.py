@@ -210,8 +210,12 @@ Y8 = np.arange(8) % 2
         (X8, Y8, {"test": (X8[:, :, :3], Y8)}, "different shapes"),
         (X8, Y8, {"test": (X8, Y8 * 0.5)}, "different kinds"),
         (X8, np.full(8, np.nan), {}, "targets that are not finite"),
-        (X8, np.zeros((8, 2)), {}, "regression targets of shape (8, 2)"),
-        (X8, np.zeros((8, 2), dtype=int), {}, "class targets of shape (8, 2)"),
+        (X8, np.full((8, 2, 2), 0.5), {}, "regression targets of shape (8, 2, 2)"),
+        (X8, np.full((8, 2), 3), {}, "class targets of shape (8, 2)"),
+        (X8, np.full((8, 4, 5), 1), {}, "masks of the shape of the inputs without their channels, (n, 4, 4)"),
+        (X8, np.full((8, 4, 4), -1), {}, "class target -1 is negative"),
+        (X8, Y8, {"task": "segmentation"}, "masks of shape (8,)"),
+        (X8, Y8, {"task": "detection"}, "task 'detection'"),
         (X8[:1], Y8[:1], {}, "fill a train and a test split"),
         (X8[:, 0, 0, 0], Y8, {}, "inputs of shape (8,)"),
         (np.array([["a", "b"]] * 8), Y8, {}, "cannot be read as numbers"),
@@ -236,7 +240,10 @@ def test_the_class_itself_checks() -> None:
         ({"std": (1.0, 1.0, 0.0)}, "std above 0"),
         ({"mean": (1.0,)}, "3 values"),
         ({"kind": "table"}, "(n, d)"),
-        ({"task": "regression"}, "float32 (n, 1)"),
+        ({"task": "regression"}, "leave num_classes out"),
+        ({"task": "regression", "num_classes": None}, "float32 (n, 1)"),
+        ({"task": "segmentation", "num_classes": None, "num_targets": 2}, "int64 (n, 4, 4)"),
+        ({"task": "multi-label", "num_classes": None, "num_targets": 3}, "float32 (n, 3)"),
     ]
     for change, message in bad:
         with pytest.raises(BadInput) as error:

@@ -1,90 +1,131 @@
-"""Real-valued targets: standardised where only their scale counts, as they are where a loss gives them a meaning."""
+"""Targets that aren't one class an example: several labels, several numbers, masks; which task they are taken for."""
+
+from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
-import fedaudit
-from fedaudit import BadInput
+from fedaudit import BadInput, Dataset
+from fedaudit.task import TaskInfo
+from fedaudit.task.losses import LossOptions, recognise
+from fedaudit.task.targets import Task
+from fedaudit.task.training import dice_loss, loss_function
 
-ROWS = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
-COUNTS = torch.arange(100) % 7 + 2.0
-ONES = torch.arange(100) % 2 * 1.0
-FEDERATION = [{"name": "f", "clients": 2, "examples": 8, "batch_size": 4}]
+RNG = np.random.default_rng(3)
+IMAGES = RNG.random((20, 3, 6, 5), dtype=np.float32)
 
 
-def trained_on(targets: Tensor, loss: Any, model: nn.Module | None = None) -> tuple[set[float], str]:
-    """Return the different targets of the simulated clients, and what the report says of the data."""
-    done = fedaudit.audit(
-        {"federations": FEDERATION},
-        model=model or nn.Linear(5, 1),
-        data=(ROWS, targets),
-        loss=loss,
-        attacks=["labels"],
-        progress=False,
-    )
-    recording = fedaudit.simulate(
-        {"federations": FEDERATION}, model=model or nn.Linear(5, 1), data=(ROWS, targets), loss=loss, progress=False
-    )
-    found = torch.cat(list(recording.truth.labels.values()))
-    return set(found.flatten().tolist()), done.result.data.summary
+def made(targets, **options):
+    return Dataset.from_tensors(IMAGES, targets, **options)
+
+
+LABELS = RNG.integers(0, 2, (20, 4))
+MASKS = RNG.integers(0, 3, (20, 6, 5))
+
+
+@pytest.mark.parametrize("targets", [LABELS, LABELS.astype(bool), LABELS.astype(np.float32), torch.tensor(LABELS)])
+def test_zeros_and_ones_of_several_columns_are_labels(targets):
+    data = made(targets, class_names=list("abcd"))
+    assert (data.task, data.num_classes, data.num_targets) == ("multi-label", None, 4)
+    held_out = torch.arange(20) % 5 == 4
+    assert data.train.targets.equal(torch.tensor(LABELS[~held_out]).float())
+    assert data.test.targets.equal(torch.tensor(LABELS[held_out]).float())
+    assert "4 labels, each 0 or 1" in data.summary
+
+
+@pytest.mark.parametrize("targets", [MASKS, MASKS[:, None], MASKS.astype(np.uint8), MASKS.astype(np.float32)])
+def test_whole_numbers_of_the_images_shape_are_masks(targets):
+    data = made(targets)
+    assert (data.task, data.num_classes, data.num_targets) == ("segmentation", None, 3)
+    assert data.train.targets.equal(torch.tensor(MASKS[torch.arange(20) % 5 != 4]))
+
+
+def test_masks_may_have_classes_that_no_pixel_shows():
+    assert made(MASKS, num_classes=7).num_targets == 7
+
+
+def test_columns_of_real_values_are_standardised_one_by_one():
+    numbers = RNG.normal(size=(20, 3)) * [1.0, 100.0, 0.01] + [0.0, 5.0, -3.0]
+    data = made(numbers)
+    assert (data.task, data.num_targets) == ("regression", 3)
+    assert data.train.targets.mean(dim=0).abs().max() < 1e-6
+    assert data.train.targets.std(dim=0, correction=0).numpy() == pytest.approx([1, 1, 1], abs=1e-5)
+    assert made(numbers, raw_targets=True).train.targets[0].tolist() == pytest.approx(numbers[0], rel=1e-6)
+
+
+def test_a_task_may_be_said_where_the_targets_do_not_tell():
+    assert made(LABELS.astype(float), task="regression").task == "regression"
+    with pytest.raises(BadInput, match="0 or 1"):
+        made(LABELS * 2.0, task="multi-label")
+
+
+def info(task: Task, num_targets: int, **more: Any) -> TaskInfo:
+    known: dict[str, Any] = {
+        "model": "custom",
+        "width": None,
+        "batch_norm": "eval",
+        "kind": "image",
+        "input_shape": (3, 6, 5),
+    }
+    known |= {"num_classes": None, "mean": (0.0,) * 3, "std": (1.0,) * 3, "task": task, "num_targets": num_targets}
+    return TaskInfo(**{**known, **more})
+
+
+def test_the_shapes_of_targets_and_outputs():
+    labels = info("multi-label", 4, loss="bce-with-logits")
+    masks = info("segmentation", 3, loss="dice")
+    assert (labels.target_shape, labels.output_shape) == ((4,), (4,))
+    assert (masks.target_shape, masks.output_shape) == ((6, 5), (3, 6, 5))
+    assert labels.blank(2)[1].dtype == torch.float32
+    assert masks.blank(2)[1].shape == (2, 6, 5)
+    assert masks.blank(2)[1].dtype == torch.int64
 
 
 @pytest.mark.parametrize(
-    ("targets", "loss", "model"),
+    ("task", "loss", "said"),
     [
-        (COUNTS, nn.PoissonNLLLoss(), nn.Linear(5, 1)),
-        (ONES, nn.BCELoss(), nn.Sequential(nn.Linear(5, 1), nn.Sigmoid())),
-        (COUNTS, lambda z, y: functional.gaussian_nll_loss(z, y, torch.ones_like(y)), nn.Linear(5, 1)),
-        (COUNTS, nn.L1Loss(), nn.Linear(5, 1)),
+        ("multi-label", "cross-entropy", "use bce-with-logits"),
+        ("segmentation", "mse", "use cross-entropy, dice, dice-cross-entropy"),
+        ("regression", "dice", "use mse"),
     ],
 )
-def test_targets_with_a_meaning_stay_as_they_are(targets, loss, model):
-    found, said = trained_on(targets, loss, model)
-    assert found <= set(targets.tolist())
-    assert "targets as given" in said
+def test_a_loss_of_another_task_is_refused(task, loss, said):
+    with pytest.raises(BadInput, match=said):
+        info(task, 2, loss=loss)
 
 
-@pytest.mark.parametrize("loss", [None, nn.MSELoss(), functional.mse_loss])
-def test_squared_errors_take_standardised_targets_and_the_report_says_so(loss):
-    found, said = trained_on(COUNTS, loss)
-    data = fedaudit.Dataset.from_tensors(ROWS, COUNTS)
-    assert float(data.train.targets.mean()) == pytest.approx(0, abs=1e-6)
-    assert float(data.train.targets.std(correction=0)) == pytest.approx(1, abs=1e-6)
-    assert found <= set(data.train.targets.flatten().tolist())
-    assert "targets standardised (mean " in said
+def test_labels_may_weigh_more_where_they_are_there():
+    weights = (1.0, 2.0, 3.0, 4.0)
+    known = info("multi-label", 4, loss="bce-with-logits", class_weights=weights)
+    outputs, targets = torch.randn(5, 4), torch.tensor(LABELS[:5]).float()
+    own = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weights))
+    ours = loss_function(known.loss, class_weights=known.class_weights)
+    assert ours(outputs, targets) == own(outputs, targets)
+    assert recognise(own, 4, None, "multi-label") == LossOptions("bce-with-logits", 0.0, weights)
+    with pytest.raises(BadInput, match="class_weights"):
+        info("multi-label", 4, loss="bce-with-logits", class_weights=weights[:3])
 
 
-def test_a_data_set_says_itself_whether_targets_stay():
-    made = fedaudit.Dataset.from_tensors(ROWS, COUNTS, raw_targets=True)
-    assert set(made.train.targets.flatten().tolist()) == set(COUNTS.tolist())
-    frame = {"a": ROWS[:, 0].numpy(), "b": ROWS[:, 1].numpy(), "n": COUNTS.numpy()}
-    assert set(fedaudit.data.from_frame(frame, "n", raw_targets=True).train.targets.flatten().tolist()) <= set(
-        COUNTS.tolist()
-    )
-    assert "targets standardised" in fedaudit.data.from_frame(frame, "n").summary
+def test_dice_in_closed_form():
+    masks = torch.tensor([[[0, 0, 1, 1]]])
+    sure = 50 * nn.functional.one_hot(torch.tensor([[[0, 1, 1, 1]]]), 2).movedim(-1, 1).float()
+    # class 0: 2·1/(1 + 2), class 1: 2·2/(3 + 2)
+    assert float(dice_loss(sure, masks)) == pytest.approx(1 - (2 / 3 + 4 / 5) / 2, abs=1e-4)
+    assert float(dice_loss(sure, masks, "sum")) == pytest.approx(2 * float(dice_loss(sure, masks)))
+    right = 50 * nn.functional.one_hot(masks, 3).movedim(-1, 1).float()
+    assert float(dice_loss(right, masks)) == pytest.approx(0, abs=1e-5)  # of a class that is nowhere, too
 
 
-@pytest.mark.parametrize(
-    ("targets", "words"),
-    [(torch.arange(100) % 10 * 1.0, "give classes as whole numbers"), (torch.arange(100) % 10 + 1, "give labels - 1")],
-)
-def test_labels_that_are_none_of_the_model_s_are_refused_with_the_remedy(targets, words):
-    with pytest.raises(BadInput, match=words):
-        fedaudit.audit(model=nn.Linear(5, 10), data=(ROWS, targets), attacks=["labels"], progress=False)
-
-
-def test_what_a_loss_of_ones_own_raises_under_an_attack_is_one_line():
-    done = fedaudit.audit(
-        model=nn.Sequential(nn.Linear(5, 1), nn.Sigmoid()),
-        data=(ROWS, ONES),
-        loss=nn.BCELoss(),
-        federations=[{**FEDERATION[0], "clients": 1}],
-        attacks=[{"name": "tableak", "iterations": 20, "restarts": 1}],
-        progress=False,
-    )
-    (found,) = done.result.findings
-    assert (found.status, "between 0 and 1" in (found.reason or "")) == ("not applicable", True)
+@pytest.mark.parametrize("name", ["cross-entropy", "dice", "dice-cross-entropy"])
+def test_losses_of_masks_are_means_over_examples(name):
+    outputs, masks = torch.randn(4, 3, 6, 5), torch.tensor(MASKS[:4])
+    loss = loss_function(name)
+    each = torch.stack([loss(outputs[i : i + 1], masks[i : i + 1]) for i in range(4)])
+    assert float(loss(outputs, masks)) == pytest.approx(float(each.mean()), rel=1e-5)
+    both = loss_function("dice")(outputs, masks) + loss_function("cross-entropy")(outputs, masks)
+    assert float(loss_function("dice-cross-entropy")(outputs, masks)) == pytest.approx(float(both))
+    assert recognise(lambda z, y: loss(z, y), 3, None, "segmentation") in (LossOptions("cross-entropy"), None)

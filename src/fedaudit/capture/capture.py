@@ -38,7 +38,8 @@ from fedaudit.capture.passes import (
 )
 from fedaudit.models import unwrapped
 from fedaudit.task.losses import SIGNATURES, read_loss
-from fedaudit.task.training import BCE, UNMODELLED, Pass, TrainingConfig
+from fedaudit.task.targets import BCE
+from fedaudit.task.training import UNMODELLED, Pass, TrainingConfig
 from fedaudit.utils.errors import BadInput
 
 _LOSS = "loss"  # marks what a loss that was seen returned
@@ -227,7 +228,7 @@ class Capture:
 
     @property
     def class_weights(self) -> tuple[float, ...] | None:
-        """Of the cross-entropy."""
+        """Of the cross-entropy; of the binary one over labels what each weighs where it is 1."""
         return next((p.loss.class_weights for p in self._passes() if p.loss), None)
 
     @property
@@ -421,8 +422,8 @@ class Capture:
             way = [name for name in way if name != "LogSoftmax"]
         whole = outputs.numel() == math.prod(seen.shape)
         mismatch = "" if same_elements(way, whole=whole) else "the loss is of something else than the model's output"
-        if call.name == BCE and seen.shape != (seen.shape[0], 1):
-            mismatch = mismatch or "the model doesn't return one column of logits"
+        if call.name == BCE and seen.shape != (seen.shape[0], 1) and seen.shape != call.targets.shape:
+            mismatch = mismatch or "the model doesn't return one column of logits, or one for each label"
         if call.name == "mse" and not mismatch and call.targets.numel() == math.prod(seen.shape):
             call = dataclasses.replace(call, targets=call.targets.view(seen.shape))  # as the outputs, before a squeeze
         if precision(outputs.device.type) != seen.precision:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedaudit.models import has_batch_norm
 from fedaudit.simulation.secure_sum import training_of_sum
+from fedaudit.task.targets import observed_task
 from fedaudit.task.training import LOSSES, TrainingConfig
 from fedaudit.transcript.files import (
     INDEX,
@@ -420,6 +421,7 @@ class Recorder:
         kind = "image" if len(shape) == 3 else "table" if inputs.is_floating_point() else "tokens"
         self._learn(
             kind=kind,
+            task=observed_task(captured.targets[0], shape, captured.loss, self._header.observed.outputs),
             input_shape=shape,
             loss=captured.loss or "custom",
             batch_norm=captured.batch_norm,

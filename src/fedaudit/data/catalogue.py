@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from fedaudit.data.dataset import Dataset, Split, Task, balanced
+from fedaudit.data.dataset import Dataset, Split, balanced
 from fedaudit.modalities import example_kind
+from fedaudit.task.targets import Task
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.registry import Registry
 

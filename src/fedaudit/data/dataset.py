@@ -15,9 +15,9 @@ from torch import Tensor
 from fedaudit.modalities import NOTHING, ExampleKind, TokenInfo, example_kind, kind_of
 from fedaudit.modalities.columns import Column, check_cells, check_columns, declared
 from fedaudit.modalities.table import standardise
+from fedaudit.task.targets import TASKS, Task, target_fault, target_shape
 from fedaudit.utils.errors import BadInput, unknown_name
 
-Task = Literal["classification", "regression"]
 Array = Tensor | np.ndarray[Any, Any]
 Channels = Literal["first", "last"]
 
@@ -31,8 +31,9 @@ class Split:
     """Examples and their targets.
 
     inputs: float32; images (n, C, H, W) in [0, 1], tables (n, d) standardised by the train split, or of another kind.
-    targets: int64 (n,) for classification, float32 (n, 1) for regression, standardised by the train split; of a causal
-        task int64 (n, length), at each position the token that follows, -100 where none does.
+    targets: int64 (n,) for classification; float32 (n, k) of 0 and 1 for several labels; float32 (n, k) for regression,
+        standardised by the train split; int64 (n, *spatial) classes for segmentation; of a causal task int64
+        (n, length), at each position the token that follows, -100 where none does.
     groups: int64 (n,) whose example it is, where the data set itself says so (partition ``natural``): a client's number
         from 0, or -1 for examples that are nobody's in particular.
     attributes: by name, int64 (n,) which of the values of the data set's :class:`Attribute` each example has.
@@ -103,7 +104,9 @@ class Dataset:
     kind: of the examples, one of :data:`fedaudit.modalities.EXAMPLE_KINDS`. mean, std: per channel over the train split
     for images; (0.,) and (1.,) for tables, which are standardised already. source: where the examples come from, and
     their licence. attributes: what an adversary may ask about. columns: of a table, where their types are known.
-    tokens: of text, its vocabulary and task; words: what each token stands for, if that is known.
+    tokens: of text, its vocabulary and task; words: what each token stands for, if that is known. num_classes: of a
+    classification; num_targets: labels or numbers of an example, or classes of a mask's pixels; class_names: of classes
+    or labels.
 
     Raises:
         BadInput: the splits don't agree with each other, with the kind or with the task; a value is not finite;
@@ -125,10 +128,12 @@ class Dataset:
     columns: tuple[Column, ...] = ()
     tokens: TokenInfo | None = None
     words: tuple[str, ...] | None = None
+    num_targets: int = 1
 
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} train and {len(self.test)} test examples of {self.input_shape}"
-        targets = f", {self.num_classes} classes" if self.num_classes else ""
+        several = f", {self.num_targets} {TASKS[self.task].targets}" if self.num_targets > 1 else ""
+        targets = f", {self.num_classes} classes" if self.num_classes else several
         return f"Dataset({reprlib.repr(self.name)}: {self.kind} {self.task}, {sizes}{targets})"
 
     def __post_init__(self) -> None:
@@ -137,15 +142,15 @@ class Dataset:
             _check_inputs(f"data set '{self.name}', {part} split", kind, split)
             _check_tokens(f"data set '{self.name}', {part} split", kind, split, self.tokens, self.words)
             if self.tokens is None or not self.tokens.causal:
-                _check_targets(f"data set '{self.name}', {part} split", self.task, split.targets, self.num_classes)
+                _check_targets(f"data set '{self.name}', {part} split", self, split.targets)
             elif self.num_classes != self.tokens.vocabulary or self.task != "classification":
                 raise BadInput(f"data set '{self.name}': a causal task is classification, with a class for each token")
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
             shapes = f"{tuple(self.train.inputs.shape[1:])} and {tuple(self.test.inputs.shape[1:])}"
             raise BadInput(f"data set '{self.name}': train and test inputs have different shapes: {shapes}")
-        if self.class_names is not None and len(self.class_names) != self.num_classes:
-            given = f"{len(self.class_names)} class names for num_classes={self.num_classes}"
-            raise BadInput(f"data set '{self.name}': {given}; give one name per class, or none")
+        if self.class_names is not None and len(self.class_names) != (self.num_classes or self.num_targets):
+            given = f"{len(self.class_names)} class names for num_classes={self.num_classes or self.num_targets}"
+            raise BadInput(f"data set '{self.name}': {given}; give one name per class or label, or none")
         check_names(self.class_names or (), f"data set '{self.name}'")
         check_columns(self.columns, self.input_shape, f"data set '{self.name}'")
         for split in (self.train, self.test):
@@ -176,18 +181,21 @@ class Dataset:
         classes: bool = False,
         raw_targets: bool = False,
         columns: Sequence[Column] = (),
+        task: Task | None = None,
     ) -> Dataset:
         """Make a data set of tensors or numpy arrays.
 
         Args:
             inputs: images (n, C, H, W), (n, H, W) or (n, H, W, C), uint8 or floats in [0, 1]; or a table (n, d),
                 which is standardised here, column by column, by the train split. Floats of any precision.
-            targets: whole numbers (n,) for classification; floats (n,) or (n, 1) for regression, standardised here by
-                the train split; the summary says so.
+            targets: whole numbers (n,) for classification; floats (n,), (n, 1) or (n, k) for regression, standardised
+                here by the train split; 0 and 1 (n, k) for several labels; whole numbers (n, *spatial), of the shape
+                that the inputs have without their channels, for segmentation. The summary says what isn't plain.
             test: the same for the test split. Without it one example in five of every class is held out.
             kind: of the examples, if it is another than what the array's shape suggests.
-            num_classes: by default one more than the largest label.
+            num_classes: by default one more than the largest label, or class of a pixel.
             name, summary, class_names, source: words for the report.
+            task: what the model is asked for, where the targets' type and shape don't tell.
             channels: of images with four axes, whether the channels stand ``first`` or ``last``, where their shape
                 doesn't tell.
             classes: floating-point targets are the classes 0 and 1, as for a binary cross-entropy.
@@ -202,7 +210,8 @@ class Dataset:
         where = f"data set '{name}'"
         x_kind, x = as_inputs(inputs, where, kind, channels)
         given = tuple(_as_tensor(inputs, where).shape[1:])
-        y = _as_targets(targets, where, classes)
+        shape, asked = tuple(x.shape[1:]), task
+        task, y = _as_targets(targets, where, classes, shape, asked)
         if len(x) != len(y):
             raise BadInput(f"{where}: {len(x)} inputs but {len(y)} targets; give one target per input")
         if test is None:
@@ -211,12 +220,15 @@ class Dataset:
             test_kind = x_kind
         else:
             test_kind, x_test = as_inputs(test[0], f"{where}, test split", kind, channels)
-            y_test = _as_targets(test[1], f"{where}, test split", classes)
-        if x_kind is not test_kind or y.dtype != y_test.dtype:
+            known = task if y.is_floating_point() else asked  # of few examples any number may be 0 or 1
+            y_test = _as_targets(test[1], f"{where}, test split", classes, shape, known)[1]
+        if x_kind is not test_kind or y.dtype != y_test.dtype or y.shape[1:] != y_test.shape[1:]:
             raise BadInput(f"{where}: train and test splits are of different kinds; give both in the same form")
-        task: Task = "regression" if y.is_floating_point() else "classification"
-        if task == "classification" and num_classes is None:
+        if TASKS[task].dtype == torch.int64 and num_classes is None:
             num_classes = len(class_names) if class_names is not None else int(max(y.max(), y_test.max())) + 1
+        num_targets = (
+            1 if task == "classification" else y.shape[1] if y.is_floating_point() else max(num_classes or 0, 2)
+        )
         if kind is None and channels is None and (taken := x_kind.said(given, tuple(x.shape[1:]))):
             summary = f"{summary}; {taken}"
         raw = x, x_test
@@ -226,14 +238,18 @@ class Dataset:
         if task == "regression":
             y, y_test, said = real_targets(y, y_test, raw=raw_targets)
             summary = f"{summary}; {said}"
+        elif task == "multi-label":
+            y, y_test = y.float(), y_test.float()
+            summary = f"{summary}; {num_targets} labels, each 0 or 1"
         return cls(
             name=name,
             summary=summary,
             kind=x_kind.name,
             task=task,
+            num_targets=num_targets,
             train=Split(x, y),
             test=Split(x_test, y_test),
-            num_classes=num_classes,
+            num_classes=num_classes if task == "classification" else None,
             class_names=None if class_names is None else tuple(class_names),
             mean=mean,
             std=std,
@@ -277,7 +293,7 @@ class Dataset:
         info = TokenInfo(vocabulary, padding, end, causal=targets is None)
         where = f"data set '{name}'"
         x = as_inputs(inputs, where, "tokens")[1]
-        y = torch.zeros(len(x), dtype=torch.int64) if targets is None else _as_targets(targets, where)
+        y = torch.zeros(len(x), dtype=torch.int64) if targets is None else _as_targets(targets, where)[1]
         if len(x) != len(y) or y.is_floating_point():
             raise BadInput(f"{where}: {len(x)} sequences need as many targets, whole numbers; there are {len(y)}")
         if test is None:
@@ -287,7 +303,7 @@ class Dataset:
             given, classes = test if isinstance(test, tuple) else (test, None)
             x_test = as_inputs(given, f"{where}, test split", "tokens")[1]
             y_test = torch.zeros(len(x_test), dtype=torch.int64)
-            y_test = y_test if classes is None else _as_targets(classes, f"{where}, test split")
+            y_test = y_test if classes is None else _as_targets(classes, f"{where}, test split")[1]
         if info.causal:
             y, y_test, num_classes = info.following(x), info.following(x_test), vocabulary
         elif num_classes is None:
@@ -391,43 +407,86 @@ def _as_tensor(array: Array, where: str) -> Tensor:
         raise BadInput(f"{where}: cannot be read as numbers ({error}); give tensors or numeric numpy arrays") from error
 
 
-def _as_targets(array: Array, where: str, classes: bool = False) -> Tensor:
+def _as_targets(
+    array: Array, where: str, classes: bool = False, shape: tuple[int, ...] = (), task: Task | None = None
+) -> tuple[Task, Tensor]:
+    """Return the task that targets are of, and the targets: int64, or float64 where they are labels or real values.
+
+    Args:
+        array: of targets.
+        where: names the data in errors.
+        classes: floating-point targets are the classes 0 and 1.
+        shape: of one example; a mask has it without the channels.
+        task: None: what the targets' type and shape say.
+    """
     y = _as_tensor(array, where)
+    if task not in (None, *TASKS):
+        raise BadInput(f"{where}: {unknown_name('task', task, TASKS)}")
     if classes and y.is_floating_point():
         if not bool(((y == 0) | (y == 1)).all()):
             raise BadInput(f"{where}: binary cross-entropy is for the targets 0 and 1, and there are others")
         y = y.long()
+    if not bool(torch.isfinite(y).all()):
+        raise BadInput(f"{where}: targets that are not finite; fill or remove them first")
     if y.ndim == 2 and y.shape[1] == 1 and not y.is_floating_point():
         y = y[:, 0]
-    if y.is_floating_point():
-        if y.ndim > 2 or (y.ndim == 2 and y.shape[1] != 1) or y.ndim == 0:
-            raise BadInput(f"{where}: regression targets of shape {tuple(y.shape)}; give (n,) or (n, 1)")
-        if not bool(torch.isfinite(y).all()):
-            raise BadInput(f"{where}: targets that are not finite; fill or remove them first")
-        return y.reshape(-1, 1).to(torch.float64)
-    if y.ndim != 1:
-        raise BadInput(f"{where}: class targets of shape {tuple(y.shape)}; give whole numbers of shape (n,)")
+    spatial = shape[1:]
+    if spatial and y.ndim == len(shape) + 1 and tuple(y.shape[1:]) == (1, *spatial):  # masks of one channel
+        y = y[:, 0]
+    masks = len(spatial) > 0 and tuple(y.shape[1:]) == spatial
+    if masks and y.is_floating_point() and task in (None, "segmentation") and bool((y == y.round()).all()):
+        y = y.long()
+    if task is None:
+        several = y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all())
+        if masks and not y.is_floating_point():
+            task = "segmentation"
+        elif several:
+            task = "multi-label"
+        else:
+            task = "regression" if y.is_floating_point() else "classification"
+    if task == "segmentation":
+        if not masks:
+            raise BadInput(
+                f"{where}: masks of shape {tuple(y.shape)} for examples of {shape}; give whole numbers of the shape "
+                f"{('n', *spatial)}, the class of every pixel"
+            )
+    elif task == "classification":
+        if y.ndim != 1 or y.is_floating_point():
+            raise BadInput(
+                f"{where}: class targets of shape {tuple(y.shape)}; give whole numbers of shape (n,), several labels "
+                f"as 0 and 1 of shape (n, k), or masks of the shape of the inputs without their channels{_so(spatial)}"
+            )
+    elif y.ndim not in (1, 2) or (y.ndim == 2 and not y.shape[1]):
+        raise BadInput(f"{where}: {task} targets of shape {tuple(y.shape)}; give (n,) or (n, k)")
+    else:
+        return task, y.reshape(len(y), -1).to(torch.float64)
     y = y.long()
     if len(y) and int(y.min()) < 0:
         raise BadInput(f"{where}: class target {int(y.min())} is negative; classes count from 0")
-    return y
+    return task, y
+
+
+def _so(spatial: tuple[int, ...]) -> str:
+    return f", {('n', *spatial)}".replace("'", "") if spatial else ""
 
 
 def real_targets(train: Tensor, test: Tensor, *, raw: bool = False) -> tuple[Tensor, Tensor, str]:
-    """Return float64 targets (n, 1) of both splits as float32, standardised by ``train`` or as they are; and which."""
+    """Return float64 targets (n, k) of both splits as float32, standardised by ``train`` or as they are; and which."""
     if raw:
         return train.float(), test.float(), "targets as given"
     said = f"targets standardised (mean {float(train.mean()):.4g}, deviation {float(train.std(correction=0)):.4g})"
+    if train.shape[1] > 1:
+        said = f"{train.shape[1]} numbers an example, each standardised"
     return *standardise(train, test), said
 
 
 def hold_out(targets: Tensor, where: str) -> Tensor:
-    """Mark one example in five of every class (of all, for regression) for the test split; at least one."""
+    """Mark one example in five of every class (of all, where there are none) for the test split; at least one."""
     if len(targets) < 2:
         raise BadInput(
             f"{where}: {len(targets)} example cannot fill a train and a test split; give test=(inputs, targets)"
         )
-    groups = torch.zeros(len(targets), dtype=torch.int64) if targets.ndim == 2 else targets
+    groups = torch.zeros(len(targets), dtype=torch.int64) if targets.ndim > 1 else targets
     held_out = within_class_rank(groups) % 5 == 4
     if not bool(held_out.any()):
         held_out[-1] = True
@@ -486,19 +545,15 @@ def _check_tokens(
         raise BadInput(f"{where}: causal targets must be int64 (n, length), tokens or {NOTHING}")
 
 
-def _check_targets(where: str, task: Task, y: Tensor, num_classes: int | None) -> None:
-    if task == "regression":
-        if y.dtype != torch.float32 or y.ndim != 2 or y.shape[1] != 1 or not bool(torch.isfinite(y).all()):
-            raise BadInput(f"{where}: regression targets must be finite float32 (n, 1), not {y.dtype} {tuple(y.shape)}")
-        if num_classes is not None:
-            raise BadInput(f"{where}: regression has no classes; leave num_classes out")
-        return
-    if y.dtype != torch.int64 or y.ndim != 1:
-        raise BadInput(f"{where}: class targets must be int64 (n,), not {y.dtype} {tuple(y.shape)}")
-    if num_classes is None or num_classes < 2:
-        raise BadInput(f"{where}: classification needs num_classes of at least 2, not {num_classes}")
-    if int(y.min()) < 0 or int(y.max()) >= num_classes:
-        raise BadInput(f"{where}: class target {int(y.max())} is not in 0..{num_classes - 1}; check the labels")
+def _check_targets(where: str, dataset: Dataset, y: Tensor) -> None:
+    task, classes = dataset.task, dataset.num_classes
+    if task == "classification" and (classes is None or classes < 2):
+        raise BadInput(f"{where}: classification needs num_classes of at least 2, not {classes}")
+    if task != "classification" and classes is not None:
+        raise BadInput(f"{where}: {task} has no num_classes but num_targets; leave num_classes out")
+    shape = target_shape(task, dataset.num_targets, dataset.input_shape)
+    if fault := target_fault(y, task, classes or dataset.num_targets, shape):
+        raise BadInput(f"{where}: {fault}")
 
 
 def _colours(item: Any) -> Any:

@@ -256,8 +256,8 @@ def _results(
                 right=int(hits[i].sum()),
                 found=at is not None,
                 certified=None if at is None or finding.certified is None else bool(finding.certified[at]),
-                true_label=float(targets[i]),
-                label=None if at is None else float(finding.labels[at]),
+                true_label=float(targets[i]) if targets[i].numel() == 1 else None,
+                label=None if at is None or finding.labels[at].numel() != 1 else float(finding.labels[at]),
                 uses=uses[i],
                 by_luck=lucky[i],
                 **words,
@@ -272,7 +272,7 @@ class _Guess:
     def __init__(self, table: _Table, truth: Truth) -> None:
         self.table, self.whole = table, cells(truth.candidates, table.columns)
         self.labels = truth.candidate_labels
-        self.classes = not self.labels.is_floating_point()
+        self.classes = not self.labels.is_floating_point() and self.labels.ndim == 1
         self.modes: dict[int | None, Tensor] = {}
 
     def pool(self, label: int | None) -> Tensor:
@@ -282,7 +282,7 @@ class _Guess:
 
     def names(self, labels: Tensor) -> list[int | None]:
         """Return the labels (n,) by which the distributions are told apart; None where they aren't classes."""
-        return [int(label) if self.classes else None for label in labels.flatten()]
+        return [int(label) for label in labels] if self.classes and labels.ndim == 1 else [None] * len(labels)
 
     def drawn(self, true: Tensor, names: list[int | None], rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return (draws,) shares of cells and of whole rows that rows drawn from the distributions have in common."""

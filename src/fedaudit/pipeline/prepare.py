@@ -37,7 +37,8 @@ from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import LossOptions, as_called, recognise
-from fedaudit.task.training import BCE, Loss, loss_function
+from fedaudit.task.targets import BCE, TASKS
+from fedaudit.task.training import Loss, loss_function
 from fedaudit.transcript.vertical import vertical_module
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import BadInput, MissingData
@@ -102,9 +103,9 @@ def resolve(
         dataset = _loaded(scenario, data_dir)
     spec = scenario.model
     assert spec.batch_norm is not None  # spell_out() saw to it
-    loss_name = spec.loss
+    loss_name: str = spec.loss
     if loss_name == "auto":
-        loss_name = "custom" if loss else "cross-entropy" if dataset.task == "classification" else "mse"
+        loss_name = "custom" if loss else TASKS[dataset.task].losses[0]
     if loss is None:
         if loss_name == "custom":
             raise BadInput("the scenario trains with a user's own loss; run it from Python: fedaudit.audit(…, loss=…)")
@@ -119,6 +120,8 @@ def resolve(
         kind=dataset.kind,
         input_shape=dataset.input_shape,
         num_classes=dataset.num_classes,
+        task=dataset.task,
+        num_targets=dataset.num_targets,
         mean=dataset.mean,
         std=dataset.std,
         dropout=spec.dropout is not False,
@@ -311,8 +314,8 @@ def _recognised(loss: Loss, dataset: Dataset, spare: int) -> LossOptions | None:
     """Return which registered loss a user's own one is; None: none, or of a form that tasks don't have."""
     if dataset.tokens is not None and dataset.tokens.causal:
         return None
-    outputs = 1 if dataset.num_classes is None else dataset.num_classes + spare
-    read = recognise(loss, outputs, dataset.num_classes)
+    outputs = dataset.num_targets if dataset.num_classes is None else dataset.num_classes + spare
+    read = recognise(loss, outputs, dataset.num_classes, dataset.task, len(dataset.input_shape) - 1)
     return None if read is not None and spare and read.class_weights is not None else read
 
 
@@ -345,7 +348,7 @@ def _check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, own:
         raise BadInput(
             f"the model can't take examples of shape {tuple(sample.shape)}: {_why_not(model, sample, error)}"
         ) from error
-    expected = (len(sample), task_info.outputs, *(task_info.input_shape if task_info.causal else ()))
+    expected = (len(sample), *task_info.output_shape)
     if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         more = ""
@@ -391,7 +394,8 @@ def _why_not(model: nn.Module, sample: Tensor, error: Exception) -> str:
 def _fewer_classes(dataset: Dataset, outputs: int) -> str:
     """Return why a user's own data may have fewer classes than the model, and what to do."""
     if dataset.num_classes is None:
-        return "; the targets are floats, which are taken for a regression of one number: give classes as whole numbers"
+        what = TASKS[dataset.task].targets
+        return f"; the targets are taken for {what}, {dataset.num_targets} an example: give classes as whole numbers"
     return (
         f"; '{dataset.name}' has {dataset.num_classes} classes, by default its largest label + 1: where its examples "
         f"don't show every class, say how many there are, Dataset.from_tensors(…, num_classes={outputs})"

@@ -242,7 +242,7 @@ class RowResult(Record):
     right: int = Field(description="of them, how many were recovered: numbers within 0.319 standard deviations")
     found: bool = Field(default=True, description="false: the attack returned fewer rows, and none is left for this")
     certified: bool | None = optional("whether the attack proved, without the truth, that it is a training example")
-    true_label: float = Field(description="the row's label, or its target")
+    true_label: float | None = Field(description="the row's label, or its target; null where it has several")
     label: float | None = optional("that the attack used for the recovered row")
     true: list[str] = Field(default=[], description="its cells in words; none where the report doesn't draw them")
     recovered: list[str] = Field(default=[], description="likewise")

@@ -80,9 +80,10 @@ class ModelSpec(Spec):
         description="how the model is trained before the federation begins; by default it isn't",
     )
     checkpoint: File | None = Field(default=None, description="safetensors file with the model's weights")
-    loss: Literal["auto", "cross-entropy", "bce-with-logits", "mse", "custom"] = Field(
+    loss: Literal["auto", "cross-entropy", "bce-with-logits", "mse", "dice", "dice-cross-entropy", "custom"] = Field(
         default="auto",
-        description="auto: cross-entropy for classes, mse for regression; bce-with-logits: two classes by one logit; "
+        description="auto: cross-entropy for classes and masks, bce-with-logits for several labels, mse for numbers; "
+        "bce-with-logits: two classes by one logit, too; dice, dice-cross-entropy: of masks, the latter their sum; "
         "custom: a function of your own, from Python",
     )
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedaudit.modalities import EXAMPLE_KINDS, ExampleKind, TokenInfo, example_kind, register
 from fedaudit.modalities.columns import Column, check_columns
-from fedaudit.task.training import BCE, LOSSES
+from fedaudit.task.targets import BCE, CROSS_ENTROPY, TASKS, Task, check_loss, target_shape
+from fedaudit.task.training import LOSSES
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import LARGEST, SMALLEST
 
@@ -66,15 +67,19 @@ class TaskInfo:
         loss: registered name of the loss, or ``custom``.
         kind: of the examples: ``image``, ``table``, or another of :data:`fedaudit.modalities.EXAMPLE_KINDS`.
         input_shape: of one example, (C, H, W), (d,), or what the kind says.
-        num_classes: None for regression.
+        num_classes: of a classification, one class an example; None for every other task.
         mean, std: of the preprocessing, per channel; x_normalised = (x − mean) / std, unless the kind says otherwise.
         dropout: whether clients train with the model's dropout on, if it has any.
-        label_smoothing, class_weights: of cross-entropy, as in ``torch.nn.functional.cross_entropy``.
+        label_smoothing, class_weights: of cross-entropy, as in ``torch.nn.functional.cross_entropy``; of a multi-label
+            task's binary cross-entropy ``class_weights`` is what each label weighs where it is 1 (``pos_weight``).
         summed: the loss is the sum over the batch, not the mean.
         extra_classes: outputs of the model beyond one a class, for labels that no example of the data set has.
         columns: of a table, their names, types and categories; none where they aren't known.
         tokens: of text, its vocabulary and task; None for other examples.
         inserted: the module that a malicious server put before the network; None: nothing.
+        task: what the model is asked for, one of :data:`fedaudit.task.targets.TASKS`; None: classification where there
+            are classes, else regression.
+        num_targets: labels or numbers that an example has, or classes that a mask's pixel can have.
 
     Raises:
         BadInput: these don't fit together, or there is no such kind.
@@ -99,8 +104,11 @@ class TaskInfo:
     tokens: TokenInfo | None = None
     inserted: InsertedModule | None = None
     summed: bool = False
+    task: Task | None = None
+    num_targets: int = 1
 
     def __post_init__(self) -> None:
+        self._check_task()
         self._check_loss_options()
         if self.inserted is not None and self.example_kind.discrete:
             raise BadInput(f"an inserted module is for real values, not for {self.example_kind.described}")
@@ -116,17 +124,13 @@ class TaskInfo:
         self._check_tokens()
         if self.num_classes is not None and not 2 <= self.num_classes <= _MOST_CLASSES:
             raise BadInput(
-                f"num_classes is {self.num_classes}; it must be 2 to {_MOST_CLASSES:,}, or none for regression"
+                f"num_classes is {self.num_classes}; it must be 2 to {_MOST_CLASSES:,}, or none for other tasks"
             )
         if self.width is not None and not 1 <= self.width <= _WIDEST:
             raise BadInput(f"width is {self.width}; it must be 1 to {_WIDEST:,}")
-        if self.loss in LOSSES and (self.loss == "mse") != (self.num_classes is None):
-            task = "real values (regression)" if self.num_classes is None else f"{self.num_classes} classes"
-            fits = "mse" if self.num_classes is None else "cross-entropy"
-            if self.loss == BCE:
-                fits += f", or for the classes 0 and 1 Dataset.from_tensors(…, classes=True) and {BCE}"
-            raise BadInput(f"the loss '{self.loss}' doesn't fit targets that are {task}; use {fits}")
-        if self.loss == BCE and self.num_classes != 2:
+        if self.loss in LOSSES:
+            check_loss(self.task_kind, self.num_classes, self.loss)
+        if self.loss == BCE and self.num_classes not in (2, None):
             raise BadInput(f"the loss '{BCE}' is for the two classes 0 and 1, not for {self.num_classes} classes")
         channels = kind.channels(shape)
         if len(self.mean) != channels or len(self.std) != channels:
@@ -136,6 +140,33 @@ class TaskInfo:
                 f"mean {self.mean} and std {self.std} must be finite, and every std above 0 (from {SMALLEST:g} to "
                 f"{LARGEST:g})"
             )
+
+    def _check_task(self) -> None:
+        least = 2 if self.task_kind == "segmentation" else 1
+        if not least <= self.num_targets <= _WIDEST or (self.num_classes is not None and self.num_targets != 1):
+            raise BadInput(
+                f"num_targets is {self.num_targets}; it must be {least} to {_WIDEST:,}, and 1 beside classes"
+            )
+        if (self.task_kind == "classification") != (self.num_classes is not None):
+            raise BadInput(f"num_classes is {self.num_classes}, which doesn't fit {TASKS[self.task_kind].targets}")
+        if self.task_kind == "segmentation" and len(self.input_shape) < 2:
+            raise BadInput(f"masks are of images, volumes and signals, not of {self.example_kind.described}")
+
+    @property
+    def task_kind(self) -> Task:
+        """What the model is asked for."""
+        return self.task or ("regression" if self.num_classes is None else "classification")
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """The shape of one example's target: () for a class, (k,) for labels and numbers, that of a mask."""
+        return self.input_shape if self.causal else target_shape(self.task_kind, self.num_targets, self.input_shape)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of what the model returns of one example."""
+        maps = self.input_shape if self.causal else self.target_shape if self.task_kind == "segmentation" else ()
+        return (self.outputs, *maps)
 
     def _check_tokens(self) -> None:
         if self.example_kind.discrete != (self.tokens is not None):
@@ -159,10 +190,15 @@ class TaskInfo:
         if self.extra_classes and (self.loss == BCE or self.num_classes is None or weights is not None):
             raise BadInput("spare_outputs are for cross-entropy over classes, without class_weights; set it to 0")
         if weights is not None and (
-            len(weights) != self.num_classes or not all(math.isfinite(w) and w >= 0 for w in weights)
+            len(weights) != (self.num_classes or self.outputs) or not all(math.isfinite(w) and w >= 0 for w in weights)
         ):
-            raise BadInput(f"class_weights has {len(weights)} values; it must have one from 0 for each class")
-        if (self.label_smoothing or weights is not None) and self.loss not in ("cross-entropy", "custom"):
+            raise BadInput(f"class_weights has {len(weights)} values; it must have one from 0 for each class or label")
+        positive = self.task_kind == "multi-label" and self.loss == BCE and not self.label_smoothing
+        if (
+            (self.label_smoothing or weights is not None)
+            and self.loss not in (CROSS_ENTROPY, "custom")
+            and not positive
+        ):
             raise BadInput(f"label_smoothing and class_weights belong to cross-entropy, not to the loss '{self.loss}'")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -176,15 +212,15 @@ class TaskInfo:
 
     @property
     def outputs(self) -> int:
-        """Outputs of the model: one per class, and spare ones; one for regression, or with binary cross-entropy."""
-        return 1 if self.loss == BCE or self.num_classes is None else self.num_classes + self.extra_classes
+        """Outputs of the model, of a mask for each pixel: one per class, and spare ones; one per label or number."""
+        if self.num_classes is None:
+            return self.num_targets
+        return 1 if self.loss == BCE else self.num_classes + self.extra_classes
 
     def blank(self, count: int) -> tuple[Tensor, Tensor]:
         """Return examples (count, ...) of zeros as the model sees them, and targets for them, of class 0 (or 0.0)."""
         inputs = self.normalise(torch.zeros((count, *self.input_shape), dtype=self.example_kind.dtype))
-        if self.num_classes is None:
-            return inputs, torch.zeros(count, 1)
-        return inputs, torch.zeros((count, *self.input_shape) if self.causal else count, dtype=torch.int64)
+        return inputs, torch.zeros((count, *self.target_shape), dtype=TASKS[self.task_kind].dtype)
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Turn examples (n, ...), as they stand in a data set, into what the model sees."""

@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedaudit.modalities import NOTHING
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.training import BCE, Loss, loss_function
+from fedaudit.task.targets import BCE, Task
+from fedaudit.task.training import Loss, loss_function
 
 _F = nn.functional
 _KNOWN: dict[Callable[..., Any], str] = {
@@ -46,8 +47,9 @@ class LossCall:
 
     Attributes:
         name: registered name, or ``custom``.
-        targets: on the CPU; of binary cross-entropy int64 (n,) where they are whole.
-        label_smoothing, class_weights: of cross-entropy.
+        targets: on the CPU; of binary cross-entropy of one logit int64 (n,) where they are whole.
+        label_smoothing: of cross-entropy.
+        class_weights: of cross-entropy; of binary cross-entropy what each label weighs where it is 1.
         terms: that its sum has: the sum is ``terms`` times the mean. 1 where the call returned the mean.
         mismatch: why it isn't the registered loss, in words; empty where it is.
     """
@@ -84,17 +86,22 @@ def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             if weights is not None and classes:
                 terms = float(weights[targets[asked]].sum())
     else:
-        if weights is not None or bound.get("pos_weight") is not None:
+        positive = bound.get("pos_weight")
+        several = name == BCE and outputs.ndim == 2 and outputs.shape == targets.shape and outputs.shape[1] > 1
+        if weights is not None or (positive is not None and not (several and positive.numel() == outputs.shape[1])):
             mismatch = "the loss weighs examples or classes (weight, pos_weight)"
         if outputs.shape != targets.shape and name != BCE:
             shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
             mismatch = mismatch or f"the loss is of outputs and targets of different shapes, {shapes}, which broadcast"
         terms = float(outputs.numel()) if _reduction(bound) != "mean" else 1.0
         if name == BCE:
-            mismatch = mismatch or "the loss has several logits an example" * (outputs.numel() != len(outputs))
+            single = outputs.numel() == len(outputs)
+            mismatch = mismatch or "the loss has several logits an example, and not as many labels" * (
+                not (several or single)
+            )
             whole = targets.long()
-            targets = whole.reshape(-1) if not mismatch and bool((whole == targets).all()) else targets
-        weights = None
+            targets = whole.reshape(-1) if single and not mismatch and bool((whole == targets).all()) else targets
+        weights = positive.detach().cpu().flatten() if several and positive is not None else None
     told = None if weights is None else tuple(weights.tolist())
     return LossCall(name, targets, smoothing, told, terms, mismatch)
 
@@ -137,18 +144,23 @@ _MOST = 1000
 _TOLERANCE = 1e-5
 
 
-def recognise(loss: Loss, outputs: int, classes: int | None) -> LossOptions | None:
+def recognise(
+    loss: Loss, outputs: int, classes: int | None, task: Task | None = None, axes: int = 2
+) -> LossOptions | None:
     """Return which registered loss a user's own one computes, a function, a module or a lambda; None: none of them.
 
     The functions of torch that it calls on a small batch say which it may be; it is that where both give the same
     values on batches of different sizes.
 
     Args:
-        loss: of outputs (n, ``outputs``) and targets, (n,) for ``classes``, or real values (n, 1) or (n,).
+        loss: of outputs (n, ``outputs``) and targets, (n,) for ``classes``, or labels or real values (n, ``outputs``),
+            of one (n, 1) or (n,); or of outputs (n, ``outputs``, *spatial) and masks (n, *spatial).
         outputs: of the model.
-        classes: how many; None for regression.
+        classes: how many; None for other tasks.
+        task: None: regression where there are no classes.
+        axes: that masks have.
     """
-    batches = _batches(outputs, classes)
+    batches = _batches(outputs, classes, task, axes)
     flat = [(made, wanted.flatten()) for made, wanted in batches]
     return _recognised(loss, batches, batches) or (_recognised(loss, flat, batches) if classes is None else None)
 
@@ -164,11 +176,17 @@ def _trying() -> Iterator[None]:
 _Batches = list[tuple[Tensor, Tensor]]
 
 
-def _batches(outputs: int, classes: int | None) -> _Batches:
+def _batches(outputs: int, classes: int | None, task: Task | None = None, axes: int = 2) -> _Batches:
     source = torch.Generator().manual_seed(0)
+    spatial = (3,) * axes if task == "segmentation" else ()
     found = []
     for count in (*_TRIED, min(max(classes or 0, _TRIED[-1]), _MOST)):
-        made, wanted = torch.randn(count, outputs, generator=source), torch.rand(count, 1, generator=source)
+        made = torch.randn(count, outputs, *spatial, generator=source)
+        wanted = torch.rand(count, outputs if classes is None else 1, generator=source)
+        if task == "segmentation":
+            wanted = torch.randint(outputs, (count, *spatial), generator=source)
+        elif task == "multi-label":
+            wanted = wanted.round()
         found.append((made, wanted if classes is None else torch.arange(count) % classes))
     return found
 
@@ -202,13 +220,36 @@ class _OfFlatTargets:
         return self.loss(outputs, targets.flatten())
 
 
+@dataclass(frozen=True)
+class _OfOneChannel:
+    """A loss that is given masks as (n, 1, *spatial)."""
+
+    loss: Loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(outputs, targets.unsqueeze(1))
+
+
+def _works(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
+    with _trying():
+        try:
+            return bool(torch.isfinite(loss(outputs, targets)).all())
+        except Exception:
+            return False
+
+
 def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
     """Return a user's own loss as it is called with the task's targets: those of a regression are (n, 1) here.
 
-    One that takes the column out of the outputs (``squeeze(1)``) wants (n,): beside (n, 1) it would broadcast each
-    target over all outputs, without an error. Then it doesn't matter to it which target is whose, as it does for (n,).
+    Of masks (n, *spatial) one may want (n, 1, *spatial). One that takes the column out of the outputs (``squeeze(1)``)
+    wants (n,): beside (n, 1) it would broadcast each target over all outputs, without an error. Then it doesn't matter
+    to it which target is whose, as it does for (n,).
     """
-    if task_info.num_classes is not None or _tells_pairs(loss):
+    if task_info.task_kind == "segmentation":
+        made, masks = _batches(task_info.outputs, None, "segmentation", len(task_info.target_shape))[-1]
+        one = _OfOneChannel(loss)
+        return one if not _works(loss, made, masks) and _works(one, made, masks) else loss
+    if task_info.num_classes is not None or task_info.num_targets > 1 or _tells_pairs(loss):
         return loss
     flat = _OfFlatTargets(loss)
     return flat if _tells_pairs(flat) else loss

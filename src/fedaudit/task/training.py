@@ -11,24 +11,58 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
+from fedaudit.task.targets import BCE, CROSS_ENTROPY, DICE, DICE_CROSS_ENTROPY, MSE
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.validation import LARGEST
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-BCE = "bce-with-logits"  # of a model with one logit, for two classes
+_SMOOTH = 1e-5  # of Dice, in pixels: what a class that is neither there nor predicted counts
 
 
-def bce_with_logits(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the binary cross-entropy of logits (n, 1) for the classes 0 and 1, int64 (n,)."""
-    wanted = targets.view(-1, 1).to(outputs.dtype)
-    return nn.functional.binary_cross_entropy_with_logits(outputs, wanted, reduction=reduction)
+def bce_with_logits(
+    outputs: Tensor, targets: Tensor, reduction: str = "mean", pos_weight: Tensor | None = None
+) -> Tensor:
+    """Return the binary cross-entropy of logits (n, k), the mean over all of them.
+
+    Args:
+        outputs: (n, k), of the classes 0 and 1 (n, 1).
+        targets: (n, k) labels, each 0 or 1; of the classes 0 and 1 int64 (n,).
+        reduction: ``mean`` or ``sum``.
+        pos_weight: (k,) what a label that is 1 weighs.
+    """
+    wanted = targets.view(outputs.shape).to(outputs.dtype)
+    return nn.functional.binary_cross_entropy_with_logits(outputs, wanted, reduction=reduction, pos_weight=pos_weight)
+
+
+def dice_loss(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Return 1 − Dice of softmax probabilities, the mean over examples and classes (Milletari et al. 2016, V-Net).
+
+    Departures from its Section 3, as in MONAI: probabilities aren't squared, and the background is a class, too.
+
+    Args:
+        outputs: (n, c, *spatial) logits.
+        targets: int64 (n, *spatial) classes.
+        reduction: ``mean``; ``sum``: over examples and classes.
+    """
+    likely = outputs.softmax(dim=1).flatten(2)
+    true = nn.functional.one_hot(targets.flatten(1), outputs.shape[1]).movedim(-1, 1).to(likely.dtype)
+    both, either = (likely * true).sum(dim=2), likely.sum(dim=2) + true.sum(dim=2)
+    lost = 1 - (2 * both + _SMOOTH) / (either + _SMOOTH)
+    return lost.sum() if reduction == "sum" else lost.mean()
+
+
+def dice_cross_entropy(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the sum of :func:`dice_loss` and cross-entropy, as nnU-Net and MONAI train (Isensee et al. 2021)."""
+    return dice_loss(outputs, targets, reduction) + nn.functional.cross_entropy(outputs, targets, reduction=reduction)
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
-    "cross-entropy": nn.functional.cross_entropy,
+    CROSS_ENTROPY: nn.functional.cross_entropy,
     BCE: bce_with_logits,
-    "mse": nn.functional.mse_loss,
+    MSE: nn.functional.mse_loss,
+    DICE: dice_loss,
+    DICE_CROSS_ENTROPY: dice_cross_entropy,
 }
 
 
@@ -36,16 +70,16 @@ def loss_name(loss: Loss) -> str:
     """Return the name of a user's own loss: that of the binary cross-entropy where it is that, else ``custom``.
 
     Raises:
-        BadInput: it is that with weights, or isn't the mean.
+        BadInput: it weighs examples, or isn't the mean.
     """
     if loss is nn.functional.binary_cross_entropy_with_logits:
         return BCE
-    if not isinstance(loss, nn.BCEWithLogitsLoss):
+    if not isinstance(loss, nn.BCEWithLogitsLoss) or loss.pos_weight is not None:
         return "custom"
-    if loss.weight is not None or loss.pos_weight is not None or loss.reduction != "mean":
+    if loss.weight is not None or loss.reduction != "mean":
         raise BadInput(
-            "BCEWithLogitsLoss is taken without weight and pos_weight, as the mean; for a weighted loss give the model "
-            "two outputs, and nn.CrossEntropyLoss(weight=…)"
+            "BCEWithLogitsLoss is taken without weight, as the mean; labels that are 1 may weigh more (pos_weight), "
+            "and for other weights give the model two outputs, and nn.CrossEntropyLoss(weight=…)"
         )
     return BCE
 
@@ -72,7 +106,8 @@ def loss_function(
 
     Args:
         name: one of ``LOSSES``.
-        label_smoothing, class_weights: of cross-entropy.
+        label_smoothing: of cross-entropy.
+        class_weights: of cross-entropy; of binary cross-entropy over labels what each weighs where it is 1.
         summed: as torch's ``reduction='sum'``.
 
     Raises:
@@ -85,9 +120,10 @@ def loss_function(
     options: dict[str, Any] = {"reduction": "sum" if summed else "mean"}
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        if name != "cross-entropy":
-            return LOSSES[name](outputs, targets, **options)
         weight = None if class_weights is None else outputs.new_tensor(class_weights)
+        if name != CROSS_ENTROPY:
+            weights = {} if weight is None else {"pos_weight": weight}
+            return LOSSES[name](outputs, targets, **options, **weights)
         return nn.functional.cross_entropy(outputs, targets, weight, label_smoothing=label_smoothing, **options)
 
     return loss

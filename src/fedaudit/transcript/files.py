@@ -25,6 +25,7 @@ from fedaudit.epsilon.canaries import OBSERVERS, Canaries
 from fedaudit.modalities import TokenInfo
 from fedaudit.modalities.columns import Column
 from fedaudit.task.info import TaskInfo
+from fedaudit.task.targets import Task
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.rounds import REMEDY, Digest, Files
 from fedaudit.transcript.update import Replay, SanitiserInfo
@@ -85,6 +86,7 @@ class ObservedTask(BaseModel):
     most: tuple[float, ...] | None = None
     columns: tuple[Column, ...] | None = None
     tokens: TokenInfo | None = None
+    task: Task | None = None
 
 
 class SentEntry(BaseModel):

@@ -164,7 +164,7 @@ def _round(old: Path, entry: dict[str, Any], files: dict[str, str], task_info: T
                 num_examples=sent.num_examples,
                 training=sent.training,
                 buffers=parts["buffers"],
-                labels=None if sent.labels is None else labels_of(sent.labels, task_info.num_classes),
+                labels=None if sent.labels is None else labels_of(sent.labels, task_info),
                 sanitised=sent.sanitised,
                 members=sent.members,
             )

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fedaudit.modalities import TokenInfo, example_kind
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import as_called, recognise
-from fedaudit.task.training import BCE, Loss, loss_function
+from fedaudit.task.targets import BCE, MSE, Task
+from fedaudit.task.training import Loss, loss_function
 from fedaudit.transcript.files import MessageEntry, ObservedTask, RoundEntry, SentEntry, round_file
 from fedaudit.transcript.rounds import Files, Round, expected, labels_of, read_file
 from fedaudit.transcript.update import Update
@@ -110,7 +111,7 @@ class Reader:
                 num_examples=number or max(len(entry.members), 1),
                 training=entry.training,
                 buffers=moved,
-                labels=None if entry.labels is None else labels_of(entry.labels, self.task_info.num_classes),
+                labels=None if entry.labels is None else labels_of(entry.labels, self.task_info),
                 sanitised=entry.sanitised,
                 seconds=entry.seconds,
                 members=entry.members,
@@ -218,7 +219,8 @@ def complete_task(
     name, options = task.loss, (task.label_smoothing, task.class_weights)
     summed = False
     if loss is not None:
-        read = recognise(loss, outputs, None if outputs == 1 else outputs)
+        several = task.task in ("multi-label", "regression", "segmentation")
+        read = recognise(loss, outputs, None if several or outputs == 1 else outputs, task.task, len(shape) - 1)
         name, options = (read.name, read[1:3]) if read is not None else ("custom", (0.0, None))
         if read is not None:
             summed = read.summed and read.name != task.loss  # what was seen as a sum has it in its passes' weights
@@ -228,9 +230,8 @@ def complete_task(
         notes.append("the loss was not recorded: it is taken for cross-entropy")
     elif name == "custom":
         raise BadInput("clients minimise a user's own loss; give it: --loss package.module:function, or loss=…")
-    classes = None if name == "mse" or (name == "custom" and outputs == 1) else 2 if name == BCE else max(outputs, 2)
-    if name == "mse" and outputs > 1:
-        raise BadInput(f"the model predicts {outputs} real values an example; attacks are on regressions of one")
+    asked = task.task or _task_of(name, outputs)
+    classes = None if asked != "classification" else 2 if name == BCE else max(outputs, 2)
     classes = task.tokens.vocabulary if task.tokens and task.tokens.causal else classes
     channels = example_kind(kind).channels(shape)
     mean, std = task.mean, task.std
@@ -244,11 +245,13 @@ def complete_task(
         kind=kind,
         input_shape=shape,
         num_classes=classes,
+        task=asked,
+        num_targets=1 if classes is not None else outputs,
         mean=tuple(mean),
         std=tuple(std),
         dropout=True if task.dropout is None else task.dropout,
         label_smoothing=options[0] if name == "cross-entropy" else 0.0,
-        class_weights=options[1] if name == "cross-entropy" else None,
+        class_weights=options[1] if name == "cross-entropy" or (name == BCE and classes is None) else None,
         columns=task.columns or (),
         tokens=task.tokens,
         summed=summed,
@@ -256,6 +259,13 @@ def complete_task(
     if loss is not None:
         return info, as_called(loss, info)
     return info, loss_function(name, info.label_smoothing, info.class_weights, summed)
+
+
+def _task_of(loss: str, outputs: int) -> Task:
+    """Return what a model is asked for whose targets nobody saw."""
+    if loss == MSE or (loss == "custom" and outputs == 1):
+        return "regression"
+    return "multi-label" if loss == BCE and outputs > 1 else "classification"
 
 
 _Channels = tuple[float, ...]  # a value for each
@@ -291,7 +301,8 @@ def _preprocessing(
 
 
 def outputs_of(module: nn.Module, shape: tuple[int, ...], tokens: TokenInfo | None = None) -> int:
-    """Return how many outputs ``module`` has for one input of ``shape``, of a causal task for one token.
+    """Return how many outputs ``module`` has for one input of ``shape``; for one token where the next is predicted, one
+    pixel of masks.
 
     Raises:
         BadInput: it can't take such an input.
@@ -308,6 +319,8 @@ def outputs_of(module: nn.Module, shape: tuple[int, ...], tokens: TokenInfo | No
             part.training = training
     if tokens and tokens.causal and isinstance(found, Tensor) and found.shape == (1, tokens.vocabulary, *shape):
         return tokens.vocabulary
+    if isinstance(found, Tensor) and found.ndim > 2 and found.shape[2:] == shape[1:]:  # a mask's pixels
+        return found.shape[1]
     if not isinstance(found, Tensor) or found.ndim != 2:
         got = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise BadInput(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from fedaudit.modalities import NOTHING
 from fedaudit.task.info import TaskInfo
+from fedaudit.task.targets import TASKS, target_fault
 from fedaudit.transcript.update import Update
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
@@ -188,27 +190,29 @@ def check_labels(labels: Tensor, task_info: TaskInfo, where: str) -> None:
     Raises:
         CorruptTranscript: they don't; ``where`` names them.
     """
-    classes = task_info.num_classes
     if task_info.causal:
+        classes = task_info.num_classes
         wrong = labels.dtype != torch.int64 or labels.shape[1:] != task_info.input_shape or labels.ndim != 2
         wrong = wrong or bool(((labels < 0) & (labels != NOTHING) | (labels >= (classes or 0))).any())
-    elif classes is None:
-        wrong = labels.ndim != 2 or labels.shape[1] != 1 or not bool(torch.isfinite(labels).all())
     else:
-        wrong = labels.dtype != torch.int64 or labels.ndim != 1 or bool(((labels < 0) | (labels >= classes)).any())
+        count, kind = task_info.num_classes or task_info.num_targets, task_info.task_kind
+        real = labels.float() if labels.is_floating_point() else labels  # a recording's may be of another precision
+        wrong = target_fault(real, kind, count, task_info.target_shape) is not None
     if wrong:
         raise CorruptTranscript(f"{where}: the labels are none of this model's")
 
 
-def labels_of(values: list[int] | list[float], classes: int | None) -> Tensor:
-    """Return labels that stand in an index as a tensor: int64 (n,), or (n, 1) real values.
+def labels_of(values: list[int] | list[float], task_info: TaskInfo) -> Tensor:
+    """Return labels that stand in an index, one after the other, as a tensor of the task's targets (n, ...).
 
     Raises:
-        BadInput: one is no class.
+        BadInput: they can't be the task's.
     """
-    if classes is None:
-        return torch.tensor(values, dtype=torch.float32).view(-1, 1)
+    kind, classes = TASKS[task_info.task_kind], task_info.num_classes or task_info.num_targets
     labels = torch.tensor(values)
-    if labels.is_floating_point() or bool((labels >= classes).any()):
+    if kind.dtype == torch.int64 and (labels.is_floating_point() or bool((labels >= classes).any())):
         raise BadInput(f"a label is outside of 0..{classes - 1}")
-    return labels
+    size = math.prod(task_info.target_shape)
+    if len(labels) % size:
+        raise BadInput(f"{len(labels)} labels aren't those of whole examples, which have {size} each")
+    return labels.to(kind.dtype).view(-1, *task_info.target_shape)

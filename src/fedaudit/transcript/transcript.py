@@ -355,7 +355,7 @@ def _architecture(
         )
     options = LossOptions(task_info.loss, task_info.label_smoothing, task_info.class_weights, task_info.summed)
     if loss is not None and task_info.loss != "custom" and not task_info.causal:
-        read = recognise(loss, task_info.outputs, task_info.num_classes)
+        read = recognise(loss, task_info.outputs, task_info.num_classes, task_info.task, len(task_info.input_shape) - 1)
         if read != options:
             than = "another loss" if read is None or read.name == task_info.loss else read.name
             raise BadInput(

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedaudit.modalities.columns import check_cells
 from fedaudit.task.info import TaskInfo
+from fedaudit.task.targets import TASKS
 from fedaudit.transcript.queries import UNUSED
 from fedaudit.transcript.rounds import REMEDY, check_examples, check_new
 from fedaudit.transcript.transcript import Transcript
@@ -345,9 +346,10 @@ def _examples(seen: Tensor, task_info: TaskInfo) -> Tensor:
 
 
 def _targets(targets: Tensor, task_info: TaskInfo) -> Tensor:
-    """Return targets as the transcript has labels: int64 (n,), or (n, 1) real values."""
+    """Return targets as the transcript has labels: int64 (n,), labels or real values (n, k), or masks (n, *spatial)."""
     if task_info.num_classes is None:
-        return targets.float().view(len(targets), -1)
+        kind = TASKS[task_info.task_kind]
+        return targets.to(kind.dtype).view(len(targets), *task_info.target_shape)
     if task_info.causal:
         return targets.long()
     if targets.is_floating_point() and targets.ndim == 2 and targets.shape[1] > 1:

@@ -13,6 +13,7 @@ from fedaudit.attacks.base import Attack
 from fedaudit.attacks.findings import ImageFinding, RowFinding
 from fedaudit.attacks.local_training import Way, treatments
 from fedaudit.simulation.local_training import local_randomness
+from fedaudit.task.targets import BCE, MSE
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
@@ -259,10 +260,10 @@ def own_labels(
 def own_targets(
     module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor, columns: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return, as :func:`own_labels`, the targets (r, 1) of a regression, and how unlike the columns are.
+    """Return, as :func:`own_labels`, the targets (r, k) of a regression or of labels, and how unlike the columns are.
 
-    ∂L/∂z is ∂L/∂f·∂f/∂z, whose first factor, a number, the column gives; of the squared error it is 2(f − y). Of
-    another loss the prediction f stands for the target.
+    ∂L/∂z is Σ ∂L/∂f_j·∂f_j/∂z, whose k first factors the column gives, by least squares; of the squared error they are
+    2(f − y)/k, of binary cross-entropy (σ(f) − y)/k. Of another loss the prediction f stands for the target.
     """
     examples = torch.zeros_like(inputs)
     examples[:, layer.places] = inputs
@@ -271,13 +272,23 @@ def own_targets(
     try:
         with local_randomness(0), torch.enable_grad():
             outputs = module(examples.view(-1, *observation.task_info.input_shape))
-            (flow,) = torch.autograd.grad(outputs.sum(), kept[0])
+            flows = [torch.autograd.grad(one.sum(), kept[0], retain_graph=True)[0] for one in outputs.unbind(dim=1)]
     finally:
         handle.remove()
-    factor = (flow * columns).sum(dim=1, keepdim=True) / flow.square().sum(dim=1, keepdim=True).clamp(min=1e-300)
-    unlike = (factor * flow - columns).norm(dim=1) / columns.norm(dim=1).clamp(min=1e-300)
-    error = factor / 2 if observation.task_info.loss == "mse" else 0 * factor
-    return (outputs.detach() - error).float(), unlike
+    outputs, loss, several = outputs.detach(), observation.task_info.loss, len(flows)
+    if several == 1:
+        (flow,) = flows
+        factor = (flow * columns).sum(dim=1, keepdim=True) / flow.square().sum(dim=1, keepdim=True).clamp(min=1e-300)
+        explained = factor * flow
+    else:
+        each = torch.stack(flows, dim=2)  # (r, units, k)
+        factor = torch.linalg.lstsq(each.double(), columns.double().unsqueeze(2)).solution.to(columns.dtype).squeeze(2)
+        explained = (each @ factor.unsqueeze(2)).squeeze(2)
+    unlike = (explained - columns).norm(dim=1) / columns.norm(dim=1).clamp(min=1e-300)
+    if loss == BCE:
+        return (outputs.sigmoid() - several * factor).clamp(0, 1).round().float(), unlike
+    error = several * factor / 2 if loss == MSE else 0 * factor
+    return (outputs - error).float(), unlike
 
 
 def own_gradients(module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ class TabLeak(Attack):
                 labels = spread(labels, update.training).repeat(epochs)
             elif update.labels is None:
                 labels = torch.zeros(update.num_examples, 0, device=device)  # optimised beside the rows
-            decode = _decoding(table, labels)
+            decode = _decoding(table, labels, task_info.task_kind == "multi-label")
             variables, values = self._descended(
                 prepared, table, labels, self.iterations, self.restarts, generator, progress
             )
@@ -175,9 +175,10 @@ class TabLeak(Attack):
             name = "squared-l2" if prepared.label_source == "optimised" else "cosine"
         weights = dict.fromkeys(prepared.victim.parameters, 1.0)
         distance, training = matched(prepared, weights, name, "simulation", aware=self.aware)
-        decode, count = _decoding(table, labels), prepared.update.num_examples
+        decode = _decoding(table, labels, prepared.task_info.task_kind == "multi-label")
+        count = prepared.update.num_examples
         exact = one_by_one(prepared.victim, training, distance, decode)
-        width = table.width + (labels.ndim == 2 and not labels.shape[1])
+        width = table.width + prepared.task_info.num_targets * (labels.ndim == 2 and not labels.shape[1])
         first = (2 * torch.rand((starts, count, width), generator=generator) - 1).to(labels.device)
         objective = exact
         if self.batched:
@@ -237,17 +238,21 @@ class TabLeak(Attack):
         return corrected
 
 
-def _decoding(table: Relaxation, labels: Tensor) -> Decode:
+def _decoding(table: Relaxation, labels: Tensor, chances: bool = False) -> Decode:
     """Return how variables (…, n, v) become rows and labels.
 
     Args:
         table: its columns.
-        labels: (n,) or (n, 1) that are known; (n, 0): the last variable of each row is its target.
+        labels: (n,) or (n, k) that are known; (n, 0): the last variables of each row are its targets.
+        chances: these are logits of labels that are 0 or 1.
     """
 
     def decode(variables: Tensor) -> tuple[Tensor, Tensor]:
         rows = table.rows(table.parts(variables[..., : table.width]))
-        return rows, labels if labels.shape[1:] != (0,) else variables[..., table.width :]
+        if labels.shape[1:] != (0,):
+            return rows, labels
+        targets = variables[..., table.width :]
+        return rows, targets.sigmoid() if chances else targets
 
     return decode
 

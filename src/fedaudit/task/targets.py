@@ -1,0 +1,113 @@
+"""What a model is asked for of every example: a class, several labels, numbers, or a mask; what targets look like."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedaudit.utils.errors import BadInput
+
+Task = Literal["classification", "multi-label", "regression", "segmentation"]
+
+CROSS_ENTROPY, BCE, MSE, DICE, DICE_CROSS_ENTROPY = (
+    "cross-entropy",
+    "bce-with-logits",
+    "mse",
+    "dice",
+    "dice-cross-entropy",
+)
+
+
+class TaskKind(NamedTuple):
+    """A kind of task.
+
+    Attributes:
+        targets: of one example, in words, for several of them.
+        losses: registered ones that fit it; the first is the usual one.
+        letters: the shape of n examples' targets, as the documentation writes it.
+        dtype: of targets.
+    """
+
+    targets: str
+    losses: tuple[str, ...]
+    letters: str
+    dtype: torch.dtype
+
+
+TASKS: dict[Task, TaskKind] = {
+    "classification": TaskKind("classes", (CROSS_ENTROPY, BCE), "(n,)", torch.int64),
+    "multi-label": TaskKind("labels, each 0 or 1", (BCE, MSE), "(n, k)", torch.float32),
+    "regression": TaskKind("real values (regression)", (MSE,), "(n, k)", torch.float32),
+    "segmentation": TaskKind("masks", (CROSS_ENTROPY, DICE, DICE_CROSS_ENTROPY), "(n, *spatial)", torch.int64),
+}
+
+
+def target_shape(task: Task, num_targets: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of one example's target; a mask has that of the input, less its channels."""
+    if task == "segmentation":
+        return input_shape[1:]
+    return () if task == "classification" else (num_targets,)
+
+
+def target_fault(targets: Tensor, task: Task, count: int, shape: tuple[int, ...]) -> str | None:
+    """Return why targets (n, ...) can't be those of such a task; None where they can.
+
+    Args:
+        targets: of any type.
+        task: what they are of.
+        count: classes of a classification or of a mask's pixels, else values an example.
+        shape: of one example's target.
+    """
+    kind = TASKS[task]
+    if targets.dtype != kind.dtype or tuple(targets.shape[1:]) != shape or not targets.ndim:
+        wanted = f"{str(kind.dtype).removeprefix('torch.')} {('n', *shape)}".replace("'", "")
+        return f"{task} targets must be {wanted}, not {targets.dtype} {tuple(targets.shape)}"
+    if kind.dtype == torch.int64:
+        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < count:
+            worst = int(targets.max()) if int(targets.max()) >= count else int(targets.min())
+            return f"class target {worst} is not in 0..{count - 1}; check the labels"
+    elif not bool(torch.isfinite(targets).all()):
+        return f"{task} targets must be finite"
+    elif task == "multi-label" and not bool(((targets == 0) | (targets == 1)).all()):
+        return "labels of a multi-label task are 0 or 1"
+    return None
+
+
+def check_loss(task: Task, num_classes: int | None, loss: str) -> None:
+    """Check that a registered loss fits a task.
+
+    Raises:
+        BadInput: it doesn't; the message says what does.
+    """
+    kind = TASKS[task]
+    if loss in kind.losses:
+        return
+    what = f"{num_classes} classes" if num_classes else kind.targets
+    fits = ", ".join(kind.losses[:1] if task == "classification" else kind.losses)
+    if loss == BCE:
+        fits += f", or for the classes 0 and 1 Dataset.from_tensors(…, classes=True) and {BCE}"
+    raise BadInput(f"the loss '{loss}' doesn't fit targets that are {what}; use {fits}")
+
+
+def observed_task(targets: Tensor, input_shape: tuple[int, ...], loss: str | None, outputs: int | None) -> Task | None:
+    """Return what a model is asked for that was seen with these targets; None where they don't tell.
+
+    Args:
+        targets: (n, ...) as the loss was given them.
+        input_shape: of one example.
+        loss: registered name, or ``custom``.
+        outputs: of the model.
+    """
+    spatial, shape = input_shape[1:], tuple(targets.shape[1:])
+    if spatial and shape in (spatial, (1, *spatial)) and loss not in (BCE, MSE):
+        return "segmentation"
+    several = len(shape) == 1 and shape[0] == outputs and shape[0] > 1
+    if loss == BCE:
+        return "multi-label" if several else "classification"
+    if loss == MSE:
+        return "regression"
+    if several and loss == "custom" and targets.is_floating_point():
+        return "multi-label" if bool(((targets == 0) | (targets == 1)).all()) else "regression"
+    return None
