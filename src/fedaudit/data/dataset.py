@@ -30,7 +30,8 @@ ONE_INPUT = (
 class Split:
     """Examples and their targets.
 
-    inputs: float32; images (n, C, H, W) in [0, 1], tables (n, d) standardised by the train split, or of another kind.
+    inputs: float32; images (n, C, H, W) and volumes (n, C, D, H, W) in [0, 1], signals (n, C, T), tables (n, d)
+        standardised by the train split, or of another kind.
     targets: int64 (n,) for classification; float32 (n, k) of 0 and 1 for several labels; float32 (n, k) for regression,
         standardised by the train split; int64 (n, *spatial) classes for segmentation; of a causal task int64
         (n, length), at each position the token that follows, -100 where none does.
@@ -102,8 +103,8 @@ class Dataset:
     """A data set with a train and a test split.
 
     kind: of the examples, one of :data:`fedaudit.modalities.EXAMPLE_KINDS`. mean, std: per channel over the train split
-    for images; (0.,) and (1.,) for tables, which are standardised already. source: where the examples come from, and
-    their licence. attributes: what an adversary may ask about. columns: of a table, where their types are known.
+    for images, volumes and signals; (0.,) and (1.,) for tables, which are standardised already. source: where the
+    examples come from, and their licence. attributes: what an adversary may ask about. columns: of a table, where their types are known.
     tokens: of text, its vocabulary and task; words: what each token stands for, if that is known. num_classes: of a
     classification; num_targets: labels or numbers of an example, or classes of a mask's pixels; class_names: of classes
     or labels.
@@ -161,7 +162,7 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example: (C, H, W), (d,), or of another kind."""
+        """The shape of one example: (C, H, W), (C, D, H, W), (C, T), (d,), or of another kind."""
         return tuple(self.train.inputs.shape[1:])
 
     @classmethod
@@ -186,8 +187,11 @@ class Dataset:
         """Make a data set of tensors or numpy arrays.
 
         Args:
-            inputs: images (n, C, H, W), (n, H, W) or (n, H, W, C), uint8 or floats in [0, 1]; or a table (n, d),
-                which is standardised here, column by column, by the train split. Floats of any precision.
+            inputs: images (n, C, H, W), (n, H, W) or (n, H, W, C), uint8, whole numbers of 12 or 16 bits, or floats in
+                [0, 1]; volumes (n, C, D, H, W), or (n, D, H, W) with ``kind="volume"``, likewise, floats of any range;
+                signals (n, C, T) with ``kind="signal"``, of any range; or a table (n, d), which is standardised here,
+                column by column, by the train split. Floats of any precision. The summary says what was scaled, and by
+                what range.
             targets: whole numbers (n,) for classification; floats (n,), (n, 1) or (n, k) for regression, standardised
                 here by the train split; 0 and 1 (n, k) for several labels; whole numbers (n, *spatial), of the shape
                 that the inputs have without their channels, for segmentation. The summary says what isn't plain.
@@ -232,6 +236,8 @@ class Dataset:
         if kind is None and channels is None and (taken := x_kind.said(given, tuple(x.shape[1:]))):
             summary = f"{summary}; {taken}"
         raw = x, x_test
+        x, x_test, by = x_kind.scaled(x, x_test, where)
+        summary = f"{summary}; {by}" if by else summary
         x, x_test, mean, std = x_kind.prepare(x, x_test)
         if columns:
             x, x_test, columns = declared(columns, raw, (x, x_test), where)
