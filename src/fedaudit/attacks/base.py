@@ -34,6 +34,7 @@ MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is ask
 MOST_STEPS = 16  # that are worth simulating
 _LONGEST = 300  # letters of another's error
 _IMAGES = ("image",)  # kinds of examples
+GRIDS = ("image", "volume", "signal")  # of channels on a grid, which neighbours in it resemble
 
 
 @contextmanager
