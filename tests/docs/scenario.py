@@ -14,6 +14,7 @@ from fedaudit.data.partition import PARTITIONS
 from fedaudit.defences import AGGREGATORS, SANITISERS
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.models import MODELS
+from fedaudit.models.families import inputs_of
 from fedaudit.scenario.scenario import DataSpec, EvaluationSpec, ModelSpec, Scenario, TrainingSpec
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
@@ -78,7 +79,14 @@ def page() -> str:
     lines += ["", "## Models", "", "`model.name`. `width` is a model's size where it has one.", ""]
     lines += head("name", "what", "input", "width")
     for model in MODELS:
-        lines.append(row(f"`{model.name}`", cell(model.summary), model.info["input"], _width(model.info["width"])))
+        lines.append(
+            row(
+                f"`{model.name}`",
+                cell(model.summary),
+                " or ".join(inputs_of(model)) or "any",
+                _width(model.info["width"]),
+            )
+        )
     lines += ["", "## Attacks", ""]
     lines += _attacks()
     for title, registry in (

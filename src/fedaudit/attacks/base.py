@@ -33,7 +33,7 @@ from fedaudit.utils.registry import register as register
 MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is asked
 MOST_STEPS = 16  # that are worth simulating
 _LONGEST = 300  # letters of another's error
-_SEARCHED = ("image", "volume", "signal")  # kinds of examples
+GRIDS = ("image", "volume", "signal")  # of channels on a grid, which neighbours in it resemble
 
 
 @contextmanager
@@ -102,7 +102,7 @@ class Case:
     @property
     def images(self) -> bool:
         """Whether the examples are images, or volumes or signals, for which the same attacks search."""
-        return self.kind in _SEARCHED
+        return self.kind in GRIDS
 
     def classifies(self, kinds: Collection[str]) -> bool:
         """Return whether the model is a classifier of such examples."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import nn
 
 from fedaudit.modalities import ExampleKind, TokenInfo, example_kind
-from fedaudit.models import convnet, resnet, small, transformer, vit  # noqa: F401  (they fill the registry)
+from fedaudit.models import convnet, densenet, recurrent, resnet, small, transformer, unet, vit  # noqa: F401  (they fill the registry)
 from fedaudit.models.checkpoint import load_checkpoint, read_state, save_checkpoint
-from fedaudit.models.families import ANY, MODELS, ModelBuilder
+from fedaudit.models.families import MODELS, ModelBuilder, inputs_of
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
 from fedaudit.models.layers import Layer, layer_groups
 from fedaudit.models.own import keep_modes, keeps_evaluation_mode, own_copy, unwrapped
@@ -55,13 +56,13 @@ def build_model(
 
     Args:
         name: one of ``MODELS.names()``.
-        input_shape: of one example, without the batch: (channels, height, width) or (features,).
+        input_shape: of one example, without the batch: (channels, height, width), (features,), or what its kind says.
         outputs: number of classes, or of real-valued targets.
         width: channels of the first stage, or hidden units; None is the model's own.
         tokens: vocabulary and task of text; models of other examples take none.
 
     Raises:
-        BadInput: an unknown name; an input that the model cannot take; an image too small for it; outputs or width
+        BadInput: an unknown name; an input that the model cannot take; an example too small for it; outputs or width
             below 1, or a width for a model that has none.
     """
     entry = MODELS[name]
@@ -74,11 +75,11 @@ def build_model(
         raise BadInput(f"model '{name}' has no width; leave it out (it is {width})")
     if width is not None and width < 1:
         raise BadInput(f"model '{name}': width is {width}; it must be 1 or more")
-    if entry.info["input"] != ANY:
-        _check_shape(name, shape, example_kind(entry.info["input"]), entry.info.get("min_size", 1))
-    discrete = entry.info["input"] != ANY and example_kind(entry.info["input"]).discrete
+    if kinds := [example_kind(kind) for kind in inputs_of(entry)]:
+        _check_shape(name, shape, kinds, entry.info.get("min_size", 1))
+    discrete = any(kind.discrete for kind in kinds)
     if discrete != (tokens is not None):
-        suited = ", ".join(e.name for e in MODELS if e.info["input"] != ANY and example_kind(e.info["input"]).discrete)
+        suited = ", ".join(e.name for e in MODELS if any(example_kind(kind).discrete for kind in inputs_of(e)))
         given = "takes tokens, and these examples aren't" if discrete else "takes real values, and tokens are none"
         raise BadInput(f"model '{name}' {given}; models of tokens: {suited}")
     width = entry.info["width"] if width is None else width
@@ -132,17 +133,19 @@ def build_vertical(
     return VerticalModel(bodies, server, parts).train()
 
 
-def _check_shape(name: str, shape: tuple[int, ...], kind: ExampleKind, min_size: int) -> None:
-    if not kind.fits(shape):
-        flat = ", ".join(entry.name for entry in MODELS if entry.info["input"] == ANY)
+def _check_shape(name: str, shape: tuple[int, ...], kinds: Sequence[ExampleKind], min_size: int) -> None:
+    fitting = next((kind for kind in kinds if kind.fits(shape)), None)
+    if fitting is None:
+        flat = ", ".join(entry.name for entry in MODELS if not inputs_of(entry))
+        wanted = " or ".join(f"{kind.plural} ({', '.join(kind.axes)})" for kind in kinds)
         raise BadInput(
-            f"model '{name}' takes {kind.plural} ({', '.join(kind.axes)}), but an example has the shape {shape}; "
-            f"use a model for any input: {flat}"
+            f"model '{name}' takes {wanted}, but an example has the shape {shape}; use a model for any input: {flat}"
         )
     if min(shape[1:], default=min_size) < min_size:
+        least, own = ("x".join(str(n) for n in size) for size in ([min_size] * len(shape[1:]), shape[1:]))
         raise BadInput(
-            f"model '{name}' takes images of at least {min_size}x{min_size} pixels, not {shape[1]}x{shape[2]}; "
-            f"use larger images or another model"
+            f"model '{name}' takes {fitting.plural} of at least {least} {fitting.element}s, not {own}; "
+            f"use larger {fitting.plural} or another model"
         )
 
 

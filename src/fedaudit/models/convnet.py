@@ -1,4 +1,4 @@
-"""Plain convolutional networks: the ConvNet of the fragmented-FL paper, and a small one for CPU audits."""
+"""Plain convolutional networks: the ConvNet of the fragmented-FL paper, and small ones for CPU audits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from torch import nn
 from fedaudit.models.families import MODELS
 
 
-def _conv_bn_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+CONV_OF = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}  # by the number of axes beside the channels'
+BATCH_NORM_OF = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+_MEAN = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
+
+
+def _conv_bn_relu(inputs: int, outputs: int, stride: int = 1, dims: int = 2) -> nn.Sequential:
     return nn.Sequential(
         OrderedDict(
-            conv=nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1),
-            bn=nn.BatchNorm2d(outputs),
+            conv=CONV_OF[dims](inputs, outputs, 3, stride=stride, padding=1),
+            bn=BATCH_NORM_OF[dims](outputs),
             relu=nn.ReLU(),
         )
     )
@@ -46,21 +51,31 @@ def convnet(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
     return _with_classifier(features, channels * pixels, outputs)
 
 
+_SMALL_PAPER = "none: a small network on which gradient inversion is quick on a CPU"
+_SMALL = "six convolutions of {} (16 to 64 channels) with biases, BatchNorm and ReLU, one linear layer"
+
+
+@MODELS.register("cnn-1d", _SMALL.format("3 steps"), input="signal", min_size=8, width=16, paper=_SMALL_PAPER)
+@MODELS.register("cnn-3d", _SMALL.format("3x3x3"), input="volume", min_size=8, width=16, paper=_SMALL_PAPER)
 @MODELS.register(
     "convnet-small",
     "six 3x3 convolutions (16 to 64 channels) with biases, BatchNorm and ReLU, one linear layer",
     input="image",
     min_size=8,
     width=16,
-    paper="none: a small network on which gradient inversion is quick on a CPU",
+    paper=_SMALL_PAPER,
 )
 def convnet_small(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
-    """Return the six-layer ConvNet: w, w, 2w, 2w, 4w, 4w channels, stride 2 at the third and fifth, 2×2 mean."""
+    """Return the six-layer ConvNet: w, w, 2w, 2w, 4w, 4w channels, stride 2 at the third and fifth, mean of 2.
+
+    Convolutions and means go over as many axes as an example has beside its channels.
+    """
+    dims = len(input_shape) - 1
     features = nn.Sequential()
     channels = input_shape[0]
     for i, (out, stride) in enumerate([(w, 1), (w, 1), (2 * w, 2), (2 * w, 1), (4 * w, 2), (4 * w, 1)], start=1):
-        features.add_module(f"layer{i}", _conv_bn_relu(channels, out, stride))
+        features.add_module(f"layer{i}", _conv_bn_relu(channels, out, stride, dims))
         channels = out
-    features.add_module("pool", nn.AvgPool2d(2))
+    features.add_module("pool", _MEAN[dims](2))
     pixels = prod(ceil(n / 4) // 2 for n in input_shape[1:])
     return _with_classifier(features, channels * pixels, outputs)

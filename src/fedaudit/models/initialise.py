@@ -20,6 +20,7 @@ INITIALISATIONS: Registry[Callable[[nn.Module], Callable[..., None] | None]] = R
 
 CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 BATCH_NORM = (nn.modules.batchnorm._BatchNorm,)
+RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 NORM = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
@@ -37,7 +38,7 @@ def initialise(model: nn.Module, scheme: str, generator: torch.Generator) -> Non
         if _own_parameters(module) or isinstance(module, NORM):
             fill = rule(module)
             if fill is None:
-                known = "convolution, linear, normalisation and embedding layers"
+                known = "convolution, linear, recurrent, normalisation and embedding layers"
                 raise BadInput(
                     f"initialisation '{scheme}' does not know the layer '{name or 'model'}' "
                     f"({type(module).__name__}), only {known}; initialise the model yourself and use 'given'"
@@ -49,13 +50,17 @@ def initialise(model: nn.Module, scheme: str, generator: torch.Generator) -> Non
 
 
 @INITIALISATIONS.register(
-    "default", "PyTorch's default: U(-1/sqrt(fan_in), 1/sqrt(fan_in)), and N(0, 1) for embeddings"
+    "default",
+    "PyTorch's default: U(-1/sqrt(fan_in), 1/sqrt(fan_in)), of recurrent layers by their hidden units; N(0, 1) for "
+    "embeddings",
 )
 def _default(module: nn.Module) -> Callable[..., None] | None:
     if getattr(module, "starts_at_zero", False):  # an adapter's second half
         return _fill_zero
     if _is_plain(module, (*CONV, nn.Linear)):
         return _fill_default
+    if isinstance(module, RECURRENT):
+        return _fill_recurrent
     return _fill_normal if _is_plain(module, (nn.Embedding,)) else _norm(module)
 
 
@@ -80,6 +85,11 @@ def _fill_default(module: nn.Module, generator: torch.Generator) -> None:
     fan_in = _weight(module)[0].numel()  # also for transposed convolutions, where PyTorch takes the same dimension
     for parameter in _own_parameters(module).values():
         _draw_uniform(parameter, 1 / sqrt(fan_in) if fan_in else 0.0, generator)
+
+
+def _fill_recurrent(module: nn.Module, generator: torch.Generator) -> None:
+    for parameter in _own_parameters(module).values():
+        _draw_uniform(parameter, 1 / sqrt(int(module.hidden_size)), generator)  # type: ignore[arg-type]
 
 
 def _fill_he(module: nn.Module, generator: torch.Generator) -> None:

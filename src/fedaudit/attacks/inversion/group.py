@@ -72,6 +72,9 @@ class GradInversion(GradientInversion):
         notes = super().notes(prepared)
         if self.batch_norm and not has_running_statistics(prepared.victim):
             notes.append("no running statistics of a trained BatchNorm: that term is left out")
+        if self.registration != "none" and len(prepared.task_info.input_shape) != 3:
+            kind = prepared.task_info.example_kind
+            notes.append(f"registration is for images: the group of {kind.plural} is pulled to its plain mean")
         return notes
 
     def optimisation(self) -> dict[str, Any]:
@@ -97,9 +100,9 @@ class GradInversion(GradientInversion):
             calls += 1
             if self.group > 1 and self.consistency:
                 if calls % self.register_every == 0:
-                    agreed[:] = [_agreement(torch.stack(seeds), self.registration)]
+                    agreed[:] = [_agreement(torch.stack(seeds), self.registration if images.ndim == 4 else "none")]
                 if agreed:
-                    away = images - agreed[0].repeat(self.group, 1, 1, 1)
+                    away = images - torch.cat([agreed[0]] * self.group)
                     scale = self.consistency / images[0].numel()
                     value = value + scale * away.square().sum()
                     gradient = gradient.add(away, alpha=2 * scale)

@@ -38,6 +38,7 @@ from fedaudit.attacks.inversion.template import (
 )
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.attacks.local_training import Way, is_adaptive
+from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
@@ -45,7 +46,7 @@ from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 
 _COARSE_RATE = 1e-2  # Xu et al. 2022, Section IV-A
 _SHORT = 0.3  # share of the iterations: each of two starts where there is no time for more
-_IMAGES = "images and a classifier"
+_IMAGES = "images, volumes or signals, and a classifier"
 _LABELS = "labels: given, or inferable from the last fully connected layer"
 _ONE_STEP = "a gradient, or a FedAvg update of a single local step"
 
@@ -224,11 +225,20 @@ class Geng(_ByLBFGS):
 
     def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:
         """Add clipping and scaling."""
+        own = super().priors(prepared)
+        if prepared.task_info.example_kind.bounds is None:
+            return own
         return [
-            *super().priors(prepared),
+            *own,
             (self.clipping, outside_range(prepared.pixel_range)),
             (self.scaling, off_scale(prepared.pixel_range)),
         ]
+
+    def notes(self, prepared: Prepared) -> list[str]:
+        """Say so where there is no range of pixels."""
+        kind = prepared.task_info.example_kind
+        unbounded = [f"{kind.plural} have no range of values: clipping and scaling are left out"]
+        return super().notes(prepared) + (unbounded if kind.bounds is None else [])
 
 
 @register
@@ -356,13 +366,26 @@ class AGICPlus(AGIC):
         """Return none: those that fade begin anew with every restart."""
         return []
 
+    def _denoises(self, task_info: TaskInfo) -> bool:
+        channels, *size = task_info.input_shape
+        return self.denoising > 0 and len(size) > 1 and channels in CHANNELS
+
+    def notes(self, prepared: Prepared) -> list[str]:
+        """Say so where the denoiser, which knows images, is left out, or sees slices."""
+        notes, kind = super().notes(prepared), prepared.task_info.example_kind
+        if len(kind.axes) == 3 or not self.denoising:
+            return notes
+        if self._denoises(prepared.task_info):
+            return [*notes, f"the denoiser is one of images: it sees {kind.plural} slice by slice"]
+        return [*notes, f"the denoiser is one of images of 1 or 3 channels: of {kind.plural} it is left out"]
+
     def search(
         self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, progress: Progress
     ) -> tuple[list[Tensor], Trace]:
         """Explore, then descend from what was found."""
         adam = self.optimiser == "adam"
         objective = with_priors(objective, [(self.total_variation, fading_smoothness(self.iterations))])
-        if adam and prepared.task_info.input_shape[0] in CHANNELS:
+        if adam and self._denoises(prepared.task_info):
             pull = looks_like_photographs(prepared.pixel_range, self.iterations)
             objective = with_priors(objective, [(self.denoising, pull)])
         without = objective
@@ -371,7 +394,8 @@ class AGICPlus(AGIC):
             objective = with_priors(objective, [(share * self.subspace, in_subspaces(prepared.victim, known))])
         doubtful = count == 1 and share < 1
         budget, length = round(self.moving * self.iterations) if adam else 0, self.start_iterations
-        starts, rounds = affordable(budget, self.starts, length)
+        axes = len(prepared.task_info.input_shape) - 1
+        starts, rounds = affordable(budget, self.starts, length, axes)
         wanted, short = min(2, self.starts), round(_SHORT * self.iterations)
         if doubtful and starts < wanted and wanted * (short + 1) <= budget:
             starts, length, rounds = wanted, short, 0

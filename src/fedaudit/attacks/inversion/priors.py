@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import unfold
+from torch.nn.functional import pad, unfold
 
 from fedaudit.attacks.analytic.sparse_columns import low_rank
 from fedaudit.attacks.inversion.objectives import Objective
@@ -23,16 +24,21 @@ from fedaudit.utils.seeds import generator
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighbouring pixels, vertical plus horizontal.
+    """Return the mean absolute difference of neighbouring pixels, summed over the axes: vertical plus horizontal.
 
-    Rudin et al. 1992, in the anisotropic form that Geiping et al. 2020 use.
+    Rudin et al. 1992, in the anisotropic form that Geiping et al. 2020 use. Of volumes and signals it is the same over
+    three axes and one.
 
     Args:
-        images: (n, C, H, W), H and W at least 2.
+        images: (n, C, ...), as images (n, C, H, W); an axis of length 1 has no neighbours, and adds nothing.
     """
-    vertical = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
-    horizontal = (images[..., 1:] - images[..., :-1]).abs().mean()
-    return vertical + horizontal
+    return sum((difference.abs().mean() for _, difference in _differences(images)), images.new_zeros(()))
+
+
+def _differences(images: Tensor) -> list[tuple[int, Tensor]]:
+    """Return, for each axis beside examples and channels that is longer than 1, the differences of neighbours."""
+    lengths = [(axis, images.shape[axis] - 1) for axis in range(2, images.ndim)]
+    return [(axis, images.narrow(axis, 1, n) - images.narrow(axis, 0, n)) for axis, n in lengths if n]
 
 
 def total_variation_gradient(images: Tensor) -> Tensor:
@@ -40,15 +46,11 @@ def total_variation_gradient(images: Tensor) -> Tensor:
 
     In closed form: this is in the hot loop.
     """
-    vertical = (images[..., 1:, :] - images[..., :-1, :]).sign_()
-    horizontal = (images[..., 1:] - images[..., :-1]).sign_()
-    vertical /= vertical.numel()
-    horizontal /= horizontal.numel()
     gradient = torch.zeros_like(images)
-    gradient[..., 1:, :] += vertical
-    gradient[..., :-1, :] -= vertical
-    gradient[..., 1:] += horizontal
-    gradient[..., :-1] -= horizontal
+    for axis, difference in _differences(images):
+        slope = difference.sign_() / difference.numel()
+        gradient.narrow(axis, 1, slope.shape[axis]).add_(slope)
+        gradient.narrow(axis, 0, slope.shape[axis]).sub_(slope)
     return gradient
 
 
@@ -81,7 +83,7 @@ def fading_smoothness(evaluations: int) -> Objective:
 def image_l2(images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean Euclidean norm of an image (Yin et al. 2021, Eq. 6) and its gradient."""
     norms = images.flatten(1).norm(dim=1).clamp_min(1e-12)
-    return norms.mean(), images / (norms.view(-1, 1, 1, 1) * len(images))
+    return norms.mean(), images / (norms.view(-1, *[1] * (images.ndim - 1)) * len(images))
 
 
 def outside_range(pixel_range: tuple[Tensor, Tensor]) -> Objective:
@@ -104,13 +106,14 @@ def off_scale(pixel_range: tuple[Tensor, Tensor]) -> Objective:
     The scaled image is taken as constant, so that the gradient pulls towards it.
 
     Args:
-        pixel_range: normalised black and white, (1, C, H, W) each.
+        pixel_range: normalised black and white, (1, C, H, W) each; finite.
     """
     black, white = pixel_range
 
     def prior(images: Tensor) -> tuple[Tensor, Tensor]:
         pixels = (images - black) / (white - black)
-        least, most = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
+        axes = tuple(range(1, images.ndim))
+        least, most = pixels.amin(axes, keepdim=True), pixels.amax(axes, keepdim=True)
         scaled = (pixels - least) / (most - least).clamp_min(1e-6)
         away = images - (black + scaled * (white - black))
         return away.square().sum(), 2 * away
@@ -283,8 +286,10 @@ def looks_like_photographs(pixel_range: tuple[Tensor, Tensor], evaluations: int)
     out, and zero returned, so that what is compared by the objective is compared by the match alone; D takes away less
     and less noise (``NOISE``, geometrically), and its pull fades (``FADING``), as the images get better.
 
+    Volumes (n, C, D, H, W) are denoised slice by slice: D, which is of two dimensions, sees each (H, W) as an image.
+
     Args:
-        pixel_range: normalised black and white, (1, C, H, W) each; C is 3, or 1 for grey, which D sees as three
+        pixel_range: normalised black and white, (1, C, ...) each; C is 3, or 1 for grey, which D sees as three
             channels that are alike.
         evaluations: how often the prior will be asked, after which it stays as it is.
     """
@@ -296,18 +301,22 @@ def looks_like_photographs(pixel_range: tuple[Tensor, Tensor], evaluations: int)
         done = min(1.0, asked / evaluations)
         asked += 1
         pixels = (images - black) / (white - black)
-        colour = pixels.expand(-1, 3, -1, -1).float()
+        slices = pixels.transpose(1, 2).flatten(0, 1) if pixels.ndim == 5 else pixels
+        colour = slices.expand(-1, 3, -1, -1).float()
         strength = colour.new_tensor([NOISE[0] * (NOISE[1] / NOISE[0]) ** done])
         with torch.no_grad():
             clean = trained_denoiser(str(images.device))(colour, strength)
         if pixels.shape[1] == 1:
             clean = clean.mean(dim=1, keepdim=True)
+        if pixels.ndim == 5:
+            clean = clean.unflatten(0, (len(pixels), -1)).transpose(1, 2)
         pull = (pixels - clean.to(pixels.dtype)) / (white - black)
         return images.new_zeros(()), pull * (FADING**done / pixels.numel())
 
     return prior
 
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MOST_PATCHES = 1024  # of a layer: each is compared with every other
 _SHARE = 0.5  # of the numbers of a patch, the most patches whose span still says much
 _FLOAT32 = 1e-6  # relative size of a singular value that may be rounding
@@ -348,17 +357,17 @@ def subspaces(
 
     Args:
         gradient: the observed one, by parameter name.
-        images: (n, C, H, W), as many as were used for it, of any values.
+        images: (n, C, ...), as many as were used for it, of any values.
         defended: whether the update was changed before it was sent: layers whose rank can't tell, because they have
             no more filters than patches, are left out, too.
     """
     modules = {layer.name: victim.module.get_submodule(layer.name) for layer in layers}
     modules = {name: part for name, part in modules.items() if f"{name}.weight" in gradient and _is_plain(part)}
-    with torch.no_grad(), _patches(modules) as seen:
+    with torch.no_grad(), _positions(modules) as seen:
         victim.outputs(images)
     found = {}
-    for name in seen:
-        own, count = gradient[f"{name}.weight"].flatten(1), len(_joined(seen[name]))
+    for name, count in seen.items():
+        own = gradient[f"{name}.weight"].flatten(1)
         one = None if defended and count >= len(own) else _subspace(modules[name], own, count)
         if one is not None:
             found[name] = one
@@ -441,9 +450,25 @@ def _distance(known: Subspace, patches: Tensor) -> tuple[Tensor, Tensor]:
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether a layer is one whose patches are known here."""
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, _CONVOLUTIONS):
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return isinstance(module, nn.Linear)
+
+
+@contextmanager
+def _positions(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, int]]:
+    """Count the patches that each module sees in all of its calls, in the order of the first: its outputs' places."""
+    seen: dict[str, int] = {}
+
+    def note(name: str, module: nn.Module, output: Tensor) -> None:
+        axis = 1 if isinstance(module, _CONVOLUTIONS) else -1
+        seen[name] = seen.get(name, 0) + output.numel() // output.shape[axis]
+
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            handle = module.register_forward_hook(lambda part, _, output, name=name: note(name, part, output))
+            stack.callback(handle.remove)
+        yield seen
 
 
 @contextmanager
@@ -452,10 +477,7 @@ def _patches(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor
     seen: dict[str, list[Tensor]] = {}
 
     def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        own = inputs[0]
-        if isinstance(module, nn.Conv2d):
-            assert not isinstance(module.padding, str)  # see _is_plain
-            own = unfold(own, module.kernel_size, module.dilation, module.padding, module.stride).transpose(1, 2)
+        own = patches_seen(module, inputs[0]) if isinstance(module, _CONVOLUTIONS) else inputs[0]
         seen.setdefault(name, []).append(own.reshape(-1, own.shape[-1]))
 
     with ExitStack() as stack:
@@ -463,6 +485,25 @@ def _patches(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor
             handle = module.register_forward_pre_hook(lambda part, inputs, name=name: note(name, part, inputs))
             stack.callback(handle.remove)
         yield seen
+
+
+def patches_seen(convolution: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
+    """Return (n, positions, C·kernel): the patches that a convolution's filters see, each in the order of a filter.
+
+    Args:
+        convolution: whose zero padding, stride and dilation are taken; without groups.
+        x: (n, C, ...), its inputs.
+    """
+    size, padding = convolution.kernel_size, convolution.padding
+    assert not isinstance(padding, str)  # see _is_plain
+    if isinstance(convolution, nn.Conv2d):
+        return unfold(x, size, convolution.dilation, padding, convolution.stride).transpose(1, 2)
+    x = pad(x, [n for n in reversed(padding) for _ in range(2)])
+    for axis, (n, step, apart) in enumerate(zip(size, convolution.stride, convolution.dilation, strict=True), start=2):
+        x = x.unfold(axis, apart * (n - 1) + 1, step)[..., ::apart]
+    axes = len(size)
+    patches = x.permute(0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes))
+    return patches.reshape(len(x), -1, x.shape[1] * prod(size))
 
 
 def _joined(calls: list[Tensor]) -> Tensor:

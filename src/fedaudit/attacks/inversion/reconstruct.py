@@ -174,8 +174,7 @@ def with_priors(distance: Objective, priors: Sequence[tuple[float, Objective]]) 
     return total
 
 
-_REACH = 3  # steps of the grid of shifts, each way
-_GRID = 2 * (2 * _REACH + 1) ** 2 - 1  # moves of a round, at most
+_REACH = {1: 3, 2: 3, 3: 1}  # steps of the grid of shifts, each way, by the number of axes
 _STEPS_A_SIDE = 8  # of that grid: from one to the next, descent finds the way by itself
 _STRETCH = 60  # iterations of a descent after a move
 _RACED = 3  # moved copies that go on from their shift, beside the image where it is
@@ -184,7 +183,7 @@ _LEAST_RATE = 0.1  # of the learning rate: where halving it ends
 Start = Callable[[], Tensor]
 
 
-def affordable(budget: int, starts: int, start_iterations: int) -> tuple[int, int]:
+def affordable(budget: int, starts: int, start_iterations: int, axes: int = 2) -> tuple[int, int]:
     """Return how many starts, and then rounds of moves, :func:`explore` has with ``budget`` evaluations.
 
     None where the budget pays neither for two starts nor for one and a round of moves: one descent is better then.
@@ -193,10 +192,16 @@ def affordable(budget: int, starts: int, start_iterations: int) -> tuple[int, in
         budget: evaluations of the objective.
         starts: wanted; fewer where they cost more than the budget.
         start_iterations: of the descent from each.
+        axes: along which images are shifted.
     """
     found = max(1, min(starts, budget // (start_iterations + 1)))
-    rounds = max(0, budget - found * (start_iterations + 1)) // (_GRID + (_RACED + 1) * (_STRETCH + 1))
+    rounds = max(0, budget - found * (start_iterations + 1)) // _round(axes)
     return (found, rounds) if found > 1 or rounds else (0, 0)
+
+
+def _round(axes: int) -> int:
+    """Return the evaluations of a round of moves, at most."""
+    return 2 * (2 * _REACH[axes] + 1) ** axes - 1 + (_RACED + 1) * (_STRETCH + 1)
 
 
 def explore(
@@ -219,8 +224,8 @@ def explore(
     wrong place is low, with a barrier between it and the right place, so descent from there ends early. A moved copy
     that is right falls below within a few steps.
 
-    A round evaluates copies of the batch in which one image is shifted by up to 3/8 of the side, and mirrored; goes on
-    for a short stretch from the best of them and from where the images are; and keeps what then has the least
+    A round evaluates copies of the batch in which one image is shifted by up to 3/8 of the side, and mirrored (see
+    :func:`moves`); goes on for a short stretch from the best of them and from where the images are; and keeps what then has the least
     objective, which so never rises. Where nothing is lower than before, the next round's learning rate is halved.
 
     Args:
@@ -241,7 +246,6 @@ def explore(
         evaluations, each a gradient's, that were spent.
     """
     spent, total = 0, starts * (start_iterations + 1)
-    total += rounds * (_GRID + (_RACED + 1) * (_STRETCH + 1))  # or somewhat less
 
     def value_of(images: Tensor) -> Tensor:
         nonlocal spent
@@ -275,11 +279,12 @@ def explore(
             for down in itertools.islice(itertools.cycle(at_first or [objective]), starts)
         ]
     )
+    total += rounds * _round(images.ndim - 2)  # or somewhat less
     trace = Trace([spent], [value], images[None])
     rate = learning_rate
     for turn in range(rounds):
         place = turn % len(images)
-        moved = [with_move(images, place, *move) for move in moves(images.shape[-2:], turn // len(images))]
+        moved = [with_move(images, place, *move) for move in moves(images.shape[2:], turn // len(images))]
         scored = sorted((float(value_of(batch)), i) for i, batch in enumerate(moved))
         raced = [descended(images, rate)] + [descended(moved[i], rate) for _, i in scored[:_RACED]]
         best = _least(raced)
@@ -291,28 +296,38 @@ def explore(
     return images, trace
 
 
-def moves(size: tuple[int, ...], turn: int) -> list[tuple[bool, int, int]]:
-    """Return the moves of an image's ``turn``: whether to mirror it, and pixels to shift it down and to the right.
+def moves(size: tuple[int, ...], turn: int) -> list[tuple[bool, *tuple[int, ...]]]:
+    """Return the moves of an image's ``turn``: whether to mirror it, and pixels to shift it along each axis.
 
-    Shifts lie on a grid of 1/8 of the side, and in every other turn between its points. Staying isn't among them.
+    Shifts lie on a grid of 1/8 of the side, and in every other turn between its points: of images and signals up to
+    3/8 each way, of volumes, which have an axis more, up to 1/8. Staying isn't among them.
+
+    Args:
+        size: of an image, without its channels.
+        turn: from 0.
     """
-    half = turn % 2 / 2
-    steps = [k + half for k in range(-_REACH, _REACH + 1 - turn % 2)]
-    down, right = (dict.fromkeys(round(k * side / _STEPS_A_SIDE) for k in steps) for side in size)
-    every = [(flipped, y, x) for flipped in (False, True) for y in down for x in right]
-    return [move for move in every if move != (False, 0, 0)]
+    half, reach = turn % 2 / 2, _REACH[len(size)]
+    steps = [k + half for k in range(-reach, reach + 1 - turn % 2)]
+    shifts = [dict.fromkeys(round(k * side / _STEPS_A_SIDE) for k in steps) for side in size]
+    every = [(flipped, *shift) for flipped in (False, True) for shift in itertools.product(*shifts)]
+    return [move for move in every if any(move)]
 
 
-def with_move(images: Tensor, place: int, flipped: bool, down: int, right: int) -> Tensor:
-    """Return the (n, C, H, W) images with the one at ``place`` moved; its edge is repeated where nothing is left."""
+def with_move(images: Tensor, place: int, flipped: bool, *shift: int) -> Tensor:
+    """Return the (n, C, ...) images with the one at ``place`` moved; its edge is repeated where nothing is left.
+
+    Args:
+        flipped: mirror it along its last axis.
+        shift: along each axis, in pixels; of an image down and to the right.
+    """
     image = images[place : place + 1]
     if flipped:
         image = image.flip(-1)
-    height, width = image.shape[-2:]
-    wide = pad(image, (abs(right), abs(right), abs(down), abs(down)), mode="replicate")
-    top, left = abs(down) - down, abs(right) - right
+    wide = pad(image, [abs(n) for n in reversed(shift) for _ in range(2)], mode="replicate")
+    for axis, n in enumerate(shift, start=2):
+        wide = wide.narrow(axis, abs(n) - n, image.shape[axis])
     moved = images.clone()
-    moved[place] = wide[0, :, top : top + height, left : left + width]
+    moved[place] = wide[0]
     return moved
 
 
