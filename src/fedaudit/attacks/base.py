@@ -21,6 +21,7 @@ from fedaudit.modalities import example_kind
 from fedaudit.models.vertical import Top
 from fedaudit.results import MappingRecord
 from fedaudit.simulation.local_training import FAILURES
+from fedaudit.task.targets import TASKS
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import Scope, ThreatModel
 from fedaudit.transcript.update import UpdateKind
@@ -65,6 +66,7 @@ class Case:
         kind: of the examples, such as ``image``.
         num_classes: of the labels; None: these are real values, or the tokens of a text.
         threat: who the adversary is, and what it knows.
+        known_loss: it is one of fedaudit's own, which take soft targets, too.
         update_kind: what clients send.
         examples: in one update that the adversary reads.
         steps: of local training in it; None: unknown.
@@ -84,6 +86,7 @@ class Case:
     kind: str
     num_classes: int | None
     threat: ThreatModel
+    known_loss: bool = True
     update_kind: UpdateKind = "weights"
     examples: int = 1
     steps: int | None = 1
@@ -107,6 +110,10 @@ class Case:
     def classifies(self, kinds: Collection[str]) -> bool:
         """Return whether the model is a classifier of such examples."""
         return self.num_classes is not None and self.kind in kinds
+
+    def recovers(self, kinds: Collection[str]) -> bool:
+        """Return whether a search may look for such examples, whose targets are classes, granted, or sought beside."""
+        return self.kind in kinds and (self.num_classes is not None or self.threat.knows_labels or self.known_loss)
 
     @property
     def reads_updates(self) -> bool:
@@ -252,8 +259,17 @@ class Attack(Plugin, ABC):
                     "where a server made them for it, or audit with threat.sees=updates"
                 )
             local_training.refuse(self.name, ways, message, task_info)
-        if self.needs_classes and task_info.num_classes is None:
-            raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
+        self.check_targets(observation)
+
+    def check_targets(self, observation: Observation) -> None:
+        """Raise where the model is asked for something that this attack can't do with.
+
+        Raises:
+            NotApplicable: with the reason.
+        """
+        if self.needs_classes and observation.task_info.num_classes is None:
+            asked = TASKS[observation.task_info.task_kind].targets
+            raise NotApplicable(f"{self.name} needs a classifier, one class an example; this model predicts {asked}")
 
     def ways(self, observation: Observation, message: Message) -> Sequence[local_training.Way]:  # noqa: ARG002
         """Return how this attack uses an update: columns of :data:`fedaudit.attacks.local_training.TABLE`.

@@ -75,6 +75,9 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     Signals have no bounds: each channel is measured in units of its range over the candidates, victims included, so
     that 0 and 1 are its least and its largest value; a PSNR is that of the range. What is compared for images by SSIM
     is compared for signals by correlation.
+
+    Where an example has no class (several labels, numbers, a mask), all are of one: what is drawn of the same class, and
+    luck that goes by class, is over all candidates.
     """
     if not bool(finding.images.isfinite().all()):
         return refused(
@@ -83,6 +86,9 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
             f"some of the {observation.task_info.example_kind.plural} that it returned are not finite: a fault of the attack",
         )
     vertical, received = observation.vertical is not None, observation
+    targets = None
+    if observation.task_info.num_classes is None and not vertical:
+        targets, (finding, truth) = (finding, truth), _of_one_class(finding, truth)
     if vertical:
         finding, observation = _by_example(finding, observation)
     elif not finding.rounds and len(observation.messages) > 1:
@@ -148,8 +154,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
             ImageResult(
                 true_image=f"{stem}-true.png",
                 reconstruction=f"{stem}-{finding.attack}.png",
-                true_label=int(true_labels[i]),
-                label=int(labels[i]),
+                true_label=None if targets else int(true_labels[i]),
+                label=None if targets else int(labels[i]),
                 mse=float(errors[i]),
                 psnr=float(values[i]),
                 ssim=None if structure is None else float(structure[i]),
@@ -191,7 +197,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         certified_wrong=None if finding.certified is None else _wrongly(finding, covered, truth),
         things=kind.plural,
         label_source=finding.label_source,
-        label_accuracy=label_accuracy(labels, true_labels),
+        label_accuracy=None if targets else label_accuracy(labels, true_labels),
         matching=matching(finding, covered, truth, kind.vectors),
         curve=curve,
     )
@@ -199,6 +205,20 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         images_alone = [image.model_copy(update={"rounds": []}) for image in results]
         result = result.model_copy(update={"round": None, "client": None, "rounds": [], "images": images_alone})
     return Evaluation(result, image_files)
+
+
+def _of_one_class(finding: ImageFinding, truth: Truth) -> tuple[ImageFinding, Truth]:
+    """Return both with class 0 in place of all targets."""
+
+    def alike(targets: Tensor) -> Tensor:
+        return torch.zeros(len(targets), dtype=torch.int64)
+
+    separate = tuple((images, alike(labels)) for images, labels in finding.separate)
+    labels = {key: alike(own) for key, own in truth.labels.items()}
+    return (
+        replace(finding, labels=alike(finding.labels), separate=separate),
+        replace(truth, labels=labels, candidate_labels=alike(truth.candidate_labels)),
+    )
 
 
 def _in_units_of_range(finding: ImageFinding, truth: Truth) -> tuple[ImageFinding, Truth]:

@@ -241,7 +241,7 @@ def in_depth(train: Tensor, test: Tensor, where: str, plural: str) -> tuple[Tens
     if depth is None:
         raise BadInput(f"{where}: {plural} of whole numbers from {least} to {most} have more than 16 bits; {remedy}")
     low, high = depth
-    if 0 <= least and most < _DARK * high:
+    if least >= 0 and most < _DARK * high:
         raise BadInput(
             f"{where}: {plural} of values {least} to {most} use a small part of {low} to {high} and would be nearly "
             f"black; {remedy}"

@@ -71,7 +71,7 @@ class Volume(ExampleKind):
         if not train.is_floating_point():
             return in_depth(train, test, where, self.plural)
         low, high = float(train.min()), float(train.max())
-        if 0 <= low and high <= 1 and 0 <= float(test.min()) and float(test.max()) <= 1:
+        if low >= 0 and high <= 1 and float(test.min()) >= 0 and float(test.max()) <= 1:
             return train, test, ""
         if low == high:
             raise BadInput(f"{where}: all voxels of the train split are {low:g}; there is nothing to scale them by")

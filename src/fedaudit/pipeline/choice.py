@@ -17,6 +17,7 @@ from fedaudit.data import Dataset
 from fedaudit.models import MODELS
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.spec import FederationSpec
+from fedaudit.task.training import LOSSES
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.validation import NamedSpec
@@ -68,6 +69,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             kind=info.kind,
             num_classes=None if info.causal else info.num_classes,
             threat=one,
+            known_loss=info.loss in LOSSES,
             update_kind=transcript.update_kind,
             examples=examples,
             steps=steps,
@@ -124,6 +126,7 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
         kind=dataset.kind,
         num_classes=None if dataset.tokens and dataset.tokens.causal else dataset.num_classes,
         threat=threat,
+        known_loss=scenario.model.loss != "custom",
         update_kind="gradient" if spec.algorithm == "fedsgd" else "weights",
         examples=batch * steps * group,
         steps=steps,

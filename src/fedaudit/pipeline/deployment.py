@@ -165,6 +165,17 @@ class Settings:
             with torch.no_grad():
                 told = torch.cat([module(info.normalise(part.inputs)) for part in parts])
             true = torch.cat([part.targets for part in parts])
+            if info.task_kind == "segmentation":
+                right, most = (
+                    (told.argmax(dim=1) == true).double().mean(),
+                    true.flatten().bincount().max() / true.numel(),
+                )
+                return (
+                    ""
+                    if right > most
+                    else f"{said}: it does no better than one class for every {info.example_kind.element}"
+                )
+            told = told.sigmoid() if info.task_kind == "multi-label" else told
             better = (told - true).square().sum() < (true - true.mean(dim=0)).square().sum()
             return "" if better else f"{said}: it predicts no better than the mean of all targets"
         counts = sum((answers(module, info, part) for part in parts), torch.zeros(2, info.num_classes)).double()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from fedaudit.modalities import example_kind
 from fedaudit.report.figures import attack_names
 from fedaudit.report.panels import PANELS, ImageReader, PageImage, Panel
 from fedaudit.report.wording import client_of, count, number, rounds_of
@@ -122,8 +123,10 @@ def identified(image: ImageResult) -> str:
     return f"{verb}: rank {count(image.rank)} of {count(image.candidates)}"
 
 
-def label_of(result: AuditResult, label: int) -> str:
-    """Return a label's name as the page writes it."""
+def label_of(result: AuditResult, label: int | None) -> str:
+    """Return a label's name as the page writes it; of examples without classes what they are."""
+    if label is None:
+        return example_kind(result.data.kind or "image").name
     names = result.data.class_names
     return f"“{names[label]}”" if names and 0 <= label < len(names) else f"class {label}"
 

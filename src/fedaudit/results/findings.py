@@ -191,7 +191,7 @@ class ImageResult(Record):
 
     true_image: str = Field(description="PNG of the victim")
     reconstruction: str = Field(description="PNG of what the attack recovered")
-    true_label: int = Field(description="the victim's label")
+    true_label: int | None = Field(description="the victim's class; null where examples have none")
     label: int | None = Field(description="label that the attack used for this image")
     mse: float = Field(description="mean squared error on [0, 1] pixels")
     psnr: float = Field(description="dB on [0, 1] pixels, capped at 100")

@@ -92,7 +92,7 @@ class History:
             last: no more rounds follow.
         """
         due = finished % self.every == 0 or last if self.every else last and self.at_end
-        if task_info.num_classes is None or not due:
+        if task_info.task_kind == "regression" or not due:
             return
         self.measured_on = min(self.examples, len(held_out))
         right = answers(model, task_info, held_out[torch.arange(self.measured_on)])
@@ -102,21 +102,30 @@ class History:
         self.accuracy.append(float(right[1].sum() / total.sum()))
         per_client = []
         for data in client_data:
-            held = torch.bincount(data.targets[data.targets >= 0], minlength=task_info.num_classes).double()
+            held = torch.ones(len(total), dtype=torch.float64)  # of labels a client has each
+            if task_info.task_kind != "multi-label":
+                held = torch.bincount(data.targets[data.targets >= 0], minlength=len(total)).double()
             held *= total > 0
             per_client.append(float((by_class * held).sum() / held.sum().clamp(min=1)))
         self.per_client.append(per_client)
 
 
 def answers(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
-    """Return (2, classes) counts of wrong and right answers."""
+    """Return (2, classes) counts of wrong and right answers: of examples, of a mask's pixels, or of each label.
+
+    A label counts as predicted from a probability of one half.
+    """
     modes = {part: part.training for part in model.modules()}
     device = next(model.parameters()).device
     model.eval()
-    counts = torch.zeros(2, task_info.num_classes or 1, dtype=torch.float64)
+    counts = torch.zeros(2, task_info.num_classes or task_info.num_targets, dtype=torch.float64)
     with torch.no_grad():
         for inputs, targets in zip(data.inputs.split(250), data.targets.split(250), strict=True):
-            hit = class_logits(model(task_info.normalise(inputs.to(device)))).argmax(dim=1).cpu() == targets
+            outputs = model(task_info.normalise(inputs.to(device))).cpu()
+            if task_info.task_kind == "multi-label":
+                hit, targets = (outputs > 0) == (targets > 0), torch.arange(outputs.shape[1]).expand(outputs.shape)
+            else:
+                hit = class_logits(outputs).argmax(dim=1) == targets
             hit, targets = hit[targets >= 0], targets[targets >= 0]  # of a sequence, what isn't asked for is left out
             counts.index_put_((hit.long(), targets), torch.ones(len(targets), dtype=torch.float64), accumulate=True)
     for part, mode in modes.items():

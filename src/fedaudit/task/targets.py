@@ -51,6 +51,20 @@ def target_shape(task: Task, num_targets: int, input_shape: tuple[int, ...]) -> 
     return () if task == "classification" else (num_targets,)
 
 
+def soft_targets(logits: Tensor, task: Task) -> Tensor:
+    """Return differentiable targets of (n, outputs, ...) variables, as a registered loss takes them."""
+    if task == "multi-label":
+        return logits.sigmoid()
+    return logits if task == "regression" else logits.softmax(dim=1)
+
+
+def hard_targets(logits: Tensor, task: Task) -> Tensor:
+    """Return the targets (n, ...), of their own type, that such variables stand for."""
+    if task in ("classification", "segmentation"):
+        return logits.argmax(dim=1)
+    return soft_targets(logits, task).round() if task == "multi-label" else logits
+
+
 def target_fault(targets: Tensor, task: Task, count: int, shape: tuple[int, ...]) -> str | None:
     """Return why targets (n, ...) can't be those of such a task; None where they can.
 

@@ -42,11 +42,14 @@ def dice_loss(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tens
 
     Args:
         outputs: (n, c, *spatial) logits.
-        targets: int64 (n, *spatial) classes.
+        targets: int64 (n, *spatial) classes, or (n, c, *spatial) probabilities of them.
         reduction: ``mean``; ``sum``: over examples and classes.
     """
     likely = outputs.softmax(dim=1).flatten(2)
-    true = nn.functional.one_hot(targets.flatten(1), outputs.shape[1]).movedim(-1, 1).to(likely.dtype)
+    if targets.is_floating_point():
+        true = targets.flatten(2)
+    else:
+        true = nn.functional.one_hot(targets.flatten(1), outputs.shape[1]).movedim(-1, 1).to(likely.dtype)
     both, either = (likely * true).sum(dim=2), likely.sum(dim=2) + true.sum(dim=2)
     lost = 1 - (2 * both + _SMOOTH) / (either + _SMOOTH)
     return lost.sum() if reduction == "sum" else lost.mean()

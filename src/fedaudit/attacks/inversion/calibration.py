@@ -469,22 +469,32 @@ def own_updates(
 
 
 def likely_labels(observation: Observation, inputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Return (m,) labels for examples that have none, drawn from the classes that the model takes them for.
+    """Return (m, ...) targets for examples that have none.
 
-    A trained network is sure of its clients' labels, and an untrained one isn't: what the gradients are like depends on
-    that.
+    Classes and labels are drawn from what the model takes the examples for: a trained network is sure of its clients'
+    labels, and an untrained one isn't, and what the gradients are like depends on that. Real values are drawn from a
+    standard normal distribution, as data sets have them. A mask is its example's brightness, cut so that every class has
+    as many pixels: its borders are the example's.
 
     Args:
         observation: of one update.
-        inputs: (m, C, H, W) in [0, 1].
+        inputs: (m, C, ...) as a data set has them.
         generator: of the draws.
     """
+    info = observation.task_info
+    if info.task_kind == "regression":
+        return torch.randn(len(inputs), info.num_targets, generator=generator)
+    if info.task_kind == "segmentation":
+        ranks = inputs.mean(dim=1).flatten(1).argsort(dim=1, stable=True).argsort(dim=1)
+        return (ranks * info.num_targets // ranks.shape[1]).view(len(inputs), *info.target_shape)
     module = model_of(observation, "eval")
     with torch.no_grad():
-        seen = observation.task_info.normalise(inputs)
-        chances = torch.cat([class_logits(module(part)) for part in seen.split(256)]).softmax(dim=1)
-    if not bool(chances.isfinite().all()):
+        outputs = torch.cat([module(part) for part in info.normalise(inputs).split(256)])
+    if not bool(outputs.isfinite().all()):
         raise NotApplicable("the model's outputs aren't finite")
+    if info.task_kind == "multi-label":
+        return torch.bernoulli(outputs.sigmoid(), generator=generator)
+    chances = class_logits(outputs).softmax(dim=1)
     return torch.multinomial(chances.double(), 1, generator=generator)[:, 0]
 
 

@@ -55,6 +55,7 @@ class GIAS(GradientInversion):
     )
     distance = "cosine"
     fedavg = "simulation"
+    only_by_labels = True
     examples = ("image",)  # of which its generators are
     only_single = "it searches what a generator makes images from"
 

@@ -47,6 +47,7 @@ class GradInversion(GradientInversion):
     )
     distance = "layer-l2"
     fedavg = "single-step"
+    only_by_labels = True
 
     schedule: Schedule = "cosine"
     total_variation: NonNegative = 0.1

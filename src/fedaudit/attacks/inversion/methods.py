@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, MOST_EXAMPLES, Case, Progress, register
 from fedaudit.attacks.findings import Trace
-from fedaudit.attacks.inversion.engines.reference import reference
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import (
     CHANNELS,
@@ -34,12 +32,12 @@ from fedaudit.attacks.inversion.template import (
     Prepared,
     Schedule,
     Start,
-    prepare,
 )
 from fedaudit.attacks.labels.inference import LabelMethod
-from fedaudit.attacks.local_training import Way, is_adaptive
+from fedaudit.attacks.local_training import is_adaptive
 from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.observation import Message, Observation
+from fedaudit.task.targets import BCE
+from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
@@ -81,33 +79,15 @@ class DLG(_ByLBFGS):
     def check(self, observation: Observation) -> None:
         """Refuse a loss that takes no class probabilities, too."""
         super().check(observation)
-        if observation.task_info.loss != "cross-entropy":
+        if observation.task_info.loss == BCE and observation.task_info.num_classes is not None:
             raise NotApplicable(
                 f"{self.name} optimises soft labels, which the loss '{observation.task_info.loss}' may not take; "
                 "use idlg"
             )
 
-    def prepare(self, observation: Observation, device: str) -> Prepared:
-        """Leave the labels open."""
-        return prepare(observation, None, device, aware=self.aware)
-
-    def ways(self, observation: Observation, message: Message) -> Sequence[Way]:
-        """Return how images are found; labels are optimised."""
-        return super().ways(observation, message)[:1]
-
-    def initial(self, prepared: Prepared, count: int, generator: torch.Generator) -> list[Tensor]:
-        """Return noise, for the label logits, too."""
-        images = super().initial(prepared, count, generator)
-        return [*images, torch.randn((count, prepared.task_info.outputs), generator=generator)]
-
-    def objective(self, prepared: Prepared) -> Objective:
-        """Return the distance as a function of images and label logits; no fast engine knows the latter."""
-        distance, training = self.matched(prepared)
-        return reference(prepared.victim, None, training, distance)
-
-    def labels(self, variables: list[Tensor], prepared: Prepared) -> Tensor:  # noqa: ARG002
-        """Return the labels that were found beside the images."""
-        return variables[1].argmax(dim=1)
+    def joint(self, observation: Observation) -> bool:  # noqa: ARG002
+        """Return that labels are optimised, granted ones, too."""
+        return True
 
 
 @register
@@ -138,6 +118,7 @@ class IDLG(_ByLBFGS):
     paper = "Zhao et al. 2020 (iDLG)"
     needs = (_IMAGES, _LABELS, _ONE_STEP, "a single example")
     fedavg = "single-step"
+    only_by_labels = True
     most_examples = 1
 
     label_inference: LabelMethod = "idlg"
@@ -160,6 +141,7 @@ class CPL(_ByLBFGS):
     paper = "Wei et al. 2020 (CPL)"
     needs = (_IMAGES, _LABELS, _ONE_STEP, "a single example")
     fedavg = "single-step"
+    only_by_labels = True
     most_examples = 1
 
     start: Start = "patterned"
@@ -195,9 +177,7 @@ class InvG(GradientInversion):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return (
-            case.searchable and case.classifies(cls.examples) and (case.update_kind == "gradient" or case.can_simulate)
-        )
+        return case.searchable and case.recovers(cls.examples) and (case.update_kind == "gradient" or case.can_simulate)
 
 
 @register
@@ -266,7 +246,7 @@ class AGIC(InvG):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.searchable and case.classifies(cls.examples)
+        return case.searchable and case.recovers(cls.examples)
 
     def needs_training_config(self, update: Update) -> bool:  # noqa: ARG002
         """A cosine needs the direction of ΔW only."""
@@ -352,7 +332,7 @@ class AGICPlus(AGIC):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.updates_alone and case.classifies(cls.examples)
+        return case.updates_alone and case.recovers(cls.examples)
 
     def subspaces(self, prepared: Prepared) -> dict[str, Subspace]:
         """Return what the layers' gradients say of their patches; nothing where numbers of them weren't sent."""
@@ -399,7 +379,7 @@ class AGICPlus(AGIC):
         wanted, short = min(2, self.starts), round(_SHORT * self.iterations)
         if doubtful and starts < wanted and wanted * (short + 1) <= budget:
             starts, length, rounds = wanted, short, 0
-        if not starts:
+        if not starts or prepared.label_source == "optimised":  # no start is better where targets change, too
             return super().search(objective, prepared, count, generator, progress)
         settings = self.optimisation()
         images, before = explore(

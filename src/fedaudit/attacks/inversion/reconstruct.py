@@ -161,15 +161,15 @@ def relative_rate(schedule: str, iteration: int, iterations: int) -> float:
 
 
 def with_priors(distance: Objective, priors: Sequence[tuple[float, Objective]]) -> Objective:
-    """Return the distance plus the weighted priors; those of weight 0 aren't computed."""
+    """Return the distance plus the images' weighted priors; those of weight 0 aren't computed."""
     wanted = [(weight, prior) for weight, prior in priors if weight]
 
-    def total(images: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = distance(images)
+    def total(images: Tensor, *targets: Tensor) -> tuple[Tensor, ...]:
+        value, gradient, *rest = distance(images, *targets)
         for weight, prior in wanted:
             own, slope = prior(images)
             value, gradient = value + weight * own, torch.add(gradient, slope, alpha=weight)
-        return value, gradient
+        return value, gradient, *rest
 
     return total
 

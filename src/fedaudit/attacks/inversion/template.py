@@ -18,7 +18,7 @@ from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, GRIDS, Attack, Progres
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding
 from fedaudit.attacks.inversion.engines.guarded import make_engine
-from fedaudit.attacks.inversion.engines.reference import one_gradient
+from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
 from fedaudit.attacks.inversion.local_epochs import (
     agreed,
     same_set,
@@ -50,7 +50,8 @@ from fedaudit.attacks.victim import (
 from fedaudit.models import Layer, has_batch_norm
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.training import TrainingConfig
+from fedaudit.task.targets import TASKS, hard_targets
+from fedaudit.task.training import LOSSES, TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -152,6 +153,7 @@ class GradientInversion(Attack):
     fedavg: ClassVar[FedAvgWay]
     most_examples: ClassVar[int | None] = None  # in an update; None: any number
     only_single: ClassVar[str | None] = None  # why it can't be run over several updates at once; None: it can
+    only_by_labels: ClassVar[bool] = False  # whether images are sought of known labels only
     needs_classes = True
 
     iterations: Count = 10_000
@@ -250,6 +252,31 @@ class GradientInversion(Attack):
             )
         need_signal(message.update)
 
+    def joint(self, observation: Observation) -> bool:
+        """Return whether targets are optimised beside the images, as in DLG: they aren't classes to infer."""
+        return observation.task_info.num_classes is None and observation.single().update.labels is None
+
+    def check_targets(self, observation: Observation) -> None:
+        """Raise where targets have to be optimised and can't be."""
+        task_info, update = observation.task_info, observation.single().update
+        if not self.joint(observation):
+            return
+        epochs = whole_epochs(update.num_examples, update.training, None)[1]
+        why = ""
+        if self.only_by_labels:
+            why = f"{self.name} looks for images of known labels"
+        elif task_info.loss not in LOSSES:
+            why = "the loss is a user's own, and may not take targets that aren't whole"
+        elif epochs > 1 and image_way(self.fedavg, observation.single()) == "simulation":
+            why = "the update is of several epochs"
+        elif is_adaptive(update):
+            why = "the update is Adam's"
+        if why:
+            what, beside = TASKS[task_info.task_kind].targets, task_info.example_kind.plural
+            raise NotApplicable(
+                f"{what} can't be sought beside the {beside}: {why}; grant them (threat.knows_labels=true)"
+            )
+
     def needs_training_config(self, update: Update) -> bool:  # noqa: ARG002 (subclasses use it)
         """Whether a FedAvg update can't be used without learning rate and local steps."""
         return True
@@ -269,10 +296,11 @@ class GradientInversion(Attack):
                     "use agic or invg"
                 )
 
-    def ways(self, observation: Observation, message: Message) -> Sequence[Way]:  # noqa: ARG002
-        """Return how images are found, and labels, where they aren't granted."""
+    def ways(self, observation: Observation, message: Message) -> Sequence[Way]:
+        """Return how images are found, and labels, where they are inferred."""
         way = image_way(self.fedavg, message)
-        return (way,) if message.update.labels is not None else (way, "labels")
+        inferred = message.update.labels is None and observation.task_info.num_classes is not None
+        return (way, "labels") if inferred else (way,)
 
     def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:  # noqa: ARG002 (subclasses use it)
         """Return what is minimised beside the distance, with its weights."""
@@ -424,11 +452,11 @@ class GradientInversion(Attack):
         message = observation.single()
         update = message.update
         count, epochs = whole_epochs(update.num_examples, update.training, update.labels)
-        way = image_way(self.fedavg, message)
-        inferred = update.labels is None
+        way, joint = image_way(self.fedavg, message), self.joint(observation)
+        inferred = update.labels is None and not joint
         prepared = prepare(
             observation,
-            self.label_inference,
+            None if joint else self.label_inference,
             device,
             num_examples=count if way == "one batch" or inferred else None,
             aware=self.aware,
@@ -441,11 +469,15 @@ class GradientInversion(Attack):
         return dataclasses.replace(prepared, labels=labels, epochs=epochs)
 
     def initial(self, prepared: Prepared, count: int, generator: torch.Generator) -> list[Tensor]:
-        """Return the first value of what is optimised, the dummy images first."""
-        shape = prepared.task_info.input_shape
+        """Return the first value of what is optimised, the dummy images first; noise for targets, too."""
+        info = prepared.task_info
         if self.start == "patterned":
-            return [_patterned(count, shape, generator)]
-        return [torch.randn((count, *shape), generator=generator)]
+            found = [_patterned(count, info.input_shape, generator)]
+        else:
+            found = [torch.randn((count, *info.input_shape), generator=generator)]
+        if prepared.label_source == "optimised":
+            found.append(torch.randn((count, *info.output_shape), generator=generator))
+        return found
 
     def objective(self, prepared: Prepared) -> Objective:
         """Return what is minimised, of one batch of dummy images."""
@@ -460,8 +492,10 @@ class GradientInversion(Attack):
         """Return which ``count`` of the optimised images are the result."""
         return torch.arange(count)
 
-    def labels(self, variables: list[Tensor], prepared: Prepared) -> Tensor:  # noqa: ARG002
+    def labels(self, variables: list[Tensor], prepared: Prepared) -> Tensor:
         """Return the labels of the result."""
+        if prepared.label_source == "optimised":
+            return hard_targets(variables[1], prepared.task_info.task_kind)
         return prepared.labels
 
     def optimisation(self) -> dict[str, Any]:
@@ -472,6 +506,8 @@ class GradientInversion(Attack):
     def make_engine(self, prepared: Prepared) -> Objective:
         """Return the distance: of one batch for gradients, and for FedAvg as the method treats it."""
         distance, training = self.matched(prepared)
+        if prepared.label_source == "optimised":  # no fast engine knows targets that change
+            return reference(prepared.victim, None, training, distance, task=prepared.task_info.task_kind)
         steps = self.iterations * self.restarts * (1 if self.optimiser == "adam" else 20)
         return make_engine(self.engine, prepared.victim, prepared.labels, training, distance, steps, prepared.notes)
 
@@ -587,7 +623,7 @@ def prepare(
     """Make the one update of ``observation`` ready: the model as the client ran it, the gradient, the labels.
 
     Args:
-        label_inference: a name, or ``auto``; None where the attack optimises the labels itself.
+        label_inference: a name, or ``auto``; None where the attack optimises the targets itself.
         num_examples: to look for, if not the update's own number; granted labels are cut to it.
         aware: False takes parameters that didn't arrive for zero.
         statistics: that BatchNorm takes, see :func:`fedaudit.attacks.victim.load_victim`.
@@ -603,7 +639,7 @@ def prepare(
     victim, layers = load_victim(observation, message, device, statistics=statistics)
     gradient = one_batch_gradient(update, device, message.weights)
     if label_inference is None:
-        labels, source = torch.zeros(wanted, dtype=torch.int64, device=device), "optimised"
+        labels, source = task_info.blank(wanted)[1].to(device), "optimised"
     elif update.labels is not None:
         labels, source = update.labels[:wanted].to(device), "given"
     else:
