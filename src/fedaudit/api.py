@@ -17,6 +17,7 @@ from fedaudit.attacks import Attack
 from fedaudit.attacks import make_attack as make_attack
 from fedaudit.data import Dataset
 from fedaudit.data.own import dataset_of
+from fedaudit.data.own import pairs_of as pairs_of
 from fedaudit.pipeline.members import MemberWatch as MemberWatch
 from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import clear, holds_another

@@ -166,7 +166,8 @@ def counts(seed: int, *, planted: bool, clients: int = 5, batch: int = 16) -> st
         found = usual[torch.randperm(len(usual), generator=rng)][:batch]
         if planted:
             found = torch.cat([true[: batch * 3 // 4], found[batch * 3 // 4 :]])
-        truth = Truth({}, {(0, client): true}, torch.zeros(len(public), 1, 8, 8), public, {})
+        inputs = torch.arange(float(batch)).view(-1, 1, 1, 1)
+        truth = Truth({(0, client): inputs}, {(0, client): true}, torch.zeros(len(public), 1, 8, 8), public, {})
         made = LabelFinding(attack="a", labels=found, method="geng", num_classes=10)
         findings.append(evaluate(made, seen(client, batch), truth, seed=seed).result)
     return FINDING_TYPES["labels"].verdict(findings).verdict

@@ -37,6 +37,7 @@ from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.attacks.local_training import is_adaptive
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.targets import BCE
+from fedaudit.task.training import LOSSES
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
@@ -76,14 +77,14 @@ class DLG(_ByLBFGS):
     fedavg = "single-step"
     only_single = "it optimises the labels beside the images"
 
-    def check(self, observation: Observation) -> None:
+    def check_targets(self, observation: Observation) -> None:
         """Refuse a loss that takes no class probabilities, too."""
-        super().check(observation)
-        if observation.task_info.loss == BCE and observation.task_info.num_classes is not None:
+        task_info = observation.task_info
+        if task_info.loss not in LOSSES or (task_info.loss == BCE and task_info.num_classes is not None):
             raise NotApplicable(
-                f"{self.name} optimises soft labels, which the loss '{observation.task_info.loss}' may not take; "
-                "use idlg"
+                f"{self.name} optimises soft labels, which the loss '{task_info.loss}' may not take; use idlg"
             )
+        super().check_targets(observation)
 
     def joint(self, observation: Observation) -> bool:  # noqa: ARG002
         """Return that labels are optimised, granted ones, too."""
