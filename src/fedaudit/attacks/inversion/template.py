@@ -100,13 +100,13 @@ class Prepared:
 
     @property
     def pixel_range(self) -> tuple[Tensor, Tensor]:
-        """Normalised black and white, (1, C, H, W) each."""
+        """Normalised black and white, (1, C, ...) each; infinite where examples have no bounds."""
         return self.task_info.pixel_range(torch.zeros((1, *self.task_info.input_shape), device=self.labels.device))
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class GradientInversion(Attack):
-    """Template of the attacks that optimise dummy images until their gradient is the observed one.
+    """Template of the attacks that optimise dummy images, volumes or signals until their gradient is the observed one.
 
     A method is a subclass that sets defaults; the hyper-parameters here are common to all.
 
@@ -147,7 +147,7 @@ class GradientInversion(Attack):
     """
 
     threat_model = "server or eavesdropper, passive"
-    examples = ("image",)
+    examples = ("image", "volume", "signal")
     distance: ClassVar[str]
     fedavg: ClassVar[FedAvgWay]
     most_examples: ClassVar[int | None] = None  # in an update; None: any number
@@ -230,7 +230,8 @@ class GradientInversion(Attack):
         task_info = observation.task_info
         super().check(observation)
         if min(task_info.input_shape[1:]) < 2:
-            raise NotApplicable(f"{self.name} needs images of at least 2 by 2 pixels")
+            kind, sides = task_info.example_kind, " by ".join("2" * (len(task_info.input_shape) - 1))
+            raise NotApplicable(f"{self.name} needs {kind.plural} of at least {sides} {kind.element}s")
         training = message.update.training
         if self.needs_training_config(message.update):
             need_training(self.name, observation)
@@ -622,8 +623,10 @@ def prepare(
 
 
 def to_pixels(images: Tensor, task_info: TaskInfo) -> Tensor:
-    """Return (k, n, C, H, W) normalised images as pixels in [0, 1], on the CPU."""
-    pixels = task_info.denormalise(images.flatten(0, 1)).clamp(0, 1)
+    """Return (k, n, C, ...) normalised images, volumes or signals as a data set has them, within bounds, on the CPU."""
+    pixels = task_info.denormalise(images.flatten(0, 1))
+    if task_info.example_kind.bounds is not None:
+        pixels = pixels.clamp(*task_info.example_kind.bounds)
     return pixels.view(images.shape).cpu()
 
 
@@ -635,12 +638,11 @@ def _undefended(message: Message) -> Message:
 
 
 def _patterned(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return images that repeat a quarter-sized piece of noise (CPL, Wei et al. 2020, Section 4.2)."""
-    channels, height, width = shape
-    rows, columns = max(1, height // 4), max(1, width // 4)
-    piece = torch.randn((count, channels, rows, columns), generator=generator)
-    tiled = piece.repeat(1, 1, -(-height // rows), -(-width // columns))
-    return tiled[..., :height, :width].contiguous()
+    """Return images that repeat a piece of noise, a quarter as long in each axis (CPL, Wei et al. 2020, Section 4.2)."""
+    channels, *sides = shape
+    piece = torch.randn((count, channels, *(max(1, side // 4) for side in sides)), generator=generator)
+    tiled = piece.repeat(1, 1, *(-(-side // own) for side, own in zip(sides, piece.shape[2:], strict=True)))
+    return tiled[(..., *(slice(side) for side in sides))].contiguous()
 
 
 def _shifted(progress: Progress, restart: int, restarts: int) -> Progress:
