@@ -142,7 +142,7 @@ def read_array_file(path: Path) -> Numbers:
         if path.suffix.lower() != ".npz":
             return _read_npy(stream)
         with zipfile.ZipFile(stream) as archive:
-            names = archive.namelist()[:NPZ.items]
+            names = archive.namelist()[: NPZ.items]
             if len(names) != 1:
                 raise BadInput(f"{path} holds {len(names)} arrays ({', '.join(names)[:200]}); one an example is read")
             with archive.open(names[0]) as member:

@@ -113,18 +113,17 @@ def read_nifti(path: Path) -> Read:
         within(math.prod(shape), NIFTI.items, NIFTI.of)
         if stored.kind not in "iuf":
             raise BadInput(f"{path} holds colours or complex numbers; write it with one real number a voxel")
-        if not 2 <= len(shape) <= 7 or any(side != 1 for side in shape[4:]) or 0 in shape:
-            raise BadInput(f"{path} has the shape {shape}; give two or three axes of space, and one of time or channels")
+        others = tuple(side for side in shape[3:] if side != 1)
+        if len(shape) < 2 or len(others) > 1 or 0 in shape:
+            raise BadInput(f"{path} has the shape {shape}; two or three axes of space and one more are read")
         values = image.get_fdata(dtype=np.float32, caching="unchanged")
-        values = values.reshape((*shape[:4], *(1,) * (3 - len(shape))))
+        values = values.reshape((*shape[:3], *(1,) * (3 - len(shape)), *others))
         orientations = nibabel.orientations
         ours = orientations.axcodes2ornt(("L", "P", "S"))
         turn = orientations.ornt_transform(orientations.io_orientation(image.affine), ours)
         values = np.moveaxis(orientations.apply_orientation(values, turn), (0, 1, 2), (-1, -2, -3))
         zooms = np.ones(3)
         zooms[turn[: len(shape), 0].astype(int)] = image.header.get_zooms()[:3]
-    if values.ndim == 4 and len(values) == 1:
-        values = values[0]
     return np.ascontiguousarray(values), Said(spacing=tuple(float(zoom) for zoom in zooms[::-1]))
 
 
@@ -278,7 +277,8 @@ def _measured(pixels: Any, data: Any, stored: Numbers) -> Read:
         if unit.get("ModalityLUTSequence"):
             span = (0.0, 2.0 ** int(unit.ModalityLUTSequence[0].LUTDescriptor[2]) - 1)
         else:
-            span = tuple(sorted(float(end) for end in pixels.apply_modality_lut(ends, unit)))
+            scaled = [float(end) for end in pixels.apply_modality_lut(ends, unit)]
+            span = (min(scaled), max(scaled))
         frames.append(np.asarray(pixels.apply_modality_lut(frame, unit), dtype=np.float32))
         spans.append(span)
         places.append(_frame_place(groups))
@@ -412,7 +412,9 @@ def _width(code: int) -> float:
 
 def _whole_numbers(data: bytes, code: int) -> tuple[Numbers, int]:
     """Return all samples in the bytes of a signal file, int64, and the one that means that there is none."""
-    if code == 212:  # two samples of 12 bits in three bytes: low bytes first and last, the four high bits of each between
+    if (
+        code == 212
+    ):  # two samples of 12 bits in three bytes: low bytes first and last, the four high bits of each between
         full = np.frombuffer(data + bytes(-len(data) % 3), np.uint8).astype(np.int64).reshape(-1, 3)
         pairs = np.stack([full[:, 0] | (full[:, 1] & 0x0F) << 8, full[:, 2] | (full[:, 1] & 0xF0) << 4], axis=1)
         values = pairs.reshape(-1)[: len(data) * 2 // 3]
