@@ -58,7 +58,9 @@ def packed_12(values: Array) -> bytes:
     return bytes(out if len(bits) % 2 == 0 else out[:-1])
 
 
-def wfdb(folder: Path, signals: Array, code: int = 16, *, gain: str = "200", name: str = "r", rate: float = 100) -> Path:
+def wfdb(
+    folder: Path, signals: Array, code: int = 16, *, gain: str = "200", name: str = "r", rate: float = 100
+) -> Path:
     """Write whole numbers (leads, time) as a WFDB record; return its header."""
     folder.mkdir(parents=True, exist_ok=True)
     frames = signals.T.reshape(-1)

@@ -134,7 +134,11 @@ def test_a_table_of_classes_and_clients(signals: Path) -> None:
     for i in (3, 7):
         (signals / f"s{i}.npy").rename(signals / f"test/s{i}.npy")
     paths = [f"{'test/' if i in (3, 7) else ''}s{i}.npy" for i in range(10)]
-    table(signals, "file,client,finding", *(f"{path},ward {i % 3},{'yes' if i > 4 else 'no'}" for i, path in enumerate(paths)))
+    table(
+        signals,
+        "file,client,finding",
+        *(f"{path},ward {i % 3},{'yes' if i > 4 else 'no'}" for i, path in enumerate(paths)),
+    )
     data = load_dataset("signal-folder", data_dir=signals)
     assert data.class_names == ("no", "yes")
     assert data.test.inputs[:, 0, 0].tolist() == [3, 7]

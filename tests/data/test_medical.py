@@ -131,7 +131,9 @@ def test_dicom_window(tmp_path: Path) -> None:
     """The ends of the window are the values that pydicom's viewer shows as black and white."""
     pixels = package("pydicom.pixels")
     values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
-    path = dicom(tmp_path / "a.dcm", values, BitsStored=12, HighBit=11, WindowCenter=["1000", "9"], WindowWidth=["500", "9"])
+    path = dicom(
+        tmp_path / "a.dcm", values, BitsStored=12, HighBit=11, WindowCenter=["1000", "9"], WindowWidth=["500", "9"]
+    )
     said = read_example(path)[1]
     assert said.window is not None
     shown = pixels.apply_windowing(values, package("pydicom").dcmread(path)).reshape(-1)

@@ -65,8 +65,8 @@ def pushed(angles: Array, speeds: Array, waves: tuple[Array, Array, Array], rest
     """Return z(t) of the model, dz/dt = −Σ aᵢ ω Δθᵢ/bᵢ² exp(−Δθᵢ²/2bᵢ²) − (z − z₀), from z = z₀ on.
 
     The amplitudes aᵢ are the heights of the waves, as in Sameni et al.; those of McSharry et al., Table I, are
-    aᵢ ω/bᵢ². On the limit cycle, where it begins, the point stays, so that its angle is known at every time; z is linear
-    and is integrated by Simpson's rule with the exact decay, of fourth order as the authors' Runge-Kutta.
+    aᵢ ω/bᵢ². On the limit cycle, where it begins, the point stays, so that its angle is known at every time; z is
+    linear and is integrated by Simpson's rule with the exact decay, of fourth order as the authors' Runge-Kutta.
 
     Args:
         angles: (n, 2m + 1) of the point, at steps and in their middles.

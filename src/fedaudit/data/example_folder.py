@@ -138,9 +138,7 @@ def _by_class(folder: Path) -> tuple[list[_Listed], tuple[str, ...]]:
         classes: list[int] = []
         for sub in sorted(path for path in part.iterdir() if path.is_dir()):
             if sub.name not in names:
-                raise BadInput(
-                    f"{part} has the class folder '{sub.name}', that the train folder lacks; let them agree"
-                )
+                raise BadInput(f"{part} has the class folder '{sub.name}', that the train folder lacks; let them agree")
             found = _examples_in(sub)
             files += found
             classes += [names.index(sub.name)] * len(found)
