@@ -32,6 +32,7 @@ class ExampleKind:
         dtype: of examples.
         bounds: the least and the largest value that an element can have; None: any finite one.
         resizable: whether ``data.image_size`` means something.
+        drawing: how its drawings are read, in sentences, for readers of the report; empty: that is plain.
         discrete: whether its elements are tokens of a vocabulary, which data sets then describe by a ``TokenInfo``.
     """
 
@@ -47,6 +48,7 @@ class ExampleKind:
     dtype: ClassVar[torch.dtype] = torch.float32
     bounds: ClassVar[tuple[float, float] | None] = None
     resizable: ClassVar[bool] = False
+    drawing: ClassVar[str] = ""
     discrete: ClassVar[bool] = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:

@@ -30,6 +30,11 @@ class Signal(ExampleKind):
     arrays: ClassVar[str] = "(n, C, T) or (n, T)"
     array_axes: ClassVar[tuple[int, ...]] = (3, 2)
     element: ClassVar[str] = "sample"
+    drawing: ClassVar[str] = (
+        "A picture has a panel for each channel, in their order from the top down, with time from left to right; a panel "
+        "reaches from the least to the largest value of the true curve, and a tenth beyond. In the picture of a "
+        "reconstruction the true curve is broad and orange, and the reconstructed one lies over it, thin and blue."
+    )
 
     def channels(self, shape: tuple[int, ...]) -> int:
         """Return C of (C, T)."""

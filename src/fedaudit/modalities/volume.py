@@ -11,6 +11,7 @@ from fedaudit.modalities.base import ExampleKind, channel_statistics, in_depth, 
 from fedaudit.utils.errors import BadInput
 
 _MIN_STD = 1e-3  # a channel that never varies is divided by one, not by nothing
+_WIDTH = 288  # pixels that the planes of a small volume are wide together, about
 _BLOBS = 12  # in a volume that is made up
 
 
@@ -27,6 +28,10 @@ class Volume(ExampleKind):
     array_axes: ClassVar[tuple[int, ...]] = (5, 4)
     element: ClassVar[str] = "voxel"
     bounds: ClassVar[tuple[float, float] | None] = (0.0, 1.0)
+    drawing: ClassVar[str] = (
+        "A picture shows three planes through a volume's middle, from left to right: axial (across the depth), coronal "
+        "(across the height) and sagittal (across the width); in the latter two the depth runs upwards."
+    )
 
     def channels(self, shape: tuple[int, ...]) -> int:
         """Return C of (C, D, H, W)."""
@@ -91,9 +96,11 @@ class Volume(ExampleKind):
 
         From left to right: axial (H, W), coronal (D, W), sagittal (D, H); the depth of the latter two runs upwards, as
         radiologists draw them where the first slice is the lowest. One voxel of grey between, two between volumes.
-        Other than 1 or 3 channels are drawn below one another.
+        Other than 1 or 3 channels are drawn below one another. Small volumes are enlarged by a whole factor.
         """
-        return _beside([_planes(volume) for volume in examples], 2)
+        sheet = _beside([_planes(volume) for volume in examples], 2)
+        larger = max(1, round(_WIDTH / _planes(examples[0]).shape[2]))
+        return sheet.repeat_interleave(larger, dim=1).repeat_interleave(larger, dim=2)
 
     def drawn_up(self, shape: tuple[int, ...], count: int, mean: Tensor, std: Tensor) -> Tensor | None:
         """Return volumes of ellipsoids that hide each other, of the data's brightness and contrast."""
