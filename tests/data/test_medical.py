@@ -187,7 +187,7 @@ def test_dicom_waveforms() -> None:
 
 def test_dicom_series(tmp_path: Path) -> None:
     package("pydicom")
-    scale = {"RescaleSlope": "2", "RescaleIntercept": "-1", "PixelSpacing": ["0.5", "0.25"]}
+    scale: dict[str, Any] = {"RescaleSlope": "2", "RescaleIntercept": "-1", "PixelSpacing": ["0.5", "0.25"]}
     array, said = read_example(series(tmp_path / "s", VOLUME, **scale))
     assert np.array_equal(array, 2.0 * VOLUME - 1)
     assert said.spacing == (2.0, 0.5, 0.25)

@@ -128,7 +128,7 @@ def beats(signal: np.ndarray) -> np.ndarray:
     """Return the seconds between a signal's beats, found by the length of its steps in all leads."""
     pace = np.sqrt((np.diff(signal, axis=1) ** 2).sum(axis=0))
     peaks, _ = find_peaks(np.convolve(pace, np.ones(5) / 5, "same"), height=0.35 * pace.max() / 2, distance=0.28 * RATE)
-    return np.diff(peaks) / RATE
+    return np.asarray(np.diff(peaks) / RATE)
 
 
 def test_rhythms(ecgs: tuple[np.ndarray, np.ndarray]) -> None:

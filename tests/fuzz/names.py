@@ -21,5 +21,6 @@ NAMES = [
         "task",
     ),
     *("pickle", "idx", "idx.gz", "npz", "mat", "csv", "parquet", "picture"),
+    *("wfdb", "nifti", "nifti.gz", "dicom"),
     *("safetensors", "pt", "kept", "finding", "generator", "store", "result"),
 ]

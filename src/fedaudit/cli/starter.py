@@ -11,7 +11,10 @@ from fedaudit.utils.errors import BadInput, unknown_name
 if TYPE_CHECKING:
     from fedaudit.data import Dataset
 
-EMBEDDED = ("photos", "digits", "digits-parity", "breast-cancer", "diabetes", "leaf-synthetic", "notes", "notes-causal")
+EMBEDDED = (
+    *("photos", "digits", "digits-parity", "breast-cancer", "diabetes", "leaf-synthetic", "notes", "notes-causal"),
+    *("head-phantoms", "ecg-synthetic"),
+)
 ALGORITHMS = ("fedsgd", "fedavg", "fedprox")
 MALICIOUS = "malicious-client"
 ADVERSARIES = {

@@ -135,7 +135,7 @@ def synthetic_ecgs(n: int, *, leads: int = 12, length: int = 256, seed: int = 0)
         waves = (where[one, beat], widths[one, beat], dipoles[one, beat])
         moment = pushed(angles[rows], speeds[rows], waves, rest[rows], 2 / (RATE * _FINE))
         kept[rows] = moment[:, -length * _FINE // 2 :].reshape(len(rows), length, _FINE // 2, 3).mean(axis=2)
-    for i in np.flatnonzero(rhythms == RHYTHMS.index("atrial fibrillation")):
+    for i in np.flatnonzero(rhythms == RHYTHMS.index("atrial fibrillation")).tolist():
         kept[i] += _fibrillation(np.random.default_rng([seed, i, 1]), length)[:, None] * _FLUTTER
     signals = _lead_matrix() @ (np.einsum("ec,ntc->net", _ELECTRODES, kept) + noise)
     signals[:, 6:] -= noise[:, :3].mean(axis=1, keepdims=True)

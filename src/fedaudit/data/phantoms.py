@@ -112,11 +112,11 @@ def _head(rng: np.random.Generator, shape: tuple[int, int, int], *, lesions: boo
     if lesions:
         for _ in range(rng.integers(1, 4)):
             radius = rng.uniform(0.09, 0.21)
-            centre = head.places[:, rng.choice(head.deep(np.array([0.76, 0.745, 0.61]) * size - 1.2 * radius))]
-            radii = radius * rng.uniform(0.8, 1.25, 3)
-            head.lay(_LESION, bright[_LESION], centre, radii)
+            place = head.places[:, rng.choice(head.deep(np.array([0.76, 0.745, 0.61]) * size - 1.2 * radius))]
+            sides = radius * rng.uniform(0.8, 1.25, 3)
+            head.lay(_LESION, bright[_LESION], place, sides)
             if radius > 0.15:  # a large one is dark in its middle
-                head.lay(_LESION, 0.35, centre, radii * 0.5)
+                head.lay(_LESION, 0.35, place, sides * 0.5)
     field = 1 + np.float32(rng.normal(0, 0.07, 3)) @ head.places
     real, imaginary = rng.uniform(0.01, 0.025) * rng.standard_normal((2, len(field)), dtype=np.float32)
     values = np.sqrt((head.values * field + real) ** 2 + imaginary**2).clip(0, 1)
@@ -208,7 +208,8 @@ def xray_phantoms(n: int, *, side: int = SIDE, seed: int = 0) -> tuple[Tensor, T
     """Draw chest radiographs of nobody, each with any of 14 findings.
 
     Chests differ in size, pose, ribs, vessels, exposure and noise. Findings are drawn independently, each in 15 % of
-    the chests, but that a heart is not wide where emphysema makes it slim. The first examples are the same whatever ``n`` is.
+    the chests, but that a heart is not wide where emphysema makes it slim. One may hide another. The first examples are
+    the same whatever ``n`` is.
 
     Args:
         n: how many.
@@ -279,12 +280,8 @@ def chest_phantom(rng: np.random.Generator, found: Collection[str], *, side: int
             points = np.stack([bend, middle + sign * t * (0.30 + 0.012 * min(rib, 4)) * large], axis=1)
             chest.image += 0.075 * chest.line(points, 0.017)
     for sign in (-1, 1):
-        points = [
-            (top + 0.03, middle + sign * 0.05),
-            (top + 0.015, middle + sign * 0.17),
-            (top - 0.03, middle + sign * 0.33),
-        ]
-        chest.image += 0.13 * chest.line(points, 0.024)
+        bones = [(top + y, middle + sign * x) for y, x in ((0.03, 0.05), (0.015, 0.17), (-0.03, 0.33))]
+        chest.image += 0.13 * chest.line(bones, 0.024)
     chest.image -= 0.22 * chest.ellipse(floors[1] + 0.055, middle + 0.20, 0.035, 0.07, soft=0.02)  # gas in the stomach
     for name in sorted(FINDINGS, key=lambda name: name == "effusion"):  # fluid covers the others
         if name in found:
@@ -401,7 +398,7 @@ def _add_finding(
 # --- data sets --------------------------------------------------------------------------------------------------------
 
 
-def _heads(_: list[Path], request: Request) -> Dataset:
+def _heads(_paths: list[Path], request: Request) -> Dataset:
     volumes, lesions, _ = head_phantoms(_TRAIN + _TEST, seed=request.seed)
     return Dataset.from_tensors(
         volumes[:_TRAIN],
