@@ -85,7 +85,7 @@ def test_nifti_s_scale_and_axes(tmp_path: Path) -> None:
     assert read_example(nifti(tmp_path / "c.nii", np.zeros((3, 4, 5, 1, 2), np.float32)))[0].shape == (2, 5, 4, 3)
 
 
-def test_nifti_refusals(tmp_path: Path) -> None:
+def test_nifti_refusals(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     colours = np.zeros((2, 2, 2), [("R", "u1"), ("G", "u1"), ("B", "u1")])
     refused(nifti(tmp_path / "a.nii", colours), "a.nii holds colours or complex numbers")
     refused(nifti(tmp_path / "b.nii", np.zeros((2, 2, 2), np.complex64)), "complex")
@@ -104,6 +104,7 @@ def test_nifti_refusals(tmp_path: Path) -> None:
     bomb = gzip.compress(whole + bytes(2**24), 9)
     (tmp_path / "bomb.nii.gz").write_bytes(bomb + gzip.compress(bytes(2**26), 9) * 9)
     refused(tmp_path / "bomb.nii.gz", f"{bounds.NIFTI.unpacked:,} is the most that is read")
+    assert capfd.readouterr() == ("", "")
 
 
 # --- DICOM ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from fedaudit.data import photos, embedded, synthetic, notes, phantoms, ecg  # n
 from fedaudit.data import local_images, tables, image_folder, arrays, example_folder  # noqa: F401
 from fedaudit.data.catalogue import DATA_DIR_VARIABLE, DATASETS, find_dataset, how_to_get, load_dataset, reading_once
 from fedaudit.data.dataset import Attribute, Dataset, Split
-
+from fedaudit.data.example_folder import Examples, read_folder
 from fedaudit.data.own import from_frame
 
 __all__ = [
@@ -13,10 +13,12 @@ __all__ = [
     "DATA_DIR_VARIABLE",
     "Attribute",
     "Dataset",
+    "Examples",
     "Split",
     "find_dataset",
     "from_frame",
     "how_to_get",
     "load_dataset",
+    "read_folder",
     "reading_once",
 ]

@@ -103,7 +103,7 @@ def read_nifti(path: Path) -> Read:
         BadInput: damaged, too large, or of colours or complex numbers.
     """
     nibabel = _package("nibabel", path)
-    with reading(path):
+    with reading(path), nibabel.imageglobals.LoggingOutputSuppressor():  # it logs whatever is odd in a header
         with opened(path, NIFTI) as file, gzip.open(file) if path.suffix.lower() == ".gz" else file as stream:
             data = stream.read((NIFTI.unpacked or 0) + 1)
         within(len(data), NIFTI.unpacked, "bytes")
