@@ -60,7 +60,7 @@ def models_for(dataset: Dataset) -> tuple[str, ...]:
         return ("decoder", "decoder-lora") if dataset.tokens.causal else ("decoder", "encoder", "decoder-lora")
     if dataset.task == "regression":
         return ("linear", "mlp")
-    if len(dataset.input_shape) == 1:
+    if len(dataset.input_shape) != 3:
         return ("mlp", "logistic")
     return ("convnet-small", "lenet", "strided-cnn", "mlp", "resnet20")
 
