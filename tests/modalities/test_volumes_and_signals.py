@@ -97,7 +97,7 @@ def test_whole_voxels_are_scaled_by_the_range_of_their_depth(values: tuple[int, 
     data = taken(array, kind="volume")
     back = all_inputs(data)[:, 0].double().numpy() * (high - low) + low
     np.testing.assert_allclose(back, array.astype(float), atol=(high - low) * 1e-6)
-    np.testing.assert_array_equal(np.round(back), array), "the scaling can be undone"
+    np.testing.assert_array_equal(np.round(back), array)  # so the scaling can be undone
     assert (f"values {low} to {high} are scaled" in data.summary) == (dtype is not np.uint8)
 
 
@@ -204,6 +204,7 @@ def test_what_is_made_up_is_like_the_data_and_the_same_each_time():
         mean, std = torch.linspace(0.4, 0.6, channels), torch.full((channels,), 0.1)
         made, again = (kind.drawn_up(shape, 24, mean, std) for _ in range(2))
         assert made is not None
+        assert again is not None
         assert made.shape == (24, *shape)
         assert torch.equal(made, again)
         assert len({tuple(one.flatten().tolist()) for one in made}) == 24
@@ -223,7 +224,7 @@ def test_own_arrays_are_a_data_set_of_a_scenario(tmp_path: Path, ending: str):
     for split, rows in (("train", slice(0, 16)), ("test", slice(16, 20))):
         file, arrays = tmp_path / f"{split}.{ending}", {"inputs": inputs[rows], "labels": labels[rows]}
         if ending == "npz":
-            np.savez(file, **arrays)
+            np.savez(file, inputs=arrays["inputs"], labels=arrays["labels"])
         else:
             save_file({name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, file)
     data = load_dataset("arrays", data_dir=tmp_path, kind="signal")

@@ -58,16 +58,13 @@ def test_an_audit_goes_from_a_user_s_arrays_to_the_page(kind: str, tmp_path: Pat
         kind=kind,
         model=net(kind),
         federations=[{"name": "f", "clients": 2, "examples": 2, "batch_size": 1}],
-        attacks=[{"name": "invg", "iterations": 150}],
+        attacks=[{"name": "invg", "iterations": 300 if kind == "volume" else 150}],
         out=tmp_path,
         progress=False,
     )
     result = finished.result
-    assert (result.data.kind, tuple(result.data.input_shape), result.scenario["data"]["kind"]) == (
-        kind,
-        SIDES[kind],
-        kind,
-    )
+    assert (result.data.kind, tuple(result.data.input_shape)) == (kind, SIDES[kind])
+    assert result.scenario["data"]["kind"] == kind
     (summary,) = result.summaries
     assert summary.verdict == "recovered"
     assert f"2 of 2 {WORDS[kind]} came out visibly" in summary.verdict_text
