@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 from fedaudit.attacks import ImageFinding
 from fedaudit.attacks.findings import Finding
 from fedaudit.data.batches import read_pickled_batch
-from fedaudit.data.files import read_csv, read_idx, read_mat, read_npz, read_parquet
+from fedaudit.data.files import read_arrays, read_csv, read_idx, read_mat, read_npz, read_parquet
 from fedaudit.data.medical import read_example
 from fedaudit.models.checkpoint import load_checkpoint, read_torch_file, save_checkpoint
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator
@@ -202,6 +203,12 @@ def formats(folder: Path) -> dict[str, Format]:
             "r.hea",
             _read_record,
             (b"r.dat", b"../x", b"/", b"212", b"0", b"-1", b"1e999", b"nan", b"99999999999", b"x2", b":3", b"+9", b"#"),
+        ),
+        "own-arrays": Format(
+            [_written(folder, "d.safetensors", lambda path: save_file({"x": torch.arange(6.0)}, path))],
+            "d.safetensors",
+            lambda path: read_arrays(path, "x"),
+            (b'"dtype"', b'"shape"', b'"data_offsets"', b"[6]", b"[0,24]", b"F32"),
         ),
         "safetensors": Format(
             [_written(folder, "m.safetensors", lambda path: save_checkpoint(model, path))],

@@ -49,7 +49,7 @@ PICTURE = Bounds("one picture: PNG, JPEG, BMP, PPM, TIFF, WebP", 256 * MB, items
 NIFTI = Bounds("volumes: NIfTI, also gzipped", 512 * MB, unpacked=512 * MB, items=2**27, of="voxels")
 DICOM = Bounds("scans: DICOM, each file, and a series in all", 512 * MB, items=2**27, of="pixels")
 WFDB = Bounds("signals: WFDB, header and signal files", 256 * MB, items=256, of="leads")
-TENSORS = Bounds("checkpoints, generators, transcripts, findings: safetensors", 8 * GB, unpacked=8 * GB)
+TENSORS = Bounds("checkpoints, generators, transcripts, findings, own arrays: safetensors", 8 * GB, unpacked=8 * GB)
 TORCH = Bounds("checkpoints and kept simulations: .pt, .simulation", 8 * GB, unpacked=8 * GB, items=3 * 10**6,
                of="instructions", depth=100)  # fmt: skip
 PROGRAM = 64 * MB  # bytes of the pickle within one of these
