@@ -265,9 +265,11 @@ def formats(folder: Path) -> dict[str, Format]:
             [path.read_bytes() for path in scans],
             "a.dcm",
             read_example,
-            (b"MONOCHROME1", b"RGB", b"1.2.840.10008.1.2.5", b"1.2.840.10008.1.2.4.90", b"SQ", b"OB", b"\xff\xff\xff\xff",
-             b"\xfe\xff\x00\xe0", b"\x28\x00\x02\x01", b"1e999", b"nan"),
-        )  # fmt: skip
+            (
+                *(b"MONOCHROME1", b"RGB", b"1.2.840.10008.1.2.5", b"1.2.840.10008.1.2.4.90", b"SQ", b"OB", b"1e999"),
+                *(b"nan", b"\xff\xff\xff\xff", b"\xfe\xff\x00\xe0", b"\x28\x00\x02\x01"),
+            ),
+        )
     return made
 
 
