@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.signal import lfilter
 from torch import Tensor
 
 from fedaudit.data.catalogue import Layout, Request, add_dataset
@@ -79,6 +78,8 @@ def pushed(angles: Array, speeds: Array, waves: tuple[Array, Array, Array], rest
         (n, m + 1, c) at the whole steps.
     """
     where, widths, amplitudes = waves
+    from scipy.signal import lfilter  # not above: listing data sets shall be quick
+
     apart = np.mod(angles[..., None] - where + np.pi, 2 * np.pi) - np.pi
     push = -apart / widths**2 * np.exp(-(apart**2) / (2 * widths**2)) * speeds[..., None]
     force = np.einsum("ntk,ntkc->ntc", push, np.broadcast_to(amplitudes, (*push.shape, amplitudes.shape[-1]))) + rest

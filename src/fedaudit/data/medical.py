@@ -8,7 +8,6 @@ Of a file's headers only what the array needs is read: nothing of the patient is
 from __future__ import annotations
 
 import gzip
-import io
 import math
 import re
 import warnings
@@ -24,7 +23,7 @@ from fedaudit.data.files import Numbers, read_array_file, reading, within
 from fedaudit.data.images import IMAGE_SUFFIXES
 from fedaudit.utils.bounds import DICOM, NIFTI, PICTURE, WFDB, check_file, opened, read_bytes
 from fedaudit.utils.errors import BadInput, MissingData
-from fedaudit.utils.image_bytes import decode_unit
+from fedaudit.utils.image_bytes import decode_unit, dimensions
 
 _SERIES = 4096  # files of a DICOM series
 _ALIKE = 1e-3  # by which the directions of a series' slices may differ
@@ -252,12 +251,10 @@ def _check_pictures(pydicom: Any, data: Any, frames: int) -> None:
     Raises:
         ValueError: one has.
     """
-    from PIL import Image
-
     for frame in pydicom.encaps.generate_frames(data.PixelData, number_of_frames=frames):
-        with Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000")) as picture:
-            if picture.size != (data.Columns, data.Rows):
-                raise ValueError(f"a frame of {picture.size} pixels where {data.Columns} x {data.Rows} are announced")
+        size = dimensions(bytes(frame), "a frame", ("JPEG", "JPEG2000"))
+        if size != (data.Columns, data.Rows):
+            raise ValueError(f"a frame of {size} pixels where {data.Columns} x {data.Rows} are announced")
 
 
 def _measured(pixels: Any, data: Any, stored: Numbers) -> Read:
