@@ -216,7 +216,7 @@ def _dicom(path: Path) -> tuple[Numbers, Said, Any]:
         rows, columns = int(data.Rows), int(data.Columns)
         within(rows * columns * frames * samples, DICOM.items, DICOM.of)
         if packing in _PILLOW:
-            _check_pictures(pydicom, data, frames)
+            _check_pictures(pydicom, data, frames, path)
         stored = pixels.pixel_array(data)
         if colours in _COLOURS:
             if frames > 1 or stored.dtype != np.uint8:
@@ -245,14 +245,14 @@ def _waveforms(data: Any) -> Read:
     return values, Said(rate=float(group.SamplingFrequency), leads=names, units=units)
 
 
-def _check_pictures(pydicom: Any, data: Any, frames: int) -> None:
+def _check_pictures(pydicom: Any, data: Any, frames: int, path: Path) -> None:
     """Raise where a packed frame, by its own header, has another size than the file says.
 
     Raises:
         ValueError: one has.
     """
     for frame in pydicom.encaps.generate_frames(data.PixelData, number_of_frames=frames):
-        size = dimensions(bytes(frame), "a frame", ("JPEG", "JPEG2000"))
+        size = dimensions(bytes(frame), f"{path}, a frame", ("JPEG", "JPEG2000"))
         if size != (data.Columns, data.Rows):
             raise ValueError(f"a frame of {size} pixels where {data.Columns} x {data.Rows} are announced")
 
