@@ -50,6 +50,7 @@ def audit(
     *,
     model: nn.Module | None = None,
     data: Dataset | tuple[Array, Array] | Any | None = None,
+    kind: str | None = None,
     loss: Loss | None = None,
     batch_norm: Literal["eval", "train"] | None = None,
     dropout: bool | None = None,
@@ -72,11 +73,13 @@ def audit(
     Args:
         scenario: a Scenario, a YAML file or a mapping; None starts from the default audit (embedded photographs).
         model: your own module, in the state and the mode (train or eval) in which round 0 begins; it isn't changed.
-            (n, C, H, W) normalised images or (n, d) rows to (n, classes) logits, or to (n, 1) logits of two classes.
+            (n, C, H, W) normalised images, (n, C, D, H, W) volumes, (n, C, T) signals or (n, d) rows to (n, classes) logits, or to (n, 1) logits of two classes.
         data: your own examples: a Dataset, (inputs, targets) with images uint8 or float in [0, 1] of shape
             (n, C, H, W) or (n, H, W, C) and integer targets, any map-style torch Dataset of such pairs, or a DataLoader
             of one. Without a scenario the clients hold its train split; of tensors one example in five is held out, as
             candidates.
+        kind: of your examples where the shape of the arrays doesn't tell: ``"signal"`` for (n, C, T) series, ``"volume"``
+            for (n, D, H, W) scans; five axes, (n, C, D, H, W), are a volume anyway.
         loss: your own, (outputs, targets) to the mean over the batch; default cross-entropy. nn.BCEWithLogitsLoss() is
             for a model of one logit and targets 0 and 1. Targets that are floats are standardised for the mean squared
             error, and stay as they are for any other loss of yours; the data's summary says which.
@@ -107,7 +110,7 @@ def audit(
     """
     changes = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
     modes = {"batch_norm": batch_norm, "dropout": dropout}
-    made, dataset, loss = _with_own(scenario, changes, modes, model=model, data=data, loss=loss)
+    made, dataset, loss = _with_own(scenario, changes, modes, model=model, data=data, kind=kind, loss=loss)
     made = with_what_if(made) if what_if else made
     limits = _limits(fail_above, fail_on, fail_below)
     check_files(made)
@@ -134,6 +137,7 @@ def simulate(
     federation: str | None = None,
     model: nn.Module | None = None,
     data: Dataset | tuple[Array, Array] | Any | None = None,
+    kind: str | None = None,
     loss: Loss | None = None,
     batch_norm: Literal["eval", "train"] | None = None,
     dropout: bool | None = None,
@@ -146,7 +150,7 @@ def simulate(
     """Simulate one federation and return what travelled, with the ground truth beside it.
 
     Args:
-        scenario, model, data, loss, batch_norm, dropout, seed, data_dir, progress: as of :func:`audit`.
+        scenario, model, data, kind, loss, batch_norm, dropout, seed, data_dir, progress: as of :func:`audit`.
         federation: which one, if the scenario has several.
         out: a new folder for the transcript, with the truth in a file of its own; one that takes long and is killed
             goes on from where it was when it is called again.
@@ -160,7 +164,7 @@ def simulate(
         BadInput: something can't be used; the message says what and what to do.
     """
     modes = {"batch_norm": batch_norm, "dropout": dropout}
-    made, dataset, loss = _with_own(scenario, {"seed": seed}, modes, model=model, data=data, loss=loss)
+    made, dataset, loss = _with_own(scenario, {"seed": seed}, modes, model=model, data=data, kind=kind, loss=loss)
     names = [name for name, _, _ in made.runs()]
     if federation is None and len(names) > 1:
         raise BadInput(f"the scenario has {len(names)} federations; choose one with federation=…: {', '.join(names)}")
@@ -429,8 +433,10 @@ def verify(
         loss = None
     dataset = None
     if data is not None:
-        named = AuditResult.load(Path(folder) / "results.json").scenario.get("model")
-        dataset = _own_dataset(data, named.get("loss") if isinstance(named, dict) else None, loss)
+        known = AuditResult.load(Path(folder) / "results.json").scenario
+        named, given = known.get("model"), known.get("data")
+        kind = given.get("kind") if isinstance(given, dict) else None
+        dataset = _own_dataset(data, kind, named.get("loss") if isinstance(named, dict) else None, loss)
     with live_display(progress) as display:
         return verify_audit(
             Path(folder),
@@ -459,13 +465,14 @@ def _with_own(
     *,
     model: nn.Module | None,
     data: Any | None,
+    kind: str | None,
     loss: Loss | None,
 ) -> tuple[Scenario, Dataset | None, Loss | None]:
     """Return the scenario with the user's own parts in it, the data set, and the loss if it has no name.
 
     ``changes`` of the scenario and ``modes`` of its model count unless they are None.
     """
-    own = (model, data, loss, *changes.values(), *modes.values())
+    own = (model, data, kind, loss, *changes.values(), *modes.values())
     if isinstance(scenario, Scenario) and all(part is None for part in own):
         return scenario, None, None  # what it holds has been made already
     values = _values(scenario)
@@ -478,27 +485,30 @@ def _with_own(
             )
     values |= {key: value for key, value in changes.items() if value is not None}
     if model is not None:
-        given = {"initialisation": "given", "width": None, "checkpoint": None}
-        values["model"] = {**(values.get("model", {}) if scenario else {}), "name": "custom", **given}
+        own_model = {"name": "custom", "initialisation": "given", "width": None, "checkpoint": None}
+        values["model"] = {**(values.get("model", {}) if scenario else {}), **own_model}
     if loss is not None:
         name = loss_name(loss)
         loss = None if name in LOSSES else loss
         values["model"] = {**values.get("model", {}), "loss": name}
     values["model"] = values.get("model", {}) | {key: value for key, value in modes.items() if value is not None}
+    if kind is not None:
+        values["data"] = {**values.get("data", {}), "kind": kind}
     if data is None:
         return scenario_from(values), None, loss
     if scenario is None and changes.get("federations") is None:  # the default audit's are the first photographs
         values["federations"] = [{**spec, "draw": "random"} for spec in values["federations"]]
     named = {"name": "custom", "image_size": None, "limit": None, "white": None}
-    values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **named}
-    dataset = _own_dataset(data, values["model"].get("loss"), loss)
+    given = values.get("data", {}) if scenario else {"kind": kind}
+    values["data"] = {"split": "train", **given, **named}
+    dataset = _own_dataset(data, values["data"].get("kind"), values["model"].get("loss"), loss)
     return scenario_from(values), dataset, loss
 
 
-def _own_dataset(data: Any, name: str | None, loss: Loss | None) -> Dataset:
-    """Return a user's own data, with targets as the loss takes them: its ``name``, or a user's own."""
+def _own_dataset(data: Any, kind: str | None, name: str | None, loss: Loss | None) -> Dataset:
+    """Return a user's own data of a ``kind``, with targets as the loss takes them: its ``name``, or a user's own."""
     meant = loss is not None and recognise(loss, 1, None) is None  # 0 and 1, counts: whoever wrote it knows
-    return dataset_of(data, classes=name == BCE, raw_targets=meant)
+    return dataset_of(data, kind=kind, classes=name == BCE, raw_targets=meant)
 
 
 def _named(attack: str | dict[str, Any] | Attack) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_registration_is_the_search_over_all_moves(size):
             best = min(best, float(((a - b) ** 2).mean() * max(1.0, float(easier))))
         counts = best <= plain * 10 ** (-LEAST_GAIN_DB / 10)
         assert error.item() == pytest.approx(best if counts else plain, rel=1e-6, abs=1e-12)
-        assert (move == (False, 0, 0)) == (not counts)
+        assert (move == Move()) == (not counts)
 
 
 @pytest.mark.parametrize(("down", "right", "flipped"), [(3, -2, True), (-4, 4, False), (0, 1, False), (0, 0, True)])
@@ -104,7 +104,7 @@ def test_an_even_image_gains_nothing(shade):
     true = pictures(8)
     errors, moves = registered(torch.full((3, SIZE, SIZE), shade), true)
     torch.testing.assert_close(errors, (shade - true.double()).square().flatten(1).mean(dim=1))
-    assert set(moves) == {(False, 0, 0)}
+    assert set(moves) == {Move()}
 
 
 def test_an_even_image_gains_nothing_where_all_that_is_hard_stands_at_the_edge():
@@ -113,7 +113,7 @@ def test_an_even_image_gains_nothing_where_all_that_is_hard_stands_at_the_edge()
     true[..., :3] = 0
     error, moves = registered(torch.full((3, SIZE, SIZE), 0.99), true)
     assert error.item() == pytest.approx((0.99 - true).square().mean().item())
-    assert moves == [(False, 0, 0)]
+    assert moves == [Move()]
 
 
 def test_noise_gains_next_to_nothing():

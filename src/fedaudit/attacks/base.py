@@ -33,8 +33,7 @@ from fedaudit.utils.registry import register as register
 MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is asked
 MOST_STEPS = 16  # that are worth simulating
 _LONGEST = 300  # letters of another's error
-_IMAGES = ("image",)  # kinds of examples
-GRIDS = ("image", "volume", "signal")  # of channels on a grid, which neighbours in it resemble
+GRIDS = ("image", "volume", "signal")  # kinds of examples on a grid, of which neighbours are alike
 
 
 @contextmanager
@@ -102,8 +101,8 @@ class Case:
 
     @property
     def images(self) -> bool:
-        """Whether the examples are images."""
-        return self.kind in _IMAGES
+        """Whether the examples are images, or volumes or signals, for which the same attacks search."""
+        return self.kind in GRIDS
 
     def classifies(self, kinds: Collection[str]) -> bool:
         """Return whether the model is a classifier of such examples."""

@@ -125,10 +125,10 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFinding(Finding, kind="images"):
-    """Training images.
+    """Training images, or volumes or signals.
 
     Attributes:
-        images: (n, C, H, W) pixels in [0, 1].
+        images: (n, C, H, W) pixels in [0, 1]; of volumes (n, C, D, H, W), of signals (n, C, T) in their own units.
         labels: (n,) the labels that the attack worked with.
         label_source: ``given``, or the name of the label inference.
         trace: of the restart that was kept; None where the attack kept none.

@@ -417,9 +417,9 @@ class Recorder:
                 self._learn(outputs=outputs_of(captured.module, shape, self._header.observed.tokens))
             except BadInput as error:
                 notes.append(str(error))
-        kind = "image" if len(shape) == 3 else "table" if inputs.is_floating_point() else "tokens"
+        kind = fitting_kind(shape, discrete=not inputs.is_floating_point())
         self._learn(
-            kind=kind,
+            kind=kind.name,
             input_shape=shape,
             loss=captured.loss or "custom",
             batch_norm=captured.batch_norm,
@@ -430,9 +430,9 @@ class Recorder:
             self._header.observed = self._header.observed.model_copy(update=options)
         elif any(getattr(self._header.observed, key) != value for key, value in options.items()):
             notes.append("clients minimise the loss with different options")
-        if len(shape) == 3:
+        if kind.bounds is not None and len(shape) > 1:
             # in two steps: four times as fast
-            low, high = inputs.amin(dim=(2, 3)).amin(0), inputs.amax(dim=(2, 3)).amax(0)
+            low, high = inputs.flatten(2).amin(dim=2).amin(0), inputs.flatten(2).amax(dim=2).amax(0)
             least = torch.minimum(low, torch.tensor(task.least)) if task.least else low
             most = torch.maximum(high, torch.tensor(task.most)) if task.most else high
             self._header.observed = self._header.observed.model_copy(
@@ -530,7 +530,7 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
             "make yours of one, such as cross_entropy(outputs, targets, reduction='none')"
         )
     whole = not inputs[0].is_floating_point()
-    if inputs[0].ndim not in ((2,) if whole else (2, 4)):
+    if inputs[0].ndim not in ((2,) if whole else (2, 3, 4, 5)):
         shape = tuple(inputs[0].shape)
         if whole:
             return (
@@ -538,13 +538,17 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
                 "give the model floats: convert before it, not in it"
             )
         said = (
-            f"the inputs have the shape {shape}; attacks are on images (n, C, H, W), tables (n, d), tokens (n, length)"
+            f"the inputs have the shape {shape}; attacks are on images (n, C, H, W), volumes (n, C, D, H, W), signals "
+            "(n, C, T), tables (n, d), tokens (n, length)"
         )
         if len(shape) < 3:
             return said
         return f"{said}; give a table, inputs.flatten(1), to a model that begins with nn.Unflatten(1, {shape[1:]})"
     if whole and (inputs[0].dtype == torch.bool or vocabulary_of(captured.module) is None):
-        return "the inputs are whole numbers, but the model has no embedding; attacks are on images, tables and tokens"
+        return (
+            "the inputs are whole numbers, but the model has no embedding; attacks are on images, volumes, signals, tables "
+            "and tokens"
+        )
     if len({tuple(x.shape[1:]) for x in inputs}) > 1:
         return "the inputs differ in shape from batch to batch"
     if len({(y.ndim, y.dtype) for y in targets}) > 1:

@@ -1,7 +1,7 @@
 """Data: embedded real photographs and tables, data sets from local files, and how a federation partitions them."""
 
 # The imported modules fill the catalogue; the order is the order in which the data sets are listed.
-from fedaudit.data import photos, embedded, synthetic, notes, local_images, tables, image_folder  # noqa: F401, I001
+from fedaudit.data import photos, embedded, synthetic, notes, local_images, tables, image_folder, arrays  # noqa: F401, I001
 from fedaudit.data.catalogue import DATA_DIR_VARIABLE, DATASETS, find_dataset, how_to_get, load_dataset, reading_once
 from fedaudit.data.dataset import Attribute, Dataset, Split
 

@@ -24,7 +24,8 @@ DATA_DIR_VARIABLE = "FEDAUDIT_DATA"
 class Request:
     """What the caller asked for: the side of square images, at most so many examples per split, the seed of draws.
 
-    ``white`` is the value that becomes 1 in image files of more than 8 bits a value.
+    ``white`` is the value that becomes 1 in image files of more than 8 bits a value; ``kind``, what the examples of a
+    user's own arrays are.
 
     Readers of much may leave examples out beforehand, as ``balanced`` does; :func:`load_dataset` cuts all the others.
     """
@@ -35,6 +36,7 @@ class Request:
     limit: int | None = None
     seed: int = 0
     white: float | None = None
+    kind: str | None = None
 
 
 Reader = Callable[[list[Path], Request], Dataset]
@@ -99,7 +101,7 @@ def add_dataset(
         summary: one line for ``fedaudit list``.
         get: how to get its files.
         layouts: in the order in which they are tried.
-        kind: of its examples.
+        kind: of its examples; ``any``: the user says it, or the shape of the arrays.
         task: that models are trained for.
         needs: what must be there to read it, in words.
     """
@@ -115,6 +117,7 @@ def load_dataset(
     limit: int | None = None,
     seed: int = 0,
     white: float | None = None,
+    kind: str | None = None,
 ) -> Dataset:
     """Load a data set by name.
 
@@ -126,23 +129,25 @@ def load_dataset(
         seed: of data sets that are drawn and not read.
         white: of folders of images, the value that becomes 1 in files of more than 8 bits a value; default: the largest
             that their depth allows, and of floats 1.
+        kind: of the examples of ``arrays``; default: what their shape suggests. Other data sets have one of their own.
 
     Raises:
         BadInput: unknown name, an option that doesn't fit, or a file that is damaged.
         MissingData: the files (or the package that reads them) are not there; the message says how to get them.
     """
     entry = DATASETS[name]
-    kind = example_kind(entry.info["kind"])
-    if image_size is not None and not kind.resizable:
-        raise BadInput(
-            f"image_size={image_size} given for data set '{name}', which holds {kind.described}; leave image_size out"
-        )
+    own = None if entry.info["kind"] == "any" else example_kind(entry.info["kind"])
+    if own is not None and kind not in (None, own.name):
+        raise BadInput(f"data set '{name}' holds {own.described}, and kind is '{kind}'; leave kind out")
+    if image_size is not None and (own is None or not own.resizable):
+        what = "arrays as they are" if own is None else own.described
+        raise BadInput(f"image_size={image_size} given for data set '{name}', which holds {what}; leave image_size out")
     if image_size is not None and not 4 <= image_size <= 1024:
         raise BadInput(f"image_size={image_size} for data set '{name}'; give 4 to 1024 pixels")
     if limit is not None and limit < 1:
         raise BadInput(f"limit={limit} for data set '{name}'; give at least 1 example per split, or no limit")
     directory = _data_dir(data_dir)
-    request = Request(name, entry.summary, image_size, limit, seed, white)
+    request = Request(name, entry.summary, image_size, limit, seed, white, kind)
     for layout in entry.value.layouts:
         paths = layout.find(directory)
         if paths is not None:

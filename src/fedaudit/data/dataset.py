@@ -30,7 +30,7 @@ ONE_INPUT = (
 class Split:
     """Examples and their targets.
 
-    inputs: float32; images (n, C, H, W) in [0, 1], tables (n, d) standardised by the train split, or of another kind.
+    inputs: float32; images (n, C, H, W) and volumes (n, C, D, H, W) in [0, 1], signals (n, C, T), tables (n, d) standardised by the train split, or of another kind.
     targets: int64 (n,) for classification, float32 (n, 1) for regression, standardised by the train split; of a causal
         task int64 (n, length), at each position the token that follows, -100 where none does.
     groups: int64 (n,) whose example it is, where the data set itself says so (partition ``natural``): a client's number
@@ -101,7 +101,7 @@ class Dataset:
     """A data set with a train and a test split.
 
     kind: of the examples, one of :data:`fedaudit.modalities.EXAMPLE_KINDS`. mean, std: per channel over the train split
-    for images; (0.,) and (1.,) for tables, which are standardised already. source: where the examples come from, and
+    for images, volumes and signals; (0.,) and (1.,) for tables, which are standardised already. source: where the examples come from, and
     their licence. attributes: what an adversary may ask about. columns: of a table, where their types are known.
     tokens: of text, its vocabulary and task; words: what each token stands for, if that is known.
 
@@ -156,7 +156,7 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example: (C, H, W), (d,), or of another kind."""
+        """The shape of one example: (C, H, W), (C, D, H, W), (C, T), (d,), or of another kind."""
         return tuple(self.train.inputs.shape[1:])
 
     @classmethod
@@ -180,8 +180,11 @@ class Dataset:
         """Make a data set of tensors or numpy arrays.
 
         Args:
-            inputs: images (n, C, H, W), (n, H, W) or (n, H, W, C), uint8 or floats in [0, 1]; or a table (n, d),
-                which is standardised here, column by column, by the train split. Floats of any precision.
+            inputs: images (n, C, H, W), (n, H, W) or (n, H, W, C), uint8, whole numbers of 12 or 16 bits, or floats in
+                [0, 1]; volumes (n, C, D, H, W), or (n, D, H, W) with ``kind="volume"``, likewise, floats of any range;
+                signals (n, C, T) with ``kind="signal"``, of any range; or a table (n, d), which is standardised here,
+                column by column, by the train split. Floats of any precision. The summary says what was scaled, and by
+                what range.
             targets: whole numbers (n,) for classification; floats (n,) or (n, 1) for regression, standardised here by
                 the train split; the summary says so.
             test: the same for the test split. Without it one example in five of every class is held out.
@@ -220,6 +223,8 @@ class Dataset:
         if kind is None and channels is None and (taken := x_kind.said(given, tuple(x.shape[1:]))):
             summary = f"{summary}; {taken}"
         raw = x, x_test
+        x, x_test, by = x_kind.scaled(x, x_test, where)
+        summary = f"{summary}; {by}" if by else summary
         x, x_test, mean, std = x_kind.prepare(x, x_test)
         if columns:
             x, x_test, columns = declared(columns, raw, (x, x_test), where)

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
 
-from fedaudit.utils.bounds import CSV, IDX, MAT, NPZ, PARQUET, check_file, opened, read_bytes, shown
+from fedaudit.utils.bounds import CSV, IDX, MAT, NPZ, PARQUET, TENSORS, check_file, opened, read_bytes, shown
 from fedaudit.utils.errors import BadInput, FedAuditError, MissingData
 
 Numbers = np.ndarray[Any, Any]
@@ -127,6 +130,24 @@ def read_npz(path: Path, *names: str) -> list[Numbers]:
             with archive.open(f"{name}.npy") as member:
                 found.append(_read_npy(member))
         return found
+
+
+def read_arrays(path: Path, *names: str) -> list[Tensor]:
+    """Return the named arrays of an .npz or .safetensors file, as they are.
+
+    Raises:
+        BadInput: the file is damaged or too large, or lacks an array.
+    """
+    if path.suffix.lower() != ".safetensors":
+        return [torch.from_numpy(array.copy()) for array in read_npz(path, *names)]
+    with reading(path):
+        check_file(path, TENSORS)
+        with safe_open(path, "pt") as file:
+            known = list(file.keys())
+            absent = [name for name in names if name not in known]
+            if absent:
+                raise BadInput(f"{path} has no tensor {', '.join(absent)}, only {', '.join(known)[:200]}; get it again")
+            return [file.get_tensor(name) for name in names]
 
 
 def _read_npy(stream: IO[bytes]) -> Numbers:

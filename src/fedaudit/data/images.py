@@ -13,7 +13,7 @@ from torch import Tensor
 from fedaudit.data.catalogue import Request
 from fedaudit.data.dataset import Array, Dataset, Split, as_inputs, balanced
 from fedaudit.data.files import reading
-from fedaudit.modalities.image import IMAGE, channel_statistics
+from fedaudit.modalities.image import IMAGE, image_statistics
 from fedaudit.utils.bounds import PICTURE, read_bytes
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import decode
@@ -86,8 +86,13 @@ def image_dataset(
         rows = balanced(y, request.limit)
         chosen = pixels[rows] if isinstance(pixels, Tensor) else pixels[rows.numpy()]
         _, x = as_inputs(chosen, f"data set '{request.name}'", IMAGE.name)
-        splits.append(Split(x if size is None else resize(x, size), y[rows]))
-    mean, std = channel_statistics(splits[0].inputs)
+        splits.append(Split(x, y[rows]))
+    pixels, held_out, _ = IMAGE.scaled(splits[0].inputs, splits[1].inputs, f"data set '{request.name}'")
+    splits = [
+        Split(x if size is None else resize(x, size), split.targets)
+        for x, split in zip((pixels, held_out), splits, strict=True)
+    ]
+    mean, std = image_statistics(splits[0].inputs)
     return Dataset(
         name=request.name,
         summary=request.summary,

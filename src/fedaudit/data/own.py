@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from fedaudit.data.dataset import ONE_INPUT, Dataset, Split, hold_out, real_targets, stack_pairs
-from fedaudit.data.files import read_csv, read_npz
+from fedaudit.data.files import read_arrays, read_csv
 from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
 from fedaudit.utils.errors import BadInput
 
@@ -31,23 +31,26 @@ _FORMS = (
 )
 
 
-def dataset_of(data: Any, *, classes: bool = False, raw_targets: bool = False) -> Dataset:
+def dataset_of(data: Any, *, kind: str | None = None, classes: bool = False, raw_targets: bool = False) -> Dataset:
     """Return a user's own data as a data set.
 
     Args:
         data: a Dataset, (inputs, targets), (frame, name of the target's column), a map-style torch Dataset, or a
             DataLoader, whose data set is taken.
+        kind: of the examples; None: what the arrays' shape suggests.
         classes: floating-point targets are the classes 0 and 1, not real values.
         raw_targets: those that are real values aren't standardised.
 
     Raises:
         BadInput: it is none of these, or can be read only once; the message says what to do.
     """
-    options: dict[str, Any] = {"classes": classes, "raw_targets": raw_targets}
+    options: dict[str, Any] = {"kind": kind, "classes": classes, "raw_targets": raw_targets}
     if isinstance(data, DataLoader):
         data = data.dataset
         options["summary"] = "given as a DataLoader: its data set was taken, without its batches, order and sampler"
     if isinstance(data, Dataset):
+        if kind not in (None, data.kind):
+            raise BadInput(f"kind='{kind}', and the data set '{data.name}' is of the kind '{data.kind}'; leave one out")
         return data
     if isinstance(data, Iterator | IterableDataset):
         raise BadInput(
@@ -73,8 +76,8 @@ def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
     """Return inputs (n, ...) and targets of a user's examples as they are: nothing is standardised or normalised.
 
     Args:
-        data: (inputs, targets), a map-style torch Dataset, a DataLoader, whose data set is taken, or a file: .npz with
-            the arrays ``inputs`` and ``labels``, or .csv of numbers under a line of names, the target last.
+        data: (inputs, targets), a map-style torch Dataset, a DataLoader, whose data set is taken, or a file: .npz or
+            .safetensors with ``inputs`` and ``labels``, or .csv of numbers under a line of names, the target last.
 
     Raises:
         BadInput: it is none of these.
@@ -98,12 +101,11 @@ def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
 
 
 def _pairs_in(path: Path) -> tuple[Tensor, Tensor]:
-    if path.suffix.lower() == ".npz":
-        inputs, targets = (torch.from_numpy(array.copy()) for array in read_npz(path, "inputs", "labels"))
-        return pairs_of((inputs, targets))
+    if path.suffix.lower() in (".npz", ".safetensors"):
+        return pairs_of(tuple(read_arrays(path, "inputs", "labels")))
     if path.suffix.lower() != ".csv":
         raise BadInput(
-            f"'{path}' isn't read: give .npz with the arrays inputs and labels, or .csv with the target last"
+            f"'{path}' isn't read: give .npz or .safetensors with inputs and labels, or .csv with the target last"
         )
     rows = read_csv(path)[1:]
     try:

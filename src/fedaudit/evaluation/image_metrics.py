@@ -1,4 +1,4 @@
-"""How like an image is to another: MSE, PSNR, SSIM, LPIPS, on pixels in [0, 1]."""
+"""How like an image is to another: MSE, PSNR, SSIM, LPIPS, on pixels in [0, 1]; volumes likewise; and signals."""
 
 from __future__ import annotations
 
@@ -33,25 +33,46 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
     Means, variances and the covariance are over an 11×11 Gaussian window, σ = 1.5, wherever it fits into the image, as
     in the authors' code: no pixel is made up beyond the border. Images smaller than the window are compared with the
-    largest odd uniform window that fits them.
+    largest odd uniform window that fits them. Of volumes (n, C, D, H, W) the window has three axes, as long in each.
     """
-    channels, side = a.shape[1], min(a.shape[-2:])
+    side = min(a.shape[2:])
     if side >= _SSIM_WINDOW:
         distance = torch.arange(-(_SSIM_WINDOW // 2), _SSIM_WINDOW // 2 + 1, dtype=a.dtype)
         weights = torch.exp(-torch.pow(distance / _SSIM_SIGMA, 2) / 2)
-        weights = (weights / weights.sum())[None]
-        window = weights.T @ weights
+        weights = weights / weights.sum()
     else:
         width = side - (1 - side % 2)
-        window = torch.ones(width, width, dtype=a.dtype) / width**2
+        weights = torch.ones(width, dtype=a.dtype) / width
     moments = torch.cat((a, b, a * a, b * b, a * b))
-    means = torch.nn.functional.conv2d(moments, window.expand(channels, 1, *window.shape), groups=channels)
-    mean_a, mean_b, square_a, square_b, product = means.split(len(a))
+    mean_a, mean_b, square_a, square_b, product = _window_means(moments, weights).split(len(a))
     spread = (square_a - mean_a**2).clamp_min(0) + (square_b - mean_b**2).clamp_min(0)
     covariance = product - mean_a * mean_b
     likeness = (2 * mean_a * mean_b + _C1) * (2 * covariance + _C2)
     values: Tensor = likeness / ((mean_a**2 + mean_b**2 + _C1) * (spread + _C2))
     return values.flatten(1).mean(dim=1).double()
+
+
+def _window_means(x: Tensor, weights: Tensor) -> Tensor:
+    """Return the means of (n, C, H, W) or (n, C, D, H, W) over a window, the product of ``weights`` along each axis."""
+    channels = x.shape[1]
+    if x.ndim == 4:
+        uniform = bool((weights == weights[0]).all())
+        window = torch.ones(len(weights), len(weights), dtype=x.dtype) / len(weights) ** 2
+        window = window if uniform else weights[None].T @ weights[None]
+        return torch.nn.functional.conv2d(x, window.expand(channels, 1, *window.shape), groups=channels)
+    for axis in range(2, 5):  # one after the other: a window of 11³ would cost forty times as much
+        shape = [len(weights) if i == axis else 1 for i in range(2, 5)]
+        x = torch.nn.functional.conv3d(x, weights.view(1, 1, *shape).expand(channels, 1, *shape), groups=channels)
+    return x
+
+
+def correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Return the (n,) Pearson correlations of signals (n, C, T): each channel's mean is taken off, all channels as one.
+
+    A signal that doesn't vary correlates with nothing: 0.
+    """
+    own, other = ((x.double() - x.double().mean(dim=-1, keepdim=True)).flatten(1) for x in (a, b))
+    return torch.nn.functional.cosine_similarity(own, other, dim=1, eps=1e-12)
 
 
 def lpips_missing() -> str | None:
@@ -71,10 +92,10 @@ def lpips_missing() -> str | None:
 def lpips(a: Tensor, b: Tensor) -> Tensor | None:
     """Return the (n,) LPIPS distances (Zhang et al. 2018, AlexNet) of (n, C, H, W) images; None where missing.
 
-    Of other bands than grey or colours there is none. Grey images are compared as colour images with equal channels;
+    Of other bands than grey or colours, of volumes and of signals there is none. Grey images are compared as colour images with equal channels;
     sides below 64 pixels are enlarged to 64, because AlexNet's pooling needs it.
     """
-    if lpips_missing() is not None or a.shape[1] not in (1, 3):
+    if lpips_missing() is not None or a.ndim != 4 or a.shape[1] not in (1, 3):
         return None
     a, b = (_for_alexnet(x) for x in (a, b))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Recovered images against the ones that were trained on."""
+"""Recovered images, volumes or signals against the ones that were trained on."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fedaudit.evaluation.finding_types import (
     evaluate,
     refused,
 )
-from fedaudit.evaluation.image_metrics import PSNR_CAP, lpips, mse, psnr, ssim
+from fedaudit.evaluation.image_metrics import PSNR_CAP, correlation, lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
-from fedaudit.evaluation.registration import STAY, correlations, overlapping, registered, turned
+from fedaudit.evaluation.registration import STAY, channel_means, correlations, overlapping, registered, turned, ways
 from fedaudit.evaluation.statistics import DOUBT, SURE
 from fedaudit.evaluation.verdicts import Judgement, share_of
 from fedaudit.results import Curve, FindingResult, ImageResult, RegisteredResult
@@ -37,14 +37,16 @@ from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed
 
 VISIBLE_SSIM = 0.5
+VISIBLE_CORRELATION = 0.8  # of signals: two thirds of the variance are explained
 NEARER_DB = 6.0  # by which an image is nearer than to any other candidate: a quarter of the error is no luck
 CERTIFIED_MSE = (0.5 / 255) ** 2  # half a grey level: what a certified image may be off by
 # Scores of single images that a user may set a limit for; for each, higher means more leakage.
-SCORES = ("psnr", "ssim", "psnr_registered", "ssim_registered")
+SCORES = ("psnr", "ssim", "correlation", "psnr_registered", "ssim_registered", "correlation_registered")
 _RANGES: dict[str, tuple[float, ...]] = {
     "psnr": (0.0, PSNR_CAP),
     "mse": (0.0,),
     "ssim": (-1.0, 1.0),
+    "correlation": (-1.0, 1.0),
     "lpips": (0.0,),
     "psnr_registered": (0.0, PSNR_CAP),
     "ssim_registered": (-1.0, 1.0),
@@ -69,10 +71,14 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     epochs, rounds) is evaluated once, by the first of its recoveries. Candidates that differ from the victims in
     brightness or contrast (Kolmogorov-Smirnov test) are left out: a picture in the clients' style would be nearer to
     any victim than to all of them.
+
+    Signals have no bounds: each channel is measured in units of its range over the candidates, victims included, so
+    that 0 and 1 are its least and its largest value; a PSNR is that of the range. What is compared for images by SSIM
+    is compared for signals by correlation.
     """
     if not bool(finding.images.isfinite().all()):
         return refused(
-            finding, observation, "some of the images that it returned are not finite: a fault of the attack"
+            finding, observation, f"some of the {observation.task_info.example_kind.plural} that it returned are not finite: a fault of the attack"
         )
     vertical, received = observation.vertical is not None, observation
     if vertical:
@@ -84,16 +90,19 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
             return refused(
                 finding,
                 received,
-                f"{len(finding.images)} images for {held} different examples: how many the client holds wasn't known; "
+                f"{len(finding.images)} {observation.task_info.example_kind.plural} for {held} different examples: how many the client holds wasn't known; "
                 "grant the training (threat.knows_training)",
             )
     federation, kind = observation.federation, observation.task_info.example_kind
     covered = [(m, _rows(finding, m, len(observation.messages))) for m in observation.messages]
     covered = [(m, rows) for m, rows in covered if len(rows)]
+    given_images, given_truth = finding.images, torch.cat([truth.inputs[m.round, m.client] for m, _ in covered])
+    if kind.bounds is None:
+        finding, truth = _in_units_of_range(finding, truth)
     true = torch.cat([truth.inputs[m.round, m.client] for m, _ in covered])
     true_labels = torch.cat([truth.labels[m.round, m.client] for m, _ in covered])
     places = [(m, i) for m, _ in covered for i in range(len(truth.inputs[m.round, m.client]))]
-    pictures, all_candidates = true.ndim == 4, len(truth.candidates)
+    pictures, all_candidates = true.ndim > 2, len(truth.candidates)
     if pictures:
         truth = _alike(truth, true, true_labels)
     left_out = all_candidates - len(truth.candidates)
@@ -108,13 +117,13 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     errors = mse(images, true)
     values = psnr(errors)
     seen = observation.task_info.normalise
-    normalised = mse(seen(images), seen(true))
-    structure = ssim(images, true)
+    normalised = mse(seen(given_images[order]), seen(given_truth))
+    structure, alike = _likeness(images, true)
     perceptual = lpips(images, true)
     different = _different(truth.candidates)
     mean_image = truth.candidates.mean(dim=0, keepdim=True).expand_as(true)
     if different == 1:  # that would be the victim itself
-        mean_image = true.mean(dim=(-2, -1), keepdim=True).expand_as(true)
+        mean_image = channel_means(true, true.ndim - 2).expand_as(true)
     rngs, lucky = {}, {}
     for m, rows in covered:
         rngs[id(m)] = np.random.default_rng(derive_seed(seed, "same-class", federation, m.round, m.client))
@@ -141,7 +150,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 label=int(labels[i]),
                 mse=float(errors[i]),
                 psnr=float(values[i]),
-                ssim=float(structure[i]),
+                ssim=None if structure is None else float(structure[i]),
+                correlation=None if alike is None else float(alike[i]),
                 mse_normalised=float(normalised[i]),
                 psnr_normalised=float(psnr(normalised[i])),
                 lpips=None if perceptual is None else float(perceptual[i]),
@@ -162,8 +172,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 toned=None if toned is None else _after_tone(toned[i], true[i], mean_image[i], truth),
             )
         )
-        image_files[results[-1].true_image] = kind.draw(true[i, None])
-        image_files[results[-1].reconstruction] = kind.draw(images[i, None])
+        image_files[results[-1].true_image] = kind.draw(given_truth[i, None])
+        image_files[results[-1].reconstruction] = kind.draw_over(given_images[order[i]], given_truth[i])
     trace = finding.trace
     curve = trace and Curve(
         iterations=trace.iterations,
@@ -177,6 +187,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         images=results,
         certified=None if finding.certified is None else int(finding.certified.sum()),
         certified_wrong=None if finding.certified is None else _wrongly(finding, covered, truth),
+        things=kind.plural,
         label_source=finding.label_source,
         label_accuracy=label_accuracy(labels, true_labels),
         matching=matching(finding, covered, truth, kind.vectors),
@@ -186,6 +197,30 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         images_alone = [image.model_copy(update={"rounds": []}) for image in results]
         result = result.model_copy(update={"round": None, "client": None, "rounds": [], "images": images_alone})
     return Evaluation(result, image_files)
+
+
+def _in_units_of_range(finding: ImageFinding, truth: Truth) -> tuple[ImageFinding, Truth]:
+    """Return both with each channel's least and largest value over the candidates at 0 and 1."""
+    shape = (-1, *(1,) * (truth.candidates.ndim - 2))
+    values = truth.candidates.transpose(0, 1).flatten(1)
+    low, high = values.min(dim=1).values.view(shape), values.max(dim=1).values.view(shape)
+    width = torch.where(high > low, high - low, torch.ones_like(low))
+
+    def scaled(examples: Tensor) -> Tensor:
+        return (examples - low) / width
+
+    trace = finding.trace and replace(finding.trace, snapshots=scaled(finding.trace.snapshots))
+    separate = tuple((scaled(images), labels) for images, labels in finding.separate)
+    inputs = {key: scaled(examples) for key, examples in truth.inputs.items()}
+    return (
+        replace(finding, images=scaled(finding.images), trace=trace, separate=separate),
+        replace(truth, inputs=inputs, candidates=scaled(truth.candidates)),
+    )
+
+
+def _likeness(images: Tensor, true: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return the (n,) SSIM of images or volumes, and the correlation of signals; None for what they aren't."""
+    return (None, correlation(images, true)) if true.ndim == 3 else (ssim(images, true), None)
 
 
 def _by_example(finding: ImageFinding, observation: Observation) -> tuple[ImageFinding, Observation]:
@@ -300,12 +335,15 @@ def _after_move(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -
         same = (truth.candidates == true).flatten(1).all(dim=1)
         place = 1 + int(((errors <= error) & ~same).sum())
         nearest = None if bool(same.all()) else float(psnr(errors[~same].min()))
+    structure, alike = _likeness(on_image[None].contiguous(), on_true[None].contiguous())
     return RegisteredResult(
         psnr=float(psnr(error)),
-        ssim=float(ssim(on_image[None].contiguous(), on_true[None].contiguous())),
+        ssim=None if structure is None else float(structure),
+        correlation=None if alike is None else float(alike),
         flipped=move.flipped,
         down=move.down,
         right=move.right,
+        deep=move.deep,
         rank=place,
         psnr_nearest_other=nearest,
         psnr_mean_image=float(psnr(registered(mean_image, true[None])[0])),
@@ -320,11 +358,11 @@ def _after_tone(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -
     found = correlations(image, true[None])[:, 0]
     way = int(found.abs().argmax())
     r = float(found[way])
-    ways = tuple(range(8)) if len(found) == 8 else (0, 1, 4, 5)
-    turns = turned(image, ways[way]).double()
-    own, theirs = (x - x.mean(dim=(-2, -1), keepdim=True) for x in (turns, true.double()))
+    turn, axes = ways(image)[way], image.ndim - 1
+    own, theirs = (x - channel_means(x, axes) for x in (turned(image, turn).double(), true.double()))
     contrast = float((own * theirs).sum() / own.square().sum().clamp_min(1e-12))
-    fitted = (contrast * own + true.double().mean(dim=(-2, -1), keepdim=True)).clamp(0, 1)
+    fitted = (contrast * own + channel_means(true.double(), axes)).clamp(0, 1)
+    structure, alike = _likeness(fitted[None].to(true.dtype), true[None])
     others = correlations(image, truth.candidates).square().amax(dim=0)
     same = (truth.candidates == true).flatten(1).all(dim=1)
     error = mse(fitted[None], true[None].double())
@@ -335,11 +373,12 @@ def _after_tone(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -
     mean = float(_in_tone(mean_image, true[None]))
     return RegisteredResult(
         psnr=float(psnr(error)),
-        ssim=float(ssim(fitted[None].to(true.dtype), true[None])),
-        flipped=bool(ways[way] % 2),
+        ssim=None if structure is None else float(structure),
+        correlation=None if alike is None else float(alike),
+        flipped=bool(turn % 2),
         down=0,
         right=0,
-        turns=ways[way] // 2,
+        turns=turn // 2,
         contrast=contrast,
         rank=1 + int(((others >= r * r) & ~same).sum()),
         psnr_nearest_other=nearest,
@@ -483,7 +522,8 @@ def _same_class(true: Tensor, label: int, truth: Truth, rng: np.random.Generator
 
 def visible(image: ImageResult | RegisteredResult) -> bool:
     """Return whether an image came out visibly, as it is or after its best move: see the rules of its finding type."""
-    return image.rank == 1 and image.ssim >= VISIBLE_SSIM and image.psnr > image.psnr_mean_image
+    likeness, least = (image.ssim, VISIBLE_SSIM) if image.ssim is not None else (image.correlation, VISIBLE_CORRELATION)
+    return image.rank == 1 and likeness is not None and likeness >= least and image.psnr > image.psnr_mean_image
 
 
 def unmistakable(image: ImageResult | RegisteredResult) -> bool:
@@ -498,12 +538,12 @@ def elsewhere(image: ImageResult) -> bool:
     return image.rank > 1 and image.nearer_to_other >= NEARER_DB
 
 
-def verdict_of(images: Sequence[ImageResult]) -> Judgement:
-    """Return the judgement on an attack's images, by the rules of its finding type."""
-    ways: list[Callable[[ImageResult], RegisteredResult | None]] = [lambda _: None, _moved, _in_another_tone]
+def verdict_of(images: Sequence[ImageResult], things: str = "images") -> Judgement:
+    """Return the judgement on an attack's images, by the rules of its finding type; ``things``: what they are called."""
+    tried: list[Callable[[ImageResult], RegisteredResult | None]] = [lambda _: None, _moved, _in_another_tone]
     judged = [
-        _judged(images, moved, how, level)
-        for moved, (how, level) in zip(ways, _LEVELS.items(), strict=True)
+        _judged(images, moved, how, level, things)
+        for moved, (how, level) in zip(tried, _LEVELS.items(), strict=True)
         if not how or any(moved(image) for image in images)
     ]
     order = ("recovered", "identifiable", "inconclusive", "not demonstrated")
@@ -519,7 +559,11 @@ def _in_another_tone(image: ImageResult) -> RegisteredResult | None:
 
 
 def _judged(
-    images: Sequence[ImageResult], moved: Callable[[ImageResult], RegisteredResult | None], how: str, level: float
+    images: Sequence[ImageResult],
+    moved: Callable[[ImageResult], RegisteredResult | None],
+    how: str,
+    level: float,
+    things: str,
 ) -> Judgement:
     """Return the judgement on the victims by their images as they are, or by what these are once they are moved, too.
 
@@ -540,10 +584,10 @@ def _judged(
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
     against = "one-sided exact test (Poisson binomial) against naming candidates of the class at random"
     luck: dict[str, Any] = {} if recovered else {"by_guessing": sum(chances) / n, "p_value": p, "test": against}
-    evidence = share_of(f"images {what}{how}", counted, n, "images", **luck)
+    evidence = share_of(f"{things} {what}{how}", counted, n, things, **luck)
     which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"
     tries = f", each tried {len(images) / n:.3g} times" if len(images) > n else ""
-    text = f"{seen} of {n} {'image' if n == 1 else 'images'} came out visibly{how}{tries}; {which}"
+    text = f"{seen} of {n} {things.removesuffix('s') if n == 1 else things} came out visibly{how}{tries}; {which}"
     if recovered:
         headline = f"{{who}} can reconstruct training {{things}}: {seen} of {n} came out visibly{_INCLUDED[how]}."
         return Judgement("recovered", text, evidence, headline)
@@ -560,7 +604,7 @@ def _judged(
         )
         return Judgement("identifiable", text + alone, evidence, headline)
     if seen or (identified and (p <= DOUBT or identified == n)):
-        more = "attack more images" if candidates > 2 * n else "attack more images, or give more candidates"
+        more = f"attack more {things}" if candidates > 2 * n else f"attack more {things}, or give more candidates"
         advice = f"{more}: {n} among {candidates} candidates are too few to exclude luck"
         return Judgement("inconclusive", text, evidence, advice=advice)
     return Judgement("not demonstrated", text, evidence)
@@ -596,7 +640,8 @@ def _chance(image: ImageResult) -> float:
 
 def _with_certified(findings: Sequence[FindingResult]) -> Judgement:
     """Return the judgement on all images, with what the attack vouched for and whether the truth agrees."""
-    judged = verdict_of([image for finding in findings for image in finding.images])
+    things = findings[0].things if findings else "images"
+    judged = verdict_of([image for finding in findings for image in finding.images], things)
     vouched = [finding for finding in findings if finding.certified is not None]
     if not vouched:
         return judged
@@ -605,7 +650,7 @@ def _with_certified(findings: Sequence[FindingResult]) -> Judgement:
     told = f"{count} of {sum(len(f.images) for f in vouched)} certified as exact without the truth"
     if wrong:
         text = f"{judged.text}; {told}, of which {wrong} ARE WRONG: the certificate failed, please report this"
-        return judged._replace(text=text, headline=f"{judged.headline} {wrong} certified images are WRONG.".strip())
+        return judged._replace(text=text, headline=f"{judged.headline} {wrong} certified {things} are WRONG.".strip())
     text = f"{judged.text}; {told}" + (", and the truth agrees" if count else "")
     known = f" It can prove {count} of them exact." if count else ""
     return judged._replace(text=text, headline=judged.headline + known if judged.headline else "")
@@ -669,6 +714,11 @@ FINDING_TYPES["images"] = FindingType(
         " are leaks, too: images are judged a third time after the quarter turns, flip, contrast and brightness "
         "that fit best. The worst judgement counts. The three share one level: images as they are have 80 % of it, "
         "either other judgement 10 %, with the chance of each image doubled.",
+        "Volumes are judged as images are: their SSIM has a window of three axes, and they are shifted along their "
+        "depth, too. Signals are judged by correlation where images are by SSIM: one came out visibly when that of its "
+        f"reconstruction with it is at least {VISIBLE_CORRELATION}, each channel's mean taken off, and it is nearer to it "
+        "than to any other candidate and than the mean signal; a PSNR is that of each channel's range. They are judged "
+        "once more after the best shift in time, reversed or not, and after another amplitude and offset.",
         "Victims are counted, not images: one that several rounds or updates show came out where one of its images "
         "did, and their chances are added up.",
         "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many came out "

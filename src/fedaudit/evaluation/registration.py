@@ -1,5 +1,7 @@
 """Images after the best shift and flip, or the best turn and tone: what hides a picture from a pixel's error.
 
+Volumes are shifted along their depth, too, and turned within their slices; signals are shifted in time, or reversed.
+
 A network with global pooling hardly tells where a thing stands, so gradient inversion may recover a picture in another
 place or mirrored; and a face that is shifted, turned, dark or a negative is a leak. Whatever is compared with a
 recovered image, the true one, another candidate or a baseline, gets the same treatment.
@@ -7,6 +9,7 @@ recovered image, the true one, another candidate or a baseline, gets the same tr
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -14,21 +17,28 @@ from torch import Tensor
 
 LEAST_GAIN_DB = 1.0  # by which a move must lower the error to count: less is noise's, too
 _SHARE = 4  # of the side: the furthest shift, so that more than half of the image is compared
+_NAMES = ("deep", "down", "right")  # of shifts, by axis
 _ELEMENTS = 2**20  # of the images that are compared at once: transforms of large ones need gigabytes else
 
 
 class Move(NamedTuple):
-    """A flip from left to right first, then a shift.
+    """A flip from left to right first, then a shift; of a signal from its end to its beginning, and in time.
 
     Attributes:
         flipped: whether there is a flip.
         down: pixels that the shift goes down, negative for up.
-        right: pixels that it goes to the right, negative for left.
+        right: pixels that it goes to the right, negative for left; of a signal points in time, negative for earlier.
+        deep: of a volume, slices that it goes further, negative for back.
     """
 
     flipped: bool = False
     down: int = 0
     right: int = 0
+    deep: int = 0
+
+    def along(self, axes: int) -> tuple[int, ...]:
+        """Return the shift along each of so many last axes."""
+        return (self.deep, self.down, self.right)[-axes:]
 
 
 STAY = Move()
@@ -44,7 +54,7 @@ def registered(image: Tensor, others: Tensor) -> tuple[Tensor, list[Move]]:
     error falls by 1 dB at least.
 
     Args:
-        image: (C, H, W) pixels in [0, 1].
+        image: (C, H, W) pixels in [0, 1], or (C, T) or (C, D, H, W), alike.
         others: (n, C, H, W), alike.
 
     Returns:
@@ -61,13 +71,14 @@ def correlations(image: Tensor, others: Tensor) -> Tensor:
     channel leave, c·image + b, is 1 − r² of what an even image of the other's colours has.
 
     Args:
-        image: (C, H, W) pixels in [0, 1].
+        image: (C, H, W) pixels in [0, 1], or (C, T) or (C, D, H, W), alike.
         others: (n, C, H, W), alike.
 
     Returns:
-        (8, n), in the order of :func:`turned`; (4, n) where H and W differ, which no quarter turn fits.
+        (8, n), in the order of :func:`turned`; (4, n) where H and W differ, which no quarter turn fits; (2, n) of
+        signals, which can be reversed only.
     """
-    own = _without_colour(torch.stack([turned(image, way) for way in _ways(image)]))
+    own = _without_colour(torch.stack([turned(image, way) for way in ways(image)]))
     return torch.cat(
         [own @ _without_colour(part).T for part in others.split(max(1, _ELEMENTS // image.numel()))], dim=1
     )
@@ -79,27 +90,35 @@ def turned(image: Tensor, way: int) -> Tensor:
     ``way // 2`` is the number of quarter turns.
     """
     flipped = image.flip(-1) if way % 2 else image
-    return flipped.rot90(way // 2, (-2, -1))
+    return flipped.rot90(way // 2, (-2, -1)) if way // 2 else flipped
 
 
-def _ways(image: Tensor) -> tuple[int, ...]:
+def ways(image: Tensor) -> tuple[int, ...]:
+    """Return which ways :func:`turned` can turn an image (C, H, W), a volume, or a signal (C, T)."""
+    if image.ndim == 2:
+        return 0, 1
     return tuple(range(8)) if image.shape[-1] == image.shape[-2] else (0, 1, 4, 5)
+
+
+def channel_means(examples: Tensor, axes: int) -> Tensor:
+    """Return the mean of each channel over so many last axes, which stay, of length 1."""
+    return examples.mean(dim=tuple(range(-axes, 0)), keepdim=True)
 
 
 def _without_colour(images: Tensor) -> Tensor:
     """Return (n, C·H·W) images without each channel's mean, of length 1; nothing is left of an even one."""
-    left = images.double() - images.double().mean(dim=(-2, -1), keepdim=True)
+    left = images.double() - channel_means(images.double(), images.ndim - 2)
     return torch.nn.functional.normalize(left.flatten(1), dim=1, eps=1e-9)
 
 
 def overlapping(image: Tensor, other: Tensor, move: Move) -> tuple[Tensor, Tensor]:
     """Return the parts of the moved ``image`` and of ``other``, (C, H, W) both, that lie on each other."""
-    height, width = image.shape[-2:]
+    sides = image.shape[1:]
     flipped = image.flip(-1) if move.flipped else image
-    return (
-        flipped[..., _span(-move.down, height), _span(-move.right, width)],
-        other[..., _span(move.down, height), _span(move.right, width)],
-    )
+    shifts = move.along(len(sides))
+    own = tuple(_span(-shift, side) for shift, side in zip(shifts, sides, strict=True))
+    theirs = tuple(_span(shift, side) for shift, side in zip(shifts, sides, strict=True))
+    return flipped[(..., *own)], other[(..., *theirs)]
 
 
 def _span(shift: int, length: int) -> slice:
@@ -107,41 +126,49 @@ def _span(shift: int, length: int) -> slice:
 
 
 def _registered(image: Tensor, others: Tensor) -> tuple[Tensor, list[Move]]:
-    channels, height, width = image.shape
-    down, right = (torch.arange(-(side // _SHARE), side // _SHARE + 1) for side in (height, width))
-    size = (height + height // _SHARE, width + width // _SHARE)  # of the transform: no shift reaches around the edge
-    colour = image.mean(dim=(1, 2), keepdim=True)
+    channels, *sides = image.shape
+    shifts = [torch.arange(-(side // _SHARE), side // _SHARE + 1) for side in sides]
+    size = [side + side // _SHARE for side in sides]  # of the transform: no shift reaches around the edge
+    axes = tuple(range(1, image.ndim))
+    colour = image.mean(dim=axes, keepdim=True)
     own, theirs = image - colour, others - colour
     even = theirs.square().sum(dim=1)
-    on_part = _sums(even, down, right)
-    covered = channels * (height - down.abs())[:, None] * (width - right.abs())
-    whole = even.mean(dim=(1, 2)) / channels
-    easier = (whole[:, None, None] * covered / on_part).nan_to_num(nan=1.0, posinf=torch.inf).clamp_min(1)
-    spectra = torch.fft.rfft2(theirs, size)
+    on_part = _sums(even, shifts)
+    covered = torch.full((1,) * len(sides), channels)
+    for axis, (shift, side) in enumerate(zip(shifts, sides, strict=True)):
+        covered = covered * (side - shift.abs()).view([-1 if i == axis else 1 for i in range(len(sides))])
+    whole = even.mean(dim=axes) / channels
+    easier = (whole.view(-1, *(1,) * len(sides)) * covered / on_part).nan_to_num(nan=1.0, posinf=torch.inf).clamp_min(1)
+    last = tuple(range(-len(sides), 0))
+    spectra = torch.fft.rfftn(theirs, size, last)
     errors = []
     for flipped in (own, own.flip(-1)):
-        product = (spectra * torch.fft.rfft2(flipped, size).conj()).sum(dim=1)
-        both = torch.fft.irfft2(product, size)[:, down % size[0]][:, :, right % size[1]]
-        alone = _sums(flipped.square().sum(dim=0)[None], -down, -right)
+        product = (spectra * torch.fft.rfftn(flipped, size, last).conj()).sum(dim=1)
+        both = torch.fft.irfftn(product, size, last)
+        for axis, (shift, length) in enumerate(zip(shifts, size, strict=True), start=1):
+            both = both.index_select(axis, shift % length)
+        alone = _sums(flipped.square().sum(dim=0)[None], [-shift for shift in shifts])
         errors.append(((alone + on_part - 2 * both).clamp_min(0) / covered).mul(easier).nan_to_num(nan=torch.inf))
     found = torch.stack(errors, dim=1)
     plain = (image - others).square().flatten(1).mean(dim=1)
     least, place = found.flatten(1).min(dim=1)
     counts = least <= plain * 10 ** (-LEAST_GAIN_DB / 10)
     counts &= plain > 0
-    shifts = [(y, x) for y in down.tolist() for x in right.tolist()]
+    places = list(itertools.product(*(shift.tolist() for shift in shifts)))
     moves = [
-        Move(p >= len(shifts), *shifts[p % len(shifts)]) if gains else STAY
+        Move(p >= len(places), **dict(zip(_NAMES[-len(sides) :], places[p % len(places)], strict=True))) if gains else STAY
         for p, gains in zip(place.tolist(), counts.tolist(), strict=True)
     ]
     return torch.where(counts, least, plain), moves
 
 
-def _sums(values: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Return (n, shifts down, shifts right): the sums of (n, H, W) ``values`` over what each shift covers."""
-    height, width = values.shape[1:]
-    total = torch.nn.functional.pad(values.cumsum(dim=1).cumsum(dim=2), (1, 0, 1, 0))
-    top, bottom = down.clamp_min(0), height + down.clamp_max(0)
-    left, end = right.clamp_min(0), width + right.clamp_max(0)
-    rows = total[:, bottom] - total[:, top]
-    return rows[:, :, end] - rows[:, :, left]
+def _sums(values: Tensor, shifts: list[Tensor]) -> Tensor:
+    """Return (n, shifts along each axis): the sums of (n, ...) ``values`` over what each shift covers."""
+    total = values
+    for axis in range(1, values.ndim):
+        total = total.cumsum(dim=axis)
+    total = torch.nn.functional.pad(total, (1, 0) * len(shifts))
+    for axis, (shift, length) in enumerate(zip(shifts, values.shape[1:], strict=True), start=1):
+        first, end = shift.clamp_min(0), length + shift.clamp_max(0)
+        total = total.index_select(axis, end) - total.index_select(axis, first)
+    return total

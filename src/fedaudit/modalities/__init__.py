@@ -1,6 +1,7 @@
 """Kinds of examples, each a module: how they are normalised, bounded, compared, drawn and written."""
 
-from fedaudit.modalities import image, table, tokens  # noqa: F401  (they fill the registry, in the order in which arrays are tried)
+# They fill the registry, in the order in which arrays are tried.
+from fedaudit.modalities import image, table, tokens, volume, signal  # noqa: F401, I001
 from fedaudit.modalities.base import EXAMPLE_KINDS, ExampleKind, example_kind, fitting_kind, kind_of, register, save_png
 from fedaudit.modalities.columns import Column
 from fedaudit.modalities.tokens import NOTHING, TokenInfo

@@ -32,6 +32,7 @@ class ExampleKind:
         dtype: of examples.
         bounds: the least and the largest value that an element can have; None: any finite one.
         resizable: whether ``data.image_size`` means something.
+        drawing: how its drawings are read, in sentences, for readers of the report; empty: that is plain.
         discrete: whether its elements are tokens of a vocabulary, which data sets then describe by a ``TokenInfo``.
     """
 
@@ -47,6 +48,7 @@ class ExampleKind:
     dtype: ClassVar[torch.dtype] = torch.float32
     bounds: ClassVar[tuple[float, float] | None] = None
     resizable: ClassVar[bool] = False
+    drawing: ClassVar[str] = ""
     discrete: ClassVar[bool] = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -82,10 +84,27 @@ class ExampleKind:
         """Return what an example of the shape ``given``, ``read`` as this one, was taken for; "" if that is plain."""
         return ""
 
+    def scaled(self, train: Tensor, test: Tensor, where: str) -> tuple[Tensor, Tensor, str]:  # noqa: ARG002
+        """Return both splits as :meth:`read` left them, brought into bounds by one scale, and that scale in words.
+
+        Raises:
+            BadInput: no scale fits; ``where`` names the data.
+        """
+        return train, test, ""
+
     def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...], tuple[float, ...]]:
         """Return both splits (n, ...) as a data set holds them, and mean and standard deviation for the model."""
         channels = self.channels(tuple(train.shape[1:]))
         return train, test, (0.0,) * channels, (1.0,) * channels
+
+    def check_guess(self, array: Tensor, where: str) -> None:
+        """Raise where an array that has as many axes as this kind's may well be of another kind.
+
+        Asked only where nobody says the kind.
+
+        Raises:
+            BadInput: it may; the message says how to say the kind.
+        """
 
     def check_finite(self, examples: Tensor, where: str) -> None:
         """Raise where a value is not finite.
@@ -160,6 +179,22 @@ class ExampleKind:
         low, high = self.bounds or (float(lines.min()), float(lines.max()))
         return ((lines - low) / (high - low or 1.0)).clamp(0, 1)[None]
 
+    def draw_over(self, recovered: Tensor, true: Tensor) -> Tensor:  # noqa: ARG002 (signals use it)
+        """Return the drawing of what was recovered of one true example, (...) both; beside it stands that of the true one."""
+        return self.draw(recovered[None])
+
+    def drawn_up(self, shape: tuple[int, ...], count: int, mean: Tensor, std: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return (count, *shape) made-up examples that are nobody's, the same each time; None: there are none.
+
+        Attacks are tried on them where an adversary has no others.
+
+        Args:
+            shape: of one example.
+            count: how many.
+            mean, std: (channels,) of the data, which everybody in the federation knows.
+        """
+        return None
+
     def write(self, example: Tensor, path: Path) -> None:
         """Write the drawing of one example (...) as a PNG.
 
@@ -172,6 +207,47 @@ class ExampleKind:
 def _channelwise(values: tuple[float, ...], like: Tensor) -> Tensor:
     shape = (1, -1, *([1] * (like.ndim - 2)))
     return torch.tensor(values, dtype=like.dtype, device=like.device).view(shape)
+
+
+def channel_statistics(examples: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation per channel of examples (n, C, ...), as two tuples of C."""
+    values = examples.transpose(0, 1).flatten(1)
+    means = [float(channel.mean(dtype=torch.float64)) for channel in values]
+    stds = [
+        float(((channel - mean) ** 2).mean(dtype=torch.float64).sqrt())
+        for channel, mean in zip(values, means, strict=True)
+    ]
+    return tuple(means), tuple(stds)
+
+
+# The ranges that whole numbers are taken for, the first that holds them all: unsigned of 12 and 16 bits, Hounsfield
+# units of 12 bits, signed of 16 bits.
+_DEPTHS = ((0, 4095), (-1024, 3071), (0, 65535), (-32768, 32767))
+_DARK = 0.25  # of the range: values that stay below use a part of their depth only
+
+
+def in_depth(train: Tensor, test: Tensor, where: str, plural: str) -> tuple[Tensor, Tensor, str]:
+    """Return both splits of whole numbers in [0, 1], scaled by the range of their depth, and that in words.
+
+    The depth is 12 bits where all values of both splits lie in 0..4095, or, in Hounsfield units, in -1024..3071; else
+    16 bits. So a value is the scaled one times the range's width, plus its lower end.
+
+    Raises:
+        BadInput: the values have more than 16 bits, or so small a part of the range that all would be nearly black.
+    """
+    least, most = int(min(train.min(), test.min())), int(max(train.max(), test.max()))
+    depth = next((d for d in _DEPTHS if d[0] <= least and most <= d[1]), None)
+    remedy = "give floats in [0, 1], scaled by what is black and white in your data"
+    if depth is None:
+        raise BadInput(f"{where}: {plural} of whole numbers from {least} to {most} have more than 16 bits; {remedy}")
+    low, high = depth
+    if 0 <= least and most < _DARK * high:
+        raise BadInput(
+            f"{where}: {plural} of values {least} to {most} use a small part of {low} to {high} and would be nearly "
+            f"black; {remedy}"
+        )
+    first, second = (x.float().sub_(low).div_(high - low) for x in (train, test))
+    return first, second, f"values {low} to {high} are scaled to [0, 1]"
 
 
 def save_png(pixels: Tensor, path: Path) -> None:
@@ -236,22 +312,27 @@ def kind_of(array: Tensor, where: str) -> ExampleKind:
     """Return the first kind that reads arrays with as many axes as this one.
 
     Raises:
-        BadInput: there is none, or the array is empty; ``where`` names the data.
+        BadInput: there is none, or the array is empty, or may be of another kind; ``where`` names the data.
     """
     for entry in EXAMPLE_KINDS:
         if array.ndim in entry.value.array_axes and array.numel():
+            entry.value.check_guess(array, where)
             return entry.value
     wanted = ", or ".join(f"{entry.value.described} {entry.value.arrays}" for entry in EXAMPLE_KINDS)
     raise BadInput(f"{where}: inputs of shape {tuple(array.shape)} cannot be used; give {wanted}, none of them empty")
 
 
-def fitting_kind(shape: tuple[int, ...]) -> ExampleKind:
-    """Return the first kind whose examples have such a shape: for results that were written before they named it.
+def fitting_kind(shape: tuple[int, ...], *, discrete: bool | None = None) -> ExampleKind:
+    """Return the first kind whose examples have such a shape: for what was written or watched without naming it.
+
+    Args:
+        shape: of one example.
+        discrete: whether these are whole numbers of a vocabulary; None: unknown.
 
     Raises:
         BadInput: there is none.
     """
     for entry in EXAMPLE_KINDS:
-        if entry.value.fits(shape):
+        if entry.value.fits(shape) and discrete in (None, entry.value.discrete):
             return entry.value
     raise BadInput(f"no kind of examples has the shape {shape}; known: {', '.join(EXAMPLE_KINDS.names())}")

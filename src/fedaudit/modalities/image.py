@@ -7,11 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedaudit.modalities.base import ExampleKind, eight_bit, register
+from fedaudit.modalities.base import ExampleKind, channel_statistics, eight_bit, in_depth, register
 from fedaudit.utils.errors import BadInput
 
 _CHANNELS = (1, 3, 4)
-SIGNALS = "inputs.flatten(1), with a model that begins with nn.Unflatten(1, their shape)"
+_DEEP = (torch.uint16, torch.int16)
+_LONG = 4  # times as long as high, or the other way round: an array of three axes that may well be signals
 _MIN_STD = 1e-3  # a channel that never varies is divided by one, not by nothing
 
 
@@ -59,26 +60,61 @@ class Image(ExampleKind):
         return array.permute(0, 3, 1, 2) if last or channels == "last" else array
 
     def read(self, array: Tensor, where: str) -> Tensor:
-        """Return (n, C, H, W) or (n, H, W), uint8 or floats in [0, 1], as float32 (n, C, H, W).
+        """Return (n, C, H, W) or (n, H, W) as (n, C, H, W): uint8 and floats in [0, 1] as float32 in [0, 1].
+
+        Whole numbers of 16 bits stay what they are, as int32: :meth:`scaled` decides their depth by both splits.
 
         Raises:
-            BadInput: other whole numbers than uint8; pixels that are not finite, or outside of [0, 1].
+            BadInput: whole numbers of other types; pixels that are not finite, or outside of [0, 1].
         """
         x = array[:, None] if array.ndim == 3 else array
         if x.dtype == torch.uint8:
             return x.float().div_(255).contiguous()
+        if x.dtype in _DEEP:
+            return x.to(torch.int32).contiguous()
         if not x.is_floating_point():
-            raise BadInput(f"{where}: images of {x.dtype} cannot be used; give uint8 in 0..255 or floats in [0, 1]")
+            raise BadInput(
+                f"{where}: images of {x.dtype} cannot be used; give uint8 in 0..255, uint16 or floats in [0, 1]"
+            )
         x = x.float()
         self.check_finite(x, where)
-        remedy = (
-            "give uint8, or scale them first: normalisation is done here, so undo any that was done before. "
-            f"Series and other signals give as a table: {SIGNALS}"
-        )
-        self.check_bounds(
-            x, f"{where}: inputs {tuple(array.shape)} are taken for {_taken_for(tuple(x.shape[1:]))}", remedy
-        )
+        taken = f"{where}: inputs {tuple(array.shape)} are taken for {_taken_for(tuple(x.shape[1:]))}"
+        self.check_bounds(x, taken, f"{_SCALE}. {_others(array.ndim)}")
         return x.contiguous()
+
+    def scaled(self, train: Tensor, test: Tensor, where: str) -> tuple[Tensor, Tensor, str]:
+        """Return both splits in [0, 1]: whole numbers of 12 or 16 bits by the range of their depth.
+
+        Raises:
+            BadInput: one is of 16 bits and the other isn't; all would be nearly black.
+        """
+        if train.is_floating_point() and test.is_floating_point():
+            return train, test, ""
+        if train.is_floating_point() or test.is_floating_point():
+            raise BadInput(f"{where}: one split has 16 bits a pixel, and the other hasn't; give both in the same form")
+        return in_depth(train, test, where, self.plural)
+
+    def check_guess(self, array: Tensor, where: str) -> None:
+        """Refuse floats that may be signals or volumes: outside of [0, 1], or of three axes and long and low.
+
+        Raises:
+            BadInput: they may be.
+        """
+        if not array.is_floating_point():
+            return
+        self.check_finite(array, where)
+        low, high = float(array.min()), float(array.max())
+        shape, sides = tuple(array.shape), sorted(array.shape[1:3])
+        if low < 0 or high > 1:
+            raise BadInput(
+                f"{where}: inputs of shape {shape} with values in [{low:.3g}, {high:.3g}] are no images, whose pixels "
+                f"lie in [0, 1]; {_others(array.ndim)} If they are images, {_SCALE}"
+            )
+        if array.ndim == 3 and sides[1] > _LONG * sides[0]:
+            raise BadInput(
+                f"{where}: inputs of shape {shape} may be grey images or signals; say which: "
+                f"kind='image' or kind='signal'"
+            )
 
     def said(self, given: tuple[int, ...], read: tuple[int, ...]) -> str:
         """Return what was taken for an image, where it has no channels, or not 1, 3 or 4."""
@@ -87,7 +123,7 @@ class Image(ExampleKind):
 
     def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...], tuple[float, ...]]:
         """Return both splits as they are, with the mean and standard deviation of the train split's channels."""
-        return (train, test, *channel_statistics(train))
+        return (train, test, *image_statistics(train))
 
     def stored(self, examples: Tensor) -> Tensor:
         """Return the 8-bit pixels."""
@@ -100,10 +136,24 @@ class Image(ExampleKind):
         return torch.cat(parts[:-1], dim=2)
 
 
+def _others(axes: int) -> str:
+    """Return what an array of so many axes may be if it isn't of images, and how to say so."""
+    if axes == 3:
+        return f"if these are signals (n, C, T), such as series or ECGs, say kind='signal': {_WHERE}."
+    return (
+        f"if these are volumes (n, D, H, W), such as CT or MRI, say kind='volume': {_WHERE}; of images with "
+        "other channels than 1, 3 or 4 channels='first' or 'last' says where they stand."
+    )
+
+
+_WHERE = "Dataset.from_tensors(…, kind=…), audit(…, kind=…), or data.kind in a scenario"
+_SCALE = "give uint8, or scale them first: normalisation is done here, so undo any that was done before"
+
+
 def _which(array: Tensor, where: str) -> str:
     return (
         f"{where}: the channels of images {tuple(array.shape)} may stand first or last; say which: "
-        "Dataset.from_tensors(…, channels='first') or 'last'"
+        "Dataset.from_tensors(…, channels='first') or 'last'; if these are volumes (n, D, H, W), kind='volume'"
     )
 
 
@@ -113,15 +163,10 @@ def _taken_for(shape: tuple[int, ...]) -> str:
     return f"{'grey images' if channels == 1 else f'images of {channels} channels'}, {height} x {width} pixels"
 
 
-def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def image_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and standard deviation per channel of images (n, C, H, W), as two tuples of C."""
-    pixels = images.transpose(0, 1).flatten(1)
-    means = [float(channel.mean(dtype=torch.float64)) for channel in pixels]
-    stds = [
-        float(((channel - mean) ** 2).mean(dtype=torch.float64).sqrt())
-        for channel, mean in zip(pixels, means, strict=True)
-    ]
-    return tuple(means), tuple(s if s >= _MIN_STD else 1.0 for s in stds)
+    means, stds = channel_statistics(images)
+    return means, tuple(s if s >= _MIN_STD else 1.0 for s in stds)
 
 
 IMAGE = register(Image())

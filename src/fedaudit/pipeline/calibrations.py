@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,12 +13,15 @@ from torch import Tensor, nn
 from fedaudit.attacks import Attack
 from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding, distinct, likely_labels
 from fedaudit.data import load_dataset
+from fedaudit.modalities import ExampleKind
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.fingerprint import fingerprint
 from fedaudit.utils.seeds import generator
 
+_MADE_UP = 96  # examples, as many as there are photographs, about
+_VALUES = 2**25  # of these together, at most
 _SIZES = (8, 224)  # of an image's side, at which they can be cut well
 
 
@@ -26,7 +30,7 @@ class OwnImages:
     """Images that the adversary has, none of them a victim's.
 
     Attributes:
-        inputs: (m, C, H, W) in [0, 1].
+        inputs: (m, C, H, W) in [0, 1], or examples of another kind.
         labels: (m,); empty where they have none that mean anything to the model.
         source: whose they are, in the plural.
     """
@@ -45,7 +49,8 @@ class OwnImages:
 def own_images(observation: Observation, *, held_out: bool = False) -> OwnImages:
     """Return the images that an adversary tries its attacks on: its public ones if enough, else fedaudit's photographs.
 
-    These are mirrored, so that none is a victim's even where clients hold the same photographs.
+    These are mirrored, so that none is a victim's even where clients hold the same photographs. Volumes and signals are
+    made up: drawn shapes and curves.
 
     Args:
         observation: of the adversary.
@@ -58,10 +63,22 @@ def own_images(observation: Observation, *, held_out: bool = False) -> OwnImages
     records = observation.records
     if records is not None and len(records.public_inputs[chosen]) >= distinct(observation.split()[0]):
         return OwnImages(records.public_inputs[chosen], records.public_labels.flatten()[chosen], "public examples")
-    if len(observation.task_info.input_shape) != 3:
+    info, empty = observation.task_info, torch.zeros(0, dtype=torch.int64)
+    made_up = _made_up(info.example_kind, info.input_shape, info.mean, info.std)
+    if made_up is not None:
+        return OwnImages(made_up[chosen], empty, f"made-up {info.example_kind.plural}")
+    if len(info.input_shape) != 3:
         raise NotApplicable("there are no images of one's own for examples of this kind")
-    empty = torch.zeros(0, dtype=torch.int64)
     return OwnImages(_photographs(tuple(observation.task_info.input_shape))[chosen], empty, "fedaudit's photographs")
+
+
+@cache
+def _made_up(
+    kind: ExampleKind, shape: tuple[int, ...], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Tensor | None:
+    """Return made-up examples of a kind, where it has such; fewer where they are large."""
+    count = min(_MADE_UP, max(16, _VALUES // math.prod(shape)))
+    return kind.drawn_up(shape, count, torch.tensor(mean), torch.tensor(std))
 
 
 @cache

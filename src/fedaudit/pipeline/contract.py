@@ -151,7 +151,11 @@ def _simulated(scenario: Scenario, attack: Attack) -> tuple[Observation, Recordi
     """Return a copy of the first that the attack looks at, what it was made of, and the data of the clients."""
     data = copy.deepcopy(
         load_dataset(
-            scenario.data.name, image_size=scenario.data.image_size, limit=scenario.data.limit, seed=scenario.seed
+            scenario.data.name,
+            image_size=scenario.data.image_size,
+            limit=scenario.data.limit,
+            seed=scenario.seed,
+            kind=scenario.data.kind,
         )
     )
     (recording,) = record(resolve(scenario, dataset=data))

@@ -278,7 +278,7 @@ def _of_power(attack: str, power: Power) -> ControlResult:
         case=f"{power.source} in updates made under the same conditions",
         won=power.enough,
         text=f"{text}: {'it has power here' if power.enough else 'too few for it to have power here'}",
-        power=share_of(f"{power.source} came out visibly", power.recovered, power.images, "images"),
+        power=share_of(f"{power.source} came out visibly", power.recovered, power.images, power.things),
         images=power.results,
         timing=Timing(seconds=sum(result.timing.seconds for result in power.done if result.timing)),
     )

@@ -37,7 +37,6 @@ _LEAST_RUNS = 24  # on single images, that they may always cost: a bisection's
 _SPENT = "power and margin may cost four times as much as the attack itself, and did"
 _PICTURES = 6  # of known examples, that are kept
 _UNTRAINED = "the network untrained"
-_AXES = 3  # of an image
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,8 @@ class Step:
 
     def __str__(self) -> str:
         """Return the conditions in words."""
-        images = f"{self.examples} images" if self.examples > 1 else "single images"
+        things = self.observation.task_info.example_kind.plural
+        images = f"{self.examples} {things}" if self.examples > 1 else f"single {things}"
         steps = f" in {self.steps} steps" if self.steps > 1 else ""
         return ", ".join([f"updates over {images}{steps}", *self.changes])
 
@@ -368,7 +368,7 @@ def _able(federation: str, trials: Sequence[Trial], attacks: Sequence[Attack]) -
             if trial.attack.name != attack.name or seen.federation != federation or len(seen.messages) != 1:
                 continue
             info = seen.task_info
-            suited = (not attack.examples or info.kind in attack.examples) and len(info.input_shape) == _AXES
+            suited = (not attack.examples or info.kind in attack.examples) and len(info.input_shape) > 1
             weak = hasattr(attack, "iterations") and attack.effort() < FEWEST_ITERATIONS
             if suited and not weak and attack.finds is ImageFinding and attack.scope() == "update":
                 found.setdefault(attack.name, (attack, seen))

@@ -21,7 +21,7 @@ from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import unusable, vocabulary_of
 from fedaudit.evaluation.blind import FEWEST, blind_scores, features
 from fedaudit.evaluation.statistics import SURE
-from fedaudit.modalities import TokenInfo, example_kind
+from fedaudit.modalities import TokenInfo, fitting_kind
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
 from fedaudit.transcript.files import Form, ObservedTask
@@ -467,10 +467,10 @@ def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, la
         if labels.ndim == 2 or words is None:
             raise BadInput("the model predicts the next token, and records have labels")
         tokens = TokenInfo(vocabulary=words, causal=False)
-    kind = "tokens" if tokens else "image" if len(shape) == 3 else "table"
-    channels = example_kind(kind).channels(shape)
+    kind = fitting_kind(shape, discrete=tokens is not None)
+    channels = kind.channels(shape)
     observed = ObservedTask(
-        kind=kind,
+        kind=kind.name,
         input_shape=shape,
         mean=(0.0,) * channels,
         std=(1.0,) * channels,

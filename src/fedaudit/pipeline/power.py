@@ -62,6 +62,11 @@ class Power:
     work: float = 0.0
 
     @property
+    def things(self) -> str:
+        """What the examples are called, in the plural."""
+        return self.done[0].things if self.done else "images"
+
+    @property
     def enough(self) -> bool:
         """Whether the attack has power: it recovers nearly all, and luck is no reason for it."""
         return powerful(self.recovered, self.images)

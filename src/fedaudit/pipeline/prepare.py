@@ -224,6 +224,7 @@ def _loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:
         limit=spec.limit,
         seed=scenario.seed,
         white=spec.white,
+        kind=spec.kind,
     )
 
 

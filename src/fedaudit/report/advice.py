@@ -6,6 +6,7 @@ import itertools
 import shlex
 from typing import Any, NamedTuple
 
+from fedaudit.modalities import example_kind
 from fedaudit.report.conclusion import headline
 from fedaudit.report.frontier import UNDEFENDED
 from fedaudit.results import LEAKS, AttackSummary, AuditResult
@@ -112,11 +113,12 @@ def _against(result: AuditResult) -> list[Advice]:
                 "--set defences.sanitiser=dp --set defences.sanitiser.epsilon=null",
             )
         )
+    things = example_kind(result.data.kind or "image").plural
     if "images" in kinds and not recorded and (change := _larger_batch(result, leaks)):
         lines.append(
             Advice(
                 "Send less often, about more examples.",
-                "Larger batches usually make images harder to reconstruct. They guarantee nothing.",
+                f"Larger batches usually make {things} harder to reconstruct. They guarantee nothing.",
                 change,
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedaudit.modalities import example_kind
 from fedaudit.report.frontier import defence_tables, strongest
 from fedaudit.report.wording import count, number, sentence, short
 from fedaudit.results import (
@@ -68,7 +69,7 @@ def headline(result: AuditResult) -> Headline:
             lines = [f"Not tried: {'; '.join(result.not_tried)}."] if result.not_tried else []
             lines += dict.fromkeys(sentence(s.verdict_text) for s in result.summaries if s.federation in used)
             setting = setting_text(result, next(s for s in result.summaries if s.federation in used))
-            return Headline(_so_far(margin), setting, "", " ".join(lines), "inconclusive")
+            return Headline(_so_far(margin, result), setting, "", " ".join(lines), "inconclusive")
         detail = (
             "Every attack was refused before it began; the reasons are listed under “What was not tested”."
             if result.summaries
@@ -91,7 +92,7 @@ def headline(result: AuditResult) -> Headline:
             update = next(UPDATES[f.update_kind] for f in result.federations if f.name == name)
             elsewhere.append(f"{name} ({update}): {', '.join(dict.fromkeys(rest))}")
     if margin is not None and verdict not in LEAKS and (verdict == "inconclusive" or chief.kind != "images"):
-        title = _so_far(margin)  # the answer to the first question, not to the smallest
+        title = _so_far(margin, result)  # the answer to the first question, not to the smallest
     if tables := defence_tables(result):
         elsewhere = []
     text = f"Elsewhere: {'; '.join(elsewhere)}." if elsewhere else ""
@@ -122,9 +123,10 @@ def setting_text(result: AuditResult, summary: AttackSummary) -> str:
     return "Deployment: a trained network, and updates such as federations in use send."
 
 
-def _so_far(margin: MarginResult) -> str:
+def _so_far(margin: MarginResult, result: AuditResult) -> str:
     """Return how far away a leak is, as a headline."""
-    return f"That training images come out here was not shown; {margin.text}."
+    things = example_kind(result.data.kind or "image").plural
+    return f"That training {things} come out here was not shown; {margin.text}."
 
 
 def tested(result: AuditResult, summary: AttackSummary) -> str:

@@ -55,6 +55,11 @@ class Victims:
         return max(0, len(self.all) - SHOWN)
 
     @property
+    def broad(self) -> bool:
+        """Whether the pictures need columns that are broader than usual."""
+        return any(victim.image.broad for victim in self.shown)
+
+    @property
     def copies(self) -> bool:
         """Whether a true image was so large that the page has a JPEG of it."""
         return any(victim.image.uri.startswith("data:image/jpeg") for victim in self.shown)
@@ -75,7 +80,7 @@ def victims_of(result: AuditResult, federation: str, images: ImageReader) -> Vic
             seen[truth.digest] += 1
             if key not in victims:
                 n, label = len(victims) + 1, label_of(result, image.true_label)
-                alt = f"True image of victim {n}, {label}."
+                alt = f"True {finding.things.removesuffix('s')} of victim {n}, {label}."
                 whose = client_of(finding, result)
                 victims[key] = Victim(
                     n, rounds_of(finding), whose, label, truth, alt, reconstructions=dict.fromkeys(columns)
@@ -83,6 +88,7 @@ def victims_of(result: AuditResult, federation: str, images: ImageReader) -> Vic
             victim = victims[key]
             alt = (
                 f"Reconstruction of victim {victim.number} by {finding.attack}: PSNR {number(image.psnr, 1)} dB, "
+                f"{'' if image.correlation is None else f'correlation {number(image.correlation, 2)}, '}"
                 f"{identified(image)}{', certified exact' if image.certified else ''}."
             )
             victim.reconstructions[finding.attack] = Reconstruction(
@@ -95,10 +101,11 @@ def after_move(image: RegisteredResult) -> str:
     """Return what a reconstruction that stands elsewhere scores once it is put right, in words."""
     turns = {0: "", 1: "turned left", 2: "upside down", 3: "turned right"}[image.turns]
     tone = "in negative" if image.contrast < 0 else f"contrast times {image.contrast:.1f}"
-    ways = ((image.right, "sideways"), (image.down, "up or down"))
-    shifted = " and ".join(f"{abs(pixels)} px {way}" for pixels, way in ways if pixels)
+    in_time = image.ssim is None
+    ways = ((image.right, "in time" if in_time else "sideways"), (image.down, "up or down"), (image.deep, "in depth"))
+    shifted = " and ".join(f"{abs(far)} {'points' if in_time else 'px'} {way}" for far, way in ways if far)
     plain = image.contrast == 1.0
-    parts = [*["mirrored"] * image.flipped, turns, f"shifted {shifted}" if shifted else "", "" if plain else tone]
+    parts = [*["reversed" if in_time else "mirrored"] * image.flipped, turns, f"shifted {shifted}" if shifted else "", "" if plain else tone]
     how = " and ".join(part for part in parts if part)
     hit = ", identified" if image.rank == 1 else ""
     return f"{how}: {number(image.psnr, 1)} dB when put back{hit}"

@@ -19,6 +19,7 @@ from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.folders import inside
 from fedaudit.utils.image_bytes import decode, dimensions
 
+_BROAD = 420  # CSS pixels, at most, of a picture that is at least twice as wide as high
 _LARGE = 24 * 1024  # bytes of a PNG above which the page carries a JPEG of it: 224-pixel photographs, mostly
 
 
@@ -39,7 +40,14 @@ class PageImage:
     @property
     def shown_width(self) -> int:
         """Greatest width on the page in CSS pixels: a whole multiple where the pixels are squares."""
-        return self.width * math.ceil(128 / self.width) if self.pixelated else min(self.width, 200)
+        if self.pixelated:
+            return self.width * math.ceil(128 / self.width)
+        return min(self.width, _BROAD if self.broad else 200)
+
+    @property
+    def broad(self) -> bool:
+        """Whether it is at least twice as wide as high: planes of a volume, curves."""
+        return self.width >= 2 * self.height
 
 
 @dataclass

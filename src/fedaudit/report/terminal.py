@@ -34,14 +34,15 @@ def print_summary(result: AuditResult) -> None:
     title = escape(f"{result.name}: {result.adversary.adversary}")
     images, others = with_images(result.summaries)
     if images or not others:
-        table = _table(title, ["federation", "attack", "verdict"], ["PSNR dB [95 %]", "SSIM", "identified", "n"])
+        likeness = "correlation" if any(row.correlation for row in images) else "SSIM"
+        table = _table(title, ["federation", "attack", "verdict"], ["PSNR dB [95 %]", likeness, "identified", "n"])
         for row in images:
             table.add_row(
                 row.federation,
                 row.attack,
                 row.verdict,
                 _interval(row.psnr, 1),
-                f"{row.ssim.mean:.2f}" if row.ssim else "-",
+                f"{alike.mean:.2f}" if (alike := row.correlation or row.ssim) else "-",
                 "-" if row.identification_rate is None else f"{row.identification_rate:.0%}",
                 counted(row),
             )

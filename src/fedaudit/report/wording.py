@@ -30,8 +30,9 @@ def count(value: int) -> str:
 
 def counted(summary: AttackSummary) -> str:
     """Return how many images an attack was tried on, and where it was tried several times on one, how many it made."""
-    victims = summary.evidence.n if summary.evidence and summary.evidence.of == "images" else summary.images
-    found = f"{count(victims)} {'image' if victims == 1 else 'images'}"
+    evidence = summary.evidence if summary.kind == "images" else None
+    victims, things = (evidence.n, evidence.of) if evidence else (summary.images, "images")
+    found = f"{count(victims)} {things.removesuffix('s') if victims == 1 else things}"
     return found if victims == summary.images else f"{found}, {count(summary.images)} reconstructions"
 
 

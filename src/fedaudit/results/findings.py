@@ -168,10 +168,12 @@ class RegisteredResult(Record):
     psnr: float = Field(
         description="dB where the moved reconstruction covers the victim; what an even image would gain is taken off"
     )
-    ssim: float = Field(description="on the same part")
+    ssim: float | None = Field(description="on the same part; null: signals")
+    correlation: float | None = optional("of signals, on the same part")
     flipped: bool = Field(description="mirrored from left to right, before the shift")
     down: int = Field(description="pixels that the reconstruction is shifted down; negative: up")
-    right: int = Field(description="pixels that it is shifted to the right; negative: left")
+    right: int = Field(description="pixels that it is shifted to the right, of signals points in time; negative: left")
+    deep: int = Field(default=0, description="of volumes, slices that it is shifted further; negative: back")
     turns: int = Field(default=0, description="quarter turns to the left, after a flip")
     contrast: float = Field(default=1.0, description="factor of all values; below 0: the reconstruction is a negative")
     rank: int | None = Field(
@@ -182,7 +184,10 @@ class RegisteredResult(Record):
 
 
 class ImageResult(Record):
-    """One victim image against its reconstruction. Paths are relative to the folder of results.json."""
+    """One victim image, volume or signal against its reconstruction. Paths are relative to the folder of results.json.
+
+    Signals are measured in units of each channel's range over the candidates.
+    """
 
     true_image: str = Field(description="PNG of the victim")
     reconstruction: str = Field(description="PNG of what the attack recovered")
@@ -190,7 +195,8 @@ class ImageResult(Record):
     label: int | None = Field(description="label that the attack used for this image")
     mse: float = Field(description="mean squared error on [0, 1] pixels")
     psnr: float = Field(description="dB on [0, 1] pixels, capped at 100")
-    ssim: float = Field(description="structural similarity, 1 for a perfect copy")
+    ssim: float | None = Field(description="structural similarity, 1 for a perfect copy; null: signals")
+    correlation: float | None = optional("of signals (Pearson), each channel's mean taken off, 1 for a perfect copy")
     mse_normalised: float | None = optional("mean squared error on pixels as the model sees them: (x - mean) / std")
     psnr_normalised: float | None = optional(
         "dB, -10 log10 of mse_normalised: the peak is taken for 1, so it may be negative"
@@ -355,6 +361,7 @@ class FindingResult(Record):
     num_examples: int = Field(description="over how many examples (with repetition) the updates were made")
     status: Literal["done", "not applicable"] = Field(description="'not applicable': it could not be run; see reason")
     kind: str | None = optional("what was recovered: 'images' or another finding type")
+    things: str = Field(default="images", description="what its images are: images, volumes or signals")
     metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't images was evaluated")
     charts: list[Chart] = Field(default=[], description="figures about this finding")
     sheets: list[Sheet] = Field(default=[], description="rows of images about this finding")
@@ -471,7 +478,8 @@ class AttackSummary(Record):
     )
     psnr: Interval | None = optional("in dB, over images; null: no images")
     mse: Interval | None = optional("of pixels in [0, 1]")
-    ssim: Interval | None = optional("over images")
+    ssim: Interval | None = optional("over images or volumes")
+    correlation: Interval | None = optional("over signals")
     lpips: Interval | None = optional("over images; null: see lpips_missing")
     psnr_registered: Interval | None = optional("PSNR after each image's best shift and flip")
     ssim_registered: Interval | None = optional("SSIM after it")

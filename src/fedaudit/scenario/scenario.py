@@ -35,6 +35,11 @@ class DataSpec(Spec):
     """Which data set, and which part of it the clients hold."""
 
     name: str = Field(default="photos", description="which data set; `fedaudit list datasets` has their names")
+    kind: Title | None = Field(
+        default=None,
+        description="of the examples of arrays (data set arrays, or from Python), where their shape doesn't tell: image, "
+        "volume, signal or table",
+    )
     image_size: Count | None = Field(default=None, description="side in pixels; the data set's own if null")
     limit: Count | None = Field(default=None, description="at most so many examples per split are loaded")
     white: Positive | None = Field(

@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from fedaudit.modalities import TokenInfo, example_kind
+from fedaudit.modalities import TokenInfo, example_kind, fitting_kind
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import as_called, recognise
 from fedaudit.task.training import BCE, Loss, loss_function
@@ -199,13 +199,7 @@ def complete_task(
             "if it is known, give --input-shape, for example 3,32,32"
         )
     shape = tuple(task.input_shape)
-    kind = "tokens" if task.tokens else task.kind
-    kind = kind or ("image" if len(shape) == 3 else "table" if len(shape) == 1 else None)
-    if kind is None:
-        raise BadInput(
-            f"the inputs have the shape {shape}: neither images (C, H, W), rows of a table (d,) nor tokens (length,); "
-            "attacks on other inputs aren't there"
-        )
+    kind = "tokens" if task.tokens else task.kind or fitting_kind(shape, discrete=False).name
     if not example_kind(kind).fits(shape):
         raise BadInput(f"the inputs have the shape {shape}, which {example_kind(kind).plural} don't have")
     if task.columns and (task.tokens or len(shape) != 1):

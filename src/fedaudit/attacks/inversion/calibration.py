@@ -23,6 +23,7 @@ from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.models import has_batch_norm, set_training_mode
 from fedaudit.simulation.local_training import gradient, local_randomness
 from fedaudit.simulation.replay import replay
+from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import class_logits
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.update import Update
@@ -240,7 +241,7 @@ def halving(
     Raises:
         NotApplicable: no candidate gives anything; there are too few examples; nobody can repeat such training.
     """
-    each, whole = distinct(observation), attack.effort()
+    each, whole, info = distinct(observation), attack.effort(), observation.task_info
     most = max(1, min(_OWN_UPDATES, _OWN_IMAGES // each, len(examples[0]) // each))
     duels = max(1, min(most, iterations // (3 * whole)))
     last = min(whole, max(1, iterations // 4 // duels))
@@ -270,7 +271,7 @@ def halving(
                         min(before + length * so_far // of, iterations), iterations
                     ),
                 )
-                values = None if values is None else values + psnr_of(_images(found), one.used)
+                values = None if values is None else values + psnr_of(*(_comparable(x, info) for x in (_images(found), one.used)))
             except OutOfTime:
                 raise
             except NotApplicable:
@@ -310,6 +311,11 @@ def candidates(attack: Attack) -> list[dict[str, Any]]:
 
 def _rungs(count: int) -> int:
     return max(1, math.ceil(math.log2(count)))
+
+
+def _comparable(examples: Tensor, task_info: TaskInfo) -> Tensor:
+    """Return examples in units in which a PSNR means something: as the model sees them, where they have no bounds."""
+    return examples if task_info.example_kind.bounds is not None else task_info.normalise(examples)
 
 
 def _images(finding: Finding) -> Tensor:

@@ -55,6 +55,7 @@ class GIAS(GradientInversion):
     )
     distance = "cosine"
     fedavg = "simulation"
+    examples = ("image",)  # of which its generators are
     only_single = "it searches what a generator makes images from"
 
     learning_rate: Annotated[Positive, Field(le=1e36)] = 0.1
