@@ -45,9 +45,11 @@ SOURCE = str(Path(fedaudit.__file__).parents[1])
 @pytest.fixture(autouse=True)
 def _a_process_of_its_own():
     yield
-    if of_site._validation is not None:
-        of_site._validation.stop()
-    of_site._validation = of_site._wanted = None
+    for evaluation in of_site._evaluations.values():
+        evaluation.stop()
+    for kept in (of_site._evaluations, of_site._wanted, of_site._validated):
+        kept.clear()
+    of_site._turn = None
 
 
 def snippets(kind: str) -> list[str]:
