@@ -79,7 +79,14 @@ def page() -> str:
     lines += ["", "## Models", "", "`model.name`. `width` is a model's size where it has one.", ""]
     lines += head("name", "what", "input", "width")
     for model in MODELS:
-        lines.append(row(f"`{model.name}`", cell(model.summary), " or ".join(inputs_of(model)) or "any", _width(model.info["width"])))
+        lines.append(
+            row(
+                f"`{model.name}`",
+                cell(model.summary),
+                " or ".join(inputs_of(model)) or "any",
+                _width(model.info["width"]),
+            )
+        )
     lines += ["", "## Attacks", ""]
     lines += _attacks()
     for title, registry in (

@@ -78,7 +78,9 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     """
     if not bool(finding.images.isfinite().all()):
         return refused(
-            finding, observation, f"some of the {observation.task_info.example_kind.plural} that it returned are not finite: a fault of the attack"
+            finding,
+            observation,
+            f"some of the {observation.task_info.example_kind.plural} that it returned are not finite: a fault of the attack",
         )
     vertical, received = observation.vertical is not None, observation
     if vertical:

@@ -156,7 +156,9 @@ def _registered(image: Tensor, others: Tensor) -> tuple[Tensor, list[Move]]:
     counts &= plain > 0
     places = list(itertools.product(*(shift.tolist() for shift in shifts)))
     moves = [
-        Move(p >= len(places), **dict(zip(_NAMES[-len(sides) :], places[p % len(places)], strict=True))) if gains else STAY
+        Move(p >= len(places), **dict(zip(_NAMES[-len(sides) :], places[p % len(places)], strict=True)))
+        if gains
+        else STAY
         for p, gains in zip(place.tolist(), counts.tolist(), strict=True)
     ]
     return torch.where(counts, least, plain), moves

@@ -115,7 +115,9 @@ def _curves(frame: Tensor, curves: list[tuple[Tensor, tuple[int, int, int], int]
             values = curve[channel].detach().cpu().double()
             y = ((high + room - values) / (high - low + 2 * room)).clamp(0, 1)
             x = torch.linspace(0, 1, len(values), dtype=torch.float64)
-            places = zip((left + x * (_FINE * _WIDTH - 1)).tolist(), (top + y * (_FINE * _PANEL - 1)).tolist(), strict=True)
+            places = zip(
+                (left + x * (_FINE * _WIDTH - 1)).tolist(), (top + y * (_FINE * _PANEL - 1)).tolist(), strict=True
+            )
             pen.line(list(places), fill=colour, width=breadth, joint="curve")
     small = image.resize((image.width // _FINE, image.height // _FINE), Image.Resampling.BOX)
     pixels = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(small.height, small.width, 3)

@@ -36,9 +36,7 @@ class UNet(nn.Module):
     def __init__(self, dims: int, channels: int, outputs: int, width: int) -> None:
         super().__init__()
         widths = [width * 2**level for level in range(_LEVELS + 1)]
-        self.down = nn.ModuleList(
-            _double(dims, a, b) for a, b in zip([channels, *widths[:-1]], widths, strict=True)
-        )
+        self.down = nn.ModuleList(_double(dims, a, b) for a, b in zip([channels, *widths[:-1]], widths, strict=True))
         self.pool = _POOL[dims](2)
         self.raise_ = nn.ModuleList(_UP[dims](2 * w, w, 2, stride=2) for w in widths[-2::-1])
         self.up = nn.ModuleList(_double(dims, 2 * w, w) for w in widths[-2::-1])

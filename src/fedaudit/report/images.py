@@ -105,7 +105,12 @@ def after_move(image: RegisteredResult) -> str:
     ways = ((image.right, "in time" if in_time else "sideways"), (image.down, "up or down"), (image.deep, "in depth"))
     shifted = " and ".join(f"{abs(far)} {'points' if in_time else 'px'} {way}" for far, way in ways if far)
     plain = image.contrast == 1.0
-    parts = [*["reversed" if in_time else "mirrored"] * image.flipped, turns, f"shifted {shifted}" if shifted else "", "" if plain else tone]
+    parts = [
+        *["reversed" if in_time else "mirrored"] * image.flipped,
+        turns,
+        f"shifted {shifted}" if shifted else "",
+        "" if plain else tone,
+    ]
     how = " and ".join(part for part in parts if part)
     hit = ", identified" if image.rank == 1 else ""
     return f"{how}: {number(image.psnr, 1)} dB when put back{hit}"

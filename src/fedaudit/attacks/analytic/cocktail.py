@@ -94,7 +94,9 @@ class Cocktail(Spear):
         signs = (inputs * rows[:, :-1]).sum(dim=1, keepdim=True).sign()
         labels, distance = own_labels(module, observation, layer, inputs, signs * columns)
         bounded = observation.task_info.example_kind.bounds is not None
-        if bounded and comparable(module, observation):  # an image and its negative differ in what the model makes of them
+        if bounded and comparable(
+            module, observation
+        ):  # an image and its negative differ in what the model makes of them
             other = _widest(rows, 1.0, layer, observation.task_info)
             other = torch.where(signs > 0, _widest(rows, -1.0, layer, observation.task_info), other)
             label, far = own_labels(module, observation, layer, other, -signs * columns)

@@ -271,7 +271,11 @@ def halving(
                         min(before + length * so_far // of, iterations), iterations
                     ),
                 )
-                values = None if values is None else values + psnr_of(*(_comparable(x, info) for x in (_images(found), one.used)))
+                values = (
+                    None
+                    if values is None
+                    else values + psnr_of(*(_comparable(x, info) for x in (_images(found), one.used)))
+                )
             except OutOfTime:
                 raise
             except NotApplicable:
