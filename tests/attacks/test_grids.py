@@ -46,12 +46,12 @@ def drawn(count: int, shape: tuple[int, ...], seed: int = 0) -> Tensor:
     return torch.randn((count, *shape), generator=generator(seed, "grids"), dtype=torch.float64)
 
 
-# --- priors ------------------------------------------------------------------------------------------------------------
+# --- priors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [*GRIDS.values(), (1, 1, 6), (1, 4, 1, 3), (2, 1, 1, 1)])
 def test_total_variation_is_the_mean_over_neighbours_summed_over_axes(shape: tuple[int, ...]) -> None:
-    """By a loop in NumPy over pairs of neighbours; the gradient by autograd of the value, and in 2-D as it always was."""
+    """By a loop in NumPy over pairs of neighbours; the gradient by autograd of the value."""
     x = drawn(2, shape).requires_grad_()
     array, wanted = x.detach().numpy(), 0.0
     for axis in range(2, array.ndim):
@@ -128,13 +128,13 @@ def test_moves_of_signals_and_volumes(size: tuple[int, ...], count: int) -> None
     assert affordable(61 + a_round, 1, 60, len(size)) == (1, 1)
 
 
-# --- patches and subspaces ---------------------------------------------------------------------------------------------
+# --- patches and subspaces --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 0, 1), (2, 2, 2)])
 def test_patches_are_what_the_filters_see(axes: int, stride: int, padding: int, dilation: int) -> None:
-    """A filter's product with them is torch's own convolution, for random filters: so all of their numbers are right."""
+    """A filter's product with them is torch's own convolution, for random filters: so all of its numbers are."""
     size = (3, 2, 3)[:axes]
     made = CONVOLUTIONS[axes](2, 40, size, stride=stride, padding=padding, dilation=dilation, dtype=torch.float64)
     x = drawn(2, (2, *(7, 8, 9)[:axes]), 3)
@@ -185,7 +185,7 @@ def test_gradients_of_convolutions_span_their_patches(axes: int) -> None:
     assert elsewhere > 100 * at_truth
 
 
-# --- engines -----------------------------------------------------------------------------------------------------------
+# --- engines ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_first_order_passes_agree_with_double_backward(name: str, shape: tuple[i
     assert difference == pytest.approx((slope * along).sum().item(), rel=1e-3)
 
 
-# --- attacks -----------------------------------------------------------------------------------------------------------
+# --- attacks ----------------------------------------------------------------------------------------------------------
 
 
 def _things(kind: str, count: int, shape: tuple[int, ...]) -> Tensor:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedaudit.models import MODELS, build_model, has_batch_norm, set_training_mode
 from fedaudit.modalities import EXAMPLE_KINDS
+from fedaudit.models import MODELS, build_model, has_batch_norm, set_training_mode
 from fedaudit.models.families import inputs_of
 from fedaudit.utils.errors import BadInput
 from tests.models.model_cases import generator, one_line
@@ -162,7 +162,7 @@ def test_models_of_signals_volumes_and_maps(name: str, shape: tuple[int, ...], l
 
 @pytest.mark.parametrize("shape", [(1, 32, 32), (1, 16, 16, 16)])
 def test_unet_is_the_papers_network(shape: tuple[int, ...]) -> None:
-    """Of 64 channels it is Ronneberger's, of 31,030,658 parameters, and BatchNorm's; each level halves the resolution."""
+    """Of 64 channels it is Ronneberger's, of 31,030,658 parameters, and BatchNorm's; each level halves the sides."""
     model = build_model("unet", input_shape=shape, outputs=2, width=64 if len(shape) == 3 else 4)
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     assert len(norms) == 18

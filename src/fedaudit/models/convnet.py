@@ -9,7 +9,6 @@ from torch import nn
 
 from fedaudit.models.families import MODELS
 
-
 CONV_OF = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}  # by the number of axes beside the channels'
 BATCH_NORM_OF = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 _MEAN = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}

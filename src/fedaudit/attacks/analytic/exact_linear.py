@@ -53,8 +53,8 @@ class ExactLinear(ClosedForm):
 
     An answer is certified, without the truth, where it explains the layer's gradient up to its noise, there are more
     equations than unknowns, its own gradient is the observed one (of one example, where that can be computed), and its
-    estimated error is below an eighth of a grey level: of 1/255 of the range of values, or of a standard deviation where
-    there is no range, as of signals.
+    estimated error is below an eighth of a grey level: of 1/255 of the range of values, or of a standard deviation
+    where there is no range, as of signals.
     """
 
     name = "exact-linear"

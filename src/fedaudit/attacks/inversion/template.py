@@ -638,7 +638,7 @@ def _undefended(message: Message) -> Message:
 
 
 def _patterned(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return images that repeat a piece of noise, a quarter as long in each axis (CPL, Wei et al. 2020, Section 4.2)."""
+    """Return images that repeat noise, a quarter as long in each axis (CPL, Wei et al. 2020, Section 4.2)."""
     channels, *sides = shape
     piece = torch.randn((count, channels, *(max(1, side // 4) for side in sides)), generator=generator)
     tiled = piece.repeat(1, 1, *(-(-side // own) for side, own in zip(sides, piece.shape[2:], strict=True)))
