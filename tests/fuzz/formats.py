@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 from fedaudit.attacks import ImageFinding
 from fedaudit.attacks.findings import Finding
 from fedaudit.data.batches import read_pickled_batch
-from fedaudit.data.files import read_csv, read_idx, read_mat, read_npz, read_parquet
+from fedaudit.data.files import read_arrays, read_csv, read_idx, read_mat, read_npz, read_parquet
 from fedaudit.models.checkpoint import load_checkpoint, read_torch_file, save_checkpoint
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator
 from fedaudit.results import AuditResult
@@ -194,6 +195,12 @@ def formats(folder: Path) -> dict[str, Format]:
             "a.png",
             _read_pictures,
             (b"IHDR", b"IDAT", b"zTXt", b"iCCP", b"acTL", b"EXIF", b"\xff\xda", b"\xff\xc0", b"II*\x00", b"%!PS-Adobe"),
+        ),
+        "own-arrays": Format(
+            [_written(folder, "d.safetensors", lambda path: save_file({"x": torch.arange(6.0)}, path))],
+            "d.safetensors",
+            lambda path: read_arrays(path, "x"),
+            (b'"dtype"', b'"shape"', b'"data_offsets"', b"[6]", b"[0,24]", b"F32"),
         ),
         "safetensors": Format(
             [_written(folder, "m.safetensors", lambda path: save_checkpoint(model, path))],

@@ -20,6 +20,6 @@ NAMES = [
         "text",
         "task",
     ),
-    *("pickle", "idx", "idx.gz", "npz", "mat", "csv", "parquet", "picture"),
+    *("pickle", "idx", "idx.gz", "npz", "mat", "csv", "parquet", "picture", "own-arrays"),
     *("safetensors", "pt", "kept", "finding", "generator", "store", "result"),
 ]

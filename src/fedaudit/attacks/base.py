@@ -217,6 +217,11 @@ class Attack(Plugin, ABC):
         """
         return False
 
+    @classmethod
+    def recovers_of(cls, kind: str) -> str:
+        """Return what it is after in examples of a kind, in words: training images, or volumes."""
+        return cls.recovers.replace("images", example_kind(kind).plural) if kind in cls.examples else cls.recovers
+
     def check(self, observation: Observation) -> None:
         """Raise before any compute if this attack can't be run; here, where it isn't for such examples.
 

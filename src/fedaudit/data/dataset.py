@@ -30,7 +30,8 @@ ONE_INPUT = (
 class Split:
     """Examples and their targets.
 
-    inputs: float32; images (n, C, H, W) and volumes (n, C, D, H, W) in [0, 1], signals (n, C, T), tables (n, d) standardised by the train split, or of another kind.
+    inputs: float32; images (n, C, H, W) and volumes (n, C, D, H, W) in [0, 1], signals (n, C, T), tables (n, d)
+        standardised by the train split, or of another kind.
     targets: int64 (n,) for classification, float32 (n, 1) for regression, standardised by the train split; of a causal
         task int64 (n, length), at each position the token that follows, -100 where none does.
     groups: int64 (n,) whose example it is, where the data set itself says so (partition ``natural``): a client's number
@@ -101,8 +102,9 @@ class Dataset:
     """A data set with a train and a test split.
 
     kind: of the examples, one of :data:`fedaudit.modalities.EXAMPLE_KINDS`. mean, std: per channel over the train split
-    for images, volumes and signals; (0.,) and (1.,) for tables, which are standardised already. source: where the examples come from, and
-    their licence. attributes: what an adversary may ask about. columns: of a table, where their types are known.
+    for images, volumes and signals; (0.,) and (1.,) for tables, which are standardised already. source: where the
+    examples come from, and their licence. attributes: what an adversary may ask about. columns: of a table, where
+    their types are known.
     tokens: of text, its vocabulary and task; words: what each token stands for, if that is known.
 
     Raises:

@@ -517,10 +517,11 @@ def _not_tested(scenario: Scenario, attacks: Sequence[Attack], kind: str) -> lis
     threat: ThreatModel = scenario.threat
     lines = [f"other adversaries than this one: {threat.summary}", *left_out(scenario, attacks, kind)]
     altered, acts = (any(getattr(f, who) for f in scenario.federations) for who in ("server", "malicious"))
+    recovered = " and ".join(dict.fromkeys(attack.recovers_of(kind) for attack in attacks))
     lines += [
         f"a server that sends altered models{' in another way than here' * altered}, and clients that poison the "
         f"training{' in another way than here' * acts}",
-        f"anything else than the recovery of {' and '.join(dict.fromkeys(attack.recovers for attack in attacks))}",
+        f"anything else than the recovery of {recovered}",
     ]
     if all(attack.scope() == "update" for attack in attacks):
         lines.append("what several rounds reveal together: every update was attacked on its own")

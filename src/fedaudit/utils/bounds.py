@@ -46,7 +46,7 @@ MAT = Bounds("SVHN: MATLAB's .mat", 256 * MB, unpacked=256 * MB, items=1000, of=
 PARQUET = Bounds("data sets: parquet", 512 * MB, unpacked=512 * MB, items=10**6, of="rows")
 CSV = Bounds("data sets: comma-separated values", 32 * MB, items=10**6, of="rows")
 PICTURE = Bounds("one picture: PNG, JPEG, BMP, PPM, TIFF, WebP", 256 * MB, items=2**26, of="pixels")
-TENSORS = Bounds("checkpoints, generators, transcripts, findings: safetensors", 8 * GB, unpacked=8 * GB)
+TENSORS = Bounds("checkpoints, generators, transcripts, findings, own arrays: safetensors", 8 * GB, unpacked=8 * GB)
 TORCH = Bounds("checkpoints and kept simulations: .pt, .simulation", 8 * GB, unpacked=8 * GB, items=3 * 10**6,
                of="instructions", depth=100)  # fmt: skip
 PROGRAM = 64 * MB  # bytes of the pickle within one of these

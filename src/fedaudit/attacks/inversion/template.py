@@ -147,7 +147,7 @@ class GradientInversion(Attack):
     """
 
     threat_model = "server or eavesdropper, passive"
-    examples = GRIDS
+    examples: ClassVar[tuple[str, ...]] = GRIDS
     distance: ClassVar[str]
     fedavg: ClassVar[FedAvgWay]
     most_examples: ClassVar[int | None] = None  # in an update; None: any number
@@ -638,11 +638,13 @@ def _undefended(message: Message) -> Message:
 
 
 def _patterned(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return images that repeat noise, a quarter as long in each axis (CPL, Wei et al. 2020, Section 4.2)."""
+    """Return images that repeat a piece of noise, a quarter as long each way (CPL, Wei et al. 2020, Section 4.2)."""
     channels, *sides = shape
     piece = torch.randn((count, channels, *(max(1, side // 4) for side in sides)), generator=generator)
     tiled = piece.repeat(1, 1, *(-(-side // own) for side, own in zip(sides, piece.shape[2:], strict=True)))
-    return tiled[(..., *(slice(side) for side in sides))].contiguous()
+    for axis, side in enumerate(sides, start=2):
+        tiled = tiled.narrow(axis, 0, side)
+    return tiled.contiguous()
 
 
 def _shifted(progress: Progress, restart: int, restarts: int) -> Progress:
