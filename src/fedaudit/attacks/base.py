@@ -34,7 +34,7 @@ from fedaudit.utils.registry import register as register
 MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is asked
 MOST_STEPS = 16  # that are worth simulating
 _LONGEST = 300  # letters of another's error
-GRIDS = ("image", "volume", "signal")  # of channels on a grid, which neighbours in it resemble
+GRIDS = ("image", "volume", "signal")  # kinds of examples on a grid, of which neighbours are alike
 
 
 @contextmanager

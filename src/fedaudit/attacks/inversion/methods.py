@@ -309,7 +309,7 @@ class AGICPlus(AGIC):
         starts: descents from new noise, the best of which is moved about; fewer where their share doesn't pay for all.
         start_iterations: of each of these; the objective after them chooses.
         denoising: weight of the pull towards the denoised images, at first; a tenth of it in the end. Images of one or
-            three channels; not used for others.
+            three channels, and volumes slice by slice; not used for others.
         subspace: weight of the prior on subspaces, times 1 for a single image where the gradients of at least half of
             the layers span all that the layers see, and 0.03 else. Where it is 0.03 it may lead noise astray: of a
             single image every other start goes without it, the first one, too, and where ``moving`` doesn't pay for two
