@@ -54,13 +54,20 @@ class Choice:
     told: tuple[str, ...] = ()
 
 
+_NETWORKS = {"volume": ("cnn-3d",), "signal": ("cnn-1d", "lstm", "gru")}
+
+
 def models_for(dataset: Dataset) -> tuple[str, ...]:
     """Return the models that are offered for the data, the usual one first; any other that takes them may be named."""
     if dataset.tokens is not None:
         return ("decoder", "decoder-lora") if dataset.tokens.causal else ("decoder", "encoder", "decoder-lora")
-    if dataset.task == "regression":
+    if dataset.task == "segmentation":
+        return ("unet",)
+    if dataset.kind in _NETWORKS:
+        return (*_NETWORKS[dataset.kind], "mlp")
+    if dataset.task == "regression" and dataset.kind == "table":
         return ("linear", "mlp")
-    if len(dataset.input_shape) != 3:
+    if dataset.kind == "table":
         return ("mlp", "logistic")
     return ("convnet-small", "lenet", "strided-cnn", "mlp", "resnet20")
 
@@ -100,7 +107,8 @@ def usual_model(adversary: str, dataset: Dataset) -> str:
 
 
 def question_of(choice: Choice, dataset: Dataset) -> str:
-    """Return what is attacked: images are rebuilt, text is read, and of tables members or a hidden attribute are told.
+    """Return what is attacked: images, volumes and signals are rebuilt, text is read, and of tables members or a hidden
+    attribute are told.
 
     Returns:
         ``inversion``, ``words``, ``members``, ``attribute`` or ``drawing``.
@@ -114,10 +122,9 @@ def question_of(choice: Choice, dataset: Dataset) -> str:
                 f"--adversary {choice.adversary}: text is read in what clients send; take server or eavesdropper"
             )
         return "words"
-    images = len(dataset.input_shape) == 3 and dataset.task == "classification"
     if choice.adversary == MALICIOUS:
-        return "drawing" if images else "members"
-    if images and choice.adversary != "client":
+        return "drawing" if dataset.kind == "image" and dataset.task == "classification" else "members"
+    if dataset.kind in ("image", *_NETWORKS) and choice.adversary != "client":
         return "inversion"
     return "attribute" if dataset.task == "regression" and dataset.attributes else "members"
 

@@ -135,6 +135,7 @@ class Dataset:
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} train and {len(self.test)} test examples of {self.input_shape}"
         several = f", {self.num_targets} {TASKS[self.task].targets}" if self.num_targets > 1 else ""
+        several = f", masks of {self.num_targets} classes" if self.task == "segmentation" else several
         targets = f", {self.num_classes} classes" if self.num_classes else several
         return f"Dataset({reprlib.repr(self.name)}: {self.kind} {self.task}, {sizes}{targets})"
 

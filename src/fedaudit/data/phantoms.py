@@ -398,18 +398,34 @@ def _add_finding(
 # --- data sets --------------------------------------------------------------------------------------------------------
 
 
-def _heads(_paths: list[Path], request: Request) -> Dataset:
-    volumes, lesions, _ = head_phantoms(_TRAIN + _TEST, seed=request.seed)
+_DRAWN = "heads of the kind of Shepp and Logan (1974)"
+
+
+def _as_dataset(request: Request, drawn: Tensor, targets: Tensor, what: str, **more: Any) -> Dataset:
     return Dataset.from_tensors(
-        volumes[:_TRAIN],
-        lesions[:_TRAIN],
-        test=(volumes[_TRAIN:], lesions[_TRAIN:]),
-        kind="volume",
+        drawn[:_TRAIN],
+        targets[:_TRAIN],
+        test=(drawn[_TRAIN:], targets[_TRAIN:]),
         name=request.name,
         summary=request.summary,
-        class_names=("no lesion", "lesion"),
-        source=f"drawn here, heads of the kind of Shepp and Logan (1974), with seed {request.seed}; nobody's",
+        source=f"drawn here, {what}, with seed {request.seed}; nobody's",
+        **more,
     )
+
+
+def _heads(_paths: list[Path], request: Request) -> Dataset:
+    volumes, lesions, _ = head_phantoms(_TRAIN + _TEST, seed=request.seed)
+    return _as_dataset(request, volumes, lesions, _DRAWN, kind="volume", class_names=("no lesion", "lesion"))
+
+
+def _tissues(_paths: list[Path], request: Request) -> Dataset:
+    volumes, _, tissues = head_phantoms(_TRAIN + _TEST, seed=request.seed)
+    return _as_dataset(request, volumes, tissues, _DRAWN, kind="volume", class_names=TISSUES)
+
+
+def _chests(_paths: list[Path], request: Request) -> Dataset:
+    images, findings = xray_phantoms(_TRAIN + _TEST, side=request.image_size or SIDE, seed=request.seed)
+    return _as_dataset(request, images, findings, "chests as radiographs show them", class_names=FINDINGS)
 
 
 add_dataset(
@@ -418,5 +434,22 @@ add_dataset(
     "drawn by fedaudit",
     Layout(_heads),
     kind="volume",
+    needs="nothing",
+)
+add_dataset(
+    "head-tissues",
+    "the same 400 drawn heads, with the tissue of every voxel: masks of 7 classes",
+    "drawn by fedaudit",
+    Layout(_tissues),
+    kind="volume",
+    task="segmentation",
+    needs="nothing",
+)
+add_dataset(
+    "xray-phantoms",
+    "400 drawn chest X-rays, 64x64 pixels, with several of 14 findings each",
+    "drawn by fedaudit",
+    Layout(_chests),
+    task="multi-label",
     needs="nothing",
 )

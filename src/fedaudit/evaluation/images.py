@@ -76,8 +76,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     that 0 and 1 are its least and its largest value; a PSNR is that of the range. What is compared for images by SSIM
     is compared for signals by correlation.
 
-    Where an example has no class (several labels, numbers, a mask), all are of one: what is drawn of the same class, and
-    luck that goes by class, is over all candidates.
+    Where an example has no class (several labels, numbers, a mask), all are of one: what is drawn of the same class,
+    and luck that goes by class, is over all candidates.
     """
     things = observation.task_info.example_kind.plural
     if not bool(finding.images.isfinite().all()):

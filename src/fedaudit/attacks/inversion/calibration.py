@@ -470,8 +470,8 @@ def likely_labels(observation: Observation, inputs: Tensor, generator: torch.Gen
 
     Classes and labels are drawn from what the model takes the examples for: a trained network is sure of its clients'
     labels, and an untrained one isn't, and what the gradients are like depends on that. Real values are drawn from a
-    standard normal distribution, as data sets have them. A mask is its example's brightness, cut so that every class has
-    as many pixels: its borders are the example's.
+    standard normal distribution, as data sets have them. A mask is its example's brightness, cut so that every class
+    has as many pixels: its borders are the example's.
 
     Args:
         observation: of one update.
