@@ -201,7 +201,7 @@ def affordable(budget: int, starts: int, start_iterations: int, axes: int = 2) -
 
 def _round(axes: int) -> int:
     """Return the evaluations of a round of moves, at most."""
-    return 2 * (2 * _REACH[axes] + 1) ** axes - 1 + (_RACED + 1) * (_STRETCH + 1)
+    return 2 * int((2 * _REACH[axes] + 1) ** axes) - 1 + (_RACED + 1) * (_STRETCH + 1)
 
 
 def explore(
@@ -297,7 +297,7 @@ def explore(
     return images, trace
 
 
-def moves(size: tuple[int, ...], turn: int) -> list[tuple[bool, *tuple[int, ...]]]:
+def moves(size: tuple[int, ...], turn: int) -> list[tuple[Any, ...]]:
     """Return the moves of an image's ``turn``: whether to mirror it, and pixels to shift it along each axis.
 
     Shifts lie on a grid of 1/8 of the side, and in every other turn between its points: of images and signals up to
