@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EMBEDDED = (
     *("photos", "digits", "digits-parity", "breast-cancer", "diabetes", "leaf-synthetic", "notes", "notes-causal"),
-    *("head-phantoms", "ecg-synthetic"),
+    *("head-phantoms", "head-tissues", "xray-phantoms", "ecg-synthetic"),
 )
 ALGORITHMS = ("fedsgd", "fedavg", "fedprox")
 MALICIOUS = "malicious-client"
