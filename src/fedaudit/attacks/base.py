@@ -66,6 +66,7 @@ class Case:
         kind: of the examples, such as ``image``.
         num_classes: of the labels; None: these are real values, or the tokens of a text.
         threat: who the adversary is, and what it knows.
+        multi_label: the labels are several of an example, each 0 or 1.
         known_loss: it is one of fedaudit's own, which take soft targets, too.
         update_kind: what clients send.
         examples: in one update that the adversary reads.
@@ -86,6 +87,7 @@ class Case:
     kind: str
     num_classes: int | None
     threat: ThreatModel
+    multi_label: bool = False
     known_loss: bool = True
     update_kind: UpdateKind = "weights"
     examples: int = 1

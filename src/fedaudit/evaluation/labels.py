@@ -48,7 +48,8 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     mean is compared with the labels of all examples that they used, each as often as it counts. Examples that are used
     again in every epoch are drawn once.
     """
-    true, times = _true(finding, observation, truth)
+    true, times = true_labels(finding, observation, truth)
+    true = true.flatten()
     if len(true) != len(finding.labels):
         return refused(
             finding,
@@ -103,18 +104,18 @@ def class_accuracies(inferred: Tensor, true: Tensor, classes: int) -> tuple[floa
     return float((found == there).double().mean()), float(((found > 0) == (there > 0)).double().mean())
 
 
-def _true(finding: LabelFinding, observation: Observation, truth: Truth) -> tuple[Tensor, int]:
-    """Return the labels that were to be found, and how often each example is among them, if all are equally often.
+def true_labels(finding: LabelFinding, observation: Observation, truth: Truth) -> tuple[Tensor, int]:
+    """Return the labels (n, ...) that were to be found, and how often each example is among them, if all equally often.
 
     Of several updates these are the client's, each once, or as often as an update over all of them uses them.
     """
     key = observation.messages[0].round, observation.messages[0].client
     if len(observation.messages) > 1:
-        labels = truth.held_by(key[1])[1].flatten()
+        labels = truth.held_by(key[1])[1]
         times = max(1, len(finding.labels) // len(labels))
-        return labels.repeat(times), times
+        return labels.repeat(times, *[1] * (labels.ndim - 1)), times
     uses = truth.rows[key].unique(return_counts=True)[1] if key in truth.rows else torch.ones(1)
-    return truth.labels[key].flatten(), int(uses[0]) if len(uses.unique()) == 1 else 1
+    return truth.labels[key], int(uses[0]) if len(uses.unique()) == 1 else 1
 
 
 def _found_by_luck(fixed: Tensor, weights: Tensor, n: int, times: int, rng: torch.Generator) -> np.ndarray:
