@@ -34,7 +34,8 @@ SETS = Metric(
     "label_average_precision", "average precision of all examples' labels, each example matched with a label set found"
 )
 PRESENCE = Metric(
-    "presence_average_precision", "average precision of which labels occur in the batch, by how often each was estimated to"
+    "presence_average_precision",
+    "average precision of which labels occur in the batch, by how often each was estimated to",
 )
 WHOLE = Metric("whole_label_sets", "share of the examples whose label set was found without a fault")
 
@@ -65,7 +66,9 @@ def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, trut
     value = average_precision(found, true, hits)
     by_luck = np.array([_of_other(found, truth.candidate_labels[own], times) for own in rows])
     best = np.array([_of_other(true, truth.candidate_labels[own], times) for own in rows])
-    p_value, at_best = ((1 + int((luck >= top - 1e-9).sum())) / (1 + draws) for luck, top in ((by_luck, value), (best, 1)))
+    p_value, at_best = (
+        (1 + int((luck >= top - 1e-9).sum())) / (1 + draws) for luck, top in ((by_luck, value), (best, 1))
+    )
     guess = float(by_luck.mean())
     counted, there = found.sum(dim=0), true.sum(dim=0)
     metrics = [
