@@ -17,6 +17,7 @@ from fedaudit.attacks import Attack
 from fedaudit.attacks import make_attack as make_attack
 from fedaudit.data import Dataset
 from fedaudit.data.own import dataset_of
+from fedaudit.data.own import pairs_of as pairs_of
 from fedaudit.pipeline.members import MemberWatch as MemberWatch
 from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import clear, holds_another
@@ -74,13 +75,14 @@ def audit(
     Args:
         scenario: a Scenario, a YAML file or a mapping; None starts from the default audit (embedded photographs).
         model: your own module, in the state and the mode (train or eval) in which round 0 begins; it isn't changed.
-            (n, C, H, W) normalised images, (n, C, D, H, W) volumes, (n, C, T) signals or (n, d) rows to (n, classes) logits, or to (n, 1) logits of two classes.
+            (n, C, H, W) normalised images, (n, C, D, H, W) volumes, (n, C, T) signals or (n, d) rows to (n, classes)
+            logits, or to (n, 1) logits of two classes.
         data: your own examples: a Dataset, (inputs, targets) with images uint8 or float in [0, 1] of shape
             (n, C, H, W) or (n, H, W, C) and integer targets, any map-style torch Dataset of such pairs, or a DataLoader
             of one. Without a scenario the clients hold its train split; of tensors one example in five is held out, as
             candidates.
-        kind: of your examples where the shape of the arrays doesn't tell: ``"signal"`` for (n, C, T) series, ``"volume"``
-            for (n, D, H, W) scans; five axes, (n, C, D, H, W), are a volume anyway.
+        kind: of your examples where the shape of the arrays doesn't tell: ``"signal"`` for (n, C, T) series,
+            ``"volume"`` for (n, D, H, W) scans; five axes, (n, C, D, H, W), are a volume anyway.
         loss: your own, (outputs, targets) to the mean over the batch; default cross-entropy. nn.BCEWithLogitsLoss() is
             for a model of one logit and targets 0 and 1. Targets that are floats are standardised for the mean squared
             error, and stay as they are for any other loss of yours; the data's summary says which.

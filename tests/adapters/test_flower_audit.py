@@ -83,6 +83,27 @@ def test_who_was_in_is_asked_beside_without_a_further_line(tmp_path):
     assert {m.of for m in result.metrics} >= {"records"}
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("missing.npz", None, "missing.npz"),
+        ("missing.csv", None, "missing.csv"),
+        ("others.txt", b"1,2", "give .npz with the arrays inputs and labels"),
+        ("others.csv", b"a,b,label\n1,x,0\n", "rows of numbers of one length"),
+        ("others.csv", b"label\n1\n", "at least two numbers"),
+    ],
+)
+def test_records_that_cant_be_read_are_refused_before_the_app_runs(tmp_path, name, content, says):
+    ran = tmp_path / "ran"
+    app = write_app(tmp_path / "app", task=f"{TASK}\nopen({str(ran)!r}, 'w').close()\n")
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=says):
+        audit_flower(app, nodes=2, rounds=1, records=tmp_path / name, out=tmp_path / "out", **QUICK)
+    assert not ran.exists()
+    assert not (tmp_path / "out" / "recording").exists()
+
+
 TESTED = """
 def tested(*_):
     x, y = data(99)

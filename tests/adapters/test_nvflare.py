@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import logging
@@ -11,6 +12,7 @@ import re
 import runpy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +47,11 @@ SOURCE = str(Path(fedaudit.__file__).parents[1])
 @pytest.fixture(autouse=True)
 def _a_process_of_its_own():
     yield
-    if of_site._validation is not None:
-        of_site._validation.stop()
-    of_site._validation = of_site._wanted = None
+    for evaluation in of_site._evaluations.values():
+        evaluation.stop()
+    for kept in (of_site._evaluations, of_site._wanted, of_site._validated):
+        kept.clear()
+    of_site._turn = None
 
 
 def snippets(kind: str) -> list[str]:
@@ -547,3 +551,62 @@ def test_validation_between_trainings_is_kept_once_and_the_guards_attacks_are_no
     assert load_file(path)["seen/candidates/inputs"].equal(inputs)
     assert load_file(path)["seen/candidates/targets"].equal(targets)
     assert current_mode() is None
+
+
+SITES = [("job-1", "site-1"), ("job-1", "site-2"), ("job-2", "site-1")]
+
+
+def held_out(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(number)), torch.arange(20) % 10
+
+
+def validate(number: int) -> None:
+    inputs, targets = held_out(number)
+    with torch.no_grad():
+        nn.functional.cross_entropy(NETWORK(inputs), targets)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_each_of_several_sites_and_jobs_in_one_process_has_what_it_validates_on(tmp_path, first):
+    """They take turns, as in the simulator; they validate what they trained, or first of all what came in."""
+    chains = [pair(str(tmp_path)) for _ in SITES]
+    for index in range(3):
+        for number, ((job, site), (received, leaving)) in enumerate(zip(SITES, chains, strict=True)):
+            received.process(shareable(dict(NETWORK.state_dict()), index=index), context(site, job))
+            if first:
+                validate(number)
+            _, after = trained(4)
+            if not first:
+                validate(number)
+            leaving.process(shareable(after, index=index), context(site, job))
+    for number, (job, site) in enumerate(SITES):
+        kept = load_file(tmp_path / job / site / "truth" / "candidates.safetensors")
+        inputs, targets = held_out(number)
+        assert kept["seen/candidates/inputs"].equal(inputs)
+        assert kept["seen/candidates/targets"].equal(targets)
+    assert not of_site._validated
+    assert not of_site._evaluations
+    assert current_mode() is None
+
+
+def test_sites_that_train_in_threads_of_their_own_have_what_they_validate_on(tmp_path):
+    """As scripts do that the Client API runs in process: the filters run in another thread."""
+    chains = [pair(str(tmp_path)) for _ in SITES]
+    with contextlib.ExitStack() as stack:
+        scripts = [stack.enter_context(ThreadPoolExecutor(1)) for _ in SITES]
+        for index in range(3):
+            for number, ((job, site), (received, leaving)) in enumerate(zip(SITES, chains, strict=True)):
+                received.process(shareable(dict(NETWORK.state_dict()), index=index), context(site, job))
+                _, after = scripts[number].submit(trained, 4).result()
+                scripts[number].submit(validate, number).result()
+                leaving.process(shareable(after, index=index), context(site, job))
+                validate(9)  # elsewhere
+        for number, (job, site) in enumerate(SITES):
+            kept = load_file(tmp_path / job / site / "truth" / "candidates.safetensors")
+            assert kept["seen/candidates/inputs"].equal(held_out(number)[0])
+        assert not of_site._validated
+        assert not any(evaluation.passes for evaluation in of_site._evaluations.values())
+        for script in scripts:
+            script.submit(trained, 4).result()
+            assert script.submit(current_mode).result() is None
+    assert not of_site._evaluations

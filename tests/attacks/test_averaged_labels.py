@@ -12,7 +12,7 @@ from fedaudit.attacks import AveragedLabels, LabelFinding
 from fedaudit.attacks.base import Case
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.finding_types import FINDING_TYPES
-from fedaudit.evaluation.labels import _found_by_luck
+from fedaudit.evaluation.labels import _found_by_luck, _independent
 from fedaudit.results import LEAKS, AuditResult
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
@@ -122,7 +122,8 @@ def test_local_steps_that_are_no_whole_epochs_have_no_mean() -> None:
 
 def test_luck_draws_an_example_that_is_used_twice_once() -> None:
     both = torch.tensor([0, 0, 1, 1])
-    shares = _found_by_luck(both, torch.ones(2), 4, 2, torch.Generator().manual_seed(0))
+    drawn = _independent(torch.ones(2), torch.tensor([2, 2]), torch.Generator().manual_seed(0))
+    shares = _found_by_luck(both, drawn)
     assert shares == pytest.approx([0, 0, 0.5, 0, 0.5], abs=0.02)
 
 

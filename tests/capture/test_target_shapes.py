@@ -118,11 +118,11 @@ def test_why_no_example_was_recorded_is_said(tmp_path):
     with recorder.round(net.state_dict()):
         with recorder.capture() as seen:
             optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
-            functional.cross_entropy(net(torch.rand(4, 1, 2, 2, 2)), torch.arange(4) % 3).backward()
+            functional.cross_entropy(net(torch.rand(4, 1, 2, 2, 2, 1)), torch.arange(4) % 3).backward()
             optimiser.step()
         recorder.update("a", net.state_dict(), seen, num_examples=4)
     recorder.close()
-    with pytest.raises(BadInput, match=r"inputs have the shape \(4, 1, 2, 2, 2\); attacks are on images"):
+    with pytest.raises(BadInput, match=r"inputs have the shape \(4, 1, 2, 2, 2, 1\); attacks are on images"):
         fedaudit.attack(tmp_path / "r", ["labels"], module=net, progress=False)
 
 

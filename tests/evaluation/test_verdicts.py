@@ -19,6 +19,7 @@ from fedaudit.attacks import ImageFinding, MembershipFinding
 from fedaudit.attacks.labels.attack import LabelFinding
 from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.evaluation import evaluate, summarise
+from fedaudit.evaluation import labels as of_labels
 from fedaudit.evaluation.images import by_luck, verdict_of
 from fedaudit.evaluation.local_models import as_good_by_luck, as_near_by_luck
 from fedaudit.evaluation.statistics import auc_interval, combined, pooled, proportion, sign_test
@@ -127,10 +128,17 @@ def test_runs_without_an_interval_are_not_pooled():
 
 
 def labels_of(
-    true: list[int], found: list[int], classes: int, client: int = 0, candidates: list[int] | None = None
+    true: list[int],
+    found: list[int],
+    classes: int,
+    client: int = 0,
+    candidates: list[int] | None = None,
+    rows: list[int] | None = None,
 ) -> FindingResult:
     labels = torch.arange(classes) if candidates is None else torch.tensor(candidates)
-    truth = Truth({}, {(0, client): torch.tensor(true)}, torch.zeros(len(labels), 1, 8, 8), labels, {})
+    examples = torch.tensor(range(len(true)) if rows is None else rows)
+    inputs, pool = examples.float()[:, None, None, None], torch.zeros(len(labels), 1, 8, 8)
+    truth = Truth({(0, client): inputs}, {(0, client): torch.tensor(true)}, pool, labels, {})
     finding = LabelFinding(attack="labels", labels=torch.tensor(found), method="geng", num_classes=classes)
     return evaluate(finding, seen(client, len(true)), truth, seed=0).result
 
@@ -157,6 +165,39 @@ def test_luck_at_labels_is_the_likelier_of_two_not_the_one_that_finds_more_on_av
     right = [min(a, 2) + min(b, 1) + min(c, 7) >= 9 for a, b, c in counts]
     expected = sum(itertools.compress(ways, right)) / 3**10
     assert labels_of(true, found, 3, candidates=[1] + 8 * [2]).p_value == pytest.approx(expected, abs=0.006)
+
+
+def test_other_batches_are_different_candidates_each_as_often_as_the_batch_uses_one():
+    """Of five candidates two are used, one of them three times; the oracle enumerates what else there could be."""
+    candidates, found = [0, 0, 0, 1, 2], [0, 0, 0, 1]
+    others = [overlap((a, a, a, b), found) for a, b in itertools.permutations(candidates, 2)]
+    expected = sum(one >= 3 for one in others) / len(others)
+    guesses = [overlap((a, a, a, b), [0, 0, 0, 2]) for a, b in itertools.product(range(3), repeat=2)]
+    assert expected > sum(one >= 3 for one in guesses) / len(guesses)
+    result = labels_of([0, 0, 2, 0], found, 3, candidates=candidates, rows=[7, 7, 9, 7])
+    assert result.p_value == pytest.approx(expected, abs=4 * math.sqrt(expected / 20_000))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "uses", "found"),
+    [
+        ([60, 50, 40, 30], [10] * 3 + [1] * 10, [0] * 40),  # a few examples make most of the labels
+        ([5] * 10, [1] * 36, [i % 10 for i in range(36)]),  # the client has most of the candidates
+    ],
+    ids=["unequal uses", "few candidates"],
+)
+def test_what_is_known_of_the_candidates_is_a_leak_as_seldom_as_the_level_says(monkeypatch, sizes, uses, found):
+    monkeypatch.setattr(of_labels, "_DRAWS", 1000)
+    candidates, rows = np.repeat(np.arange(len(sizes)), sizes), np.repeat(np.arange(len(uses)), uses).tolist()
+    rng, audits = np.random.default_rng(5), 400
+
+    def called(batch: list[int], named: list[int]) -> bool:
+        p = labels_of(batch, named, len(sizes), candidates=candidates.tolist(), rows=rows).p_value
+        return p is not None and p <= 0.01
+
+    batches = [rng.choice(candidates, len(uses), replace=False)[rows].tolist() for _ in range(audits)]
+    assert sum(called(batch, found) for batch in batches) <= stats.binom.ppf(1 - 1e-4, audits, 0.01)
+    assert all(called(batch, batch) for batch in batches[:3])
 
 
 @pytest.mark.slow

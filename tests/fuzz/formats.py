@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 from fedaudit.attacks import ImageFinding
 from fedaudit.attacks.findings import Finding
 from fedaudit.data.batches import read_pickled_batch
-from fedaudit.data.files import read_csv, read_idx, read_mat, read_npz, read_parquet
+from fedaudit.data.files import read_arrays, read_csv, read_idx, read_mat, read_npz, read_parquet
+from fedaudit.data.medical import read_example
 from fedaudit.models.checkpoint import load_checkpoint, read_torch_file, save_checkpoint
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator
 from fedaudit.results import AuditResult
@@ -31,6 +33,7 @@ from fedaudit.utils.image_bytes import decode, dimensions
 from fedaudit_lab.studies.analysis import analyse
 from fedaudit_lab.studies.spec import expand, study_from
 from fedaudit_lab.studies.store import FILE, Store
+from tests.data.medical_cases import dicom, wfdb
 
 PIXELS = np.arange(2 * 3 * 16 * 16, dtype=np.uint8).reshape(2, 16, 16, 3)
 
@@ -195,6 +198,18 @@ def formats(folder: Path) -> dict[str, Format]:
             _read_pictures,
             (b"IHDR", b"IDAT", b"zTXt", b"iCCP", b"acTL", b"EXIF", b"\xff\xda", b"\xff\xc0", b"II*\x00", b"%!PS-Adobe"),
         ),
+        "wfdb": Format(
+            [wfdb(folder, np.arange(40).reshape(2, 20), code).read_bytes() for code in (16, 212, 24)],
+            "r.hea",
+            _read_record,
+            (b"r.dat", b"../x", b"/", b"212", b"0", b"-1", b"1e999", b"nan", b"99999999999", b"x2", b":3", b"+9", b"#"),
+        ),
+        "own-arrays": Format(
+            [_written(folder, "d.safetensors", lambda path: save_file({"x": torch.arange(6.0)}, path))],
+            "d.safetensors",
+            lambda path: read_arrays(path, "x"),
+            (b'"dtype"', b'"shape"', b'"data_offsets"', b"[6]", b"[0,24]", b"F32"),
+        ),
         "safetensors": Format(
             [_written(folder, "m.safetensors", lambda path: save_checkpoint(model, path))],
             "m.safetensors",
@@ -233,7 +248,41 @@ def formats(folder: Path) -> dict[str, Format]:
             "a.parquet",
             read_parquet,
         )
+    with contextlib.suppress(ImportError):
+        whole = [_nifti("Nifti1Image"), _nifti("Nifti2Image")]
+        words = (b"n+1\x00", b"\x7f\x7f", b"\xff\xff", b"\x00\x00\x80\x7f", b"\x00\x01", b"\x20")
+        made["nifti"] = Format(whole, "a.nii", read_example, words)
+        made["nifti.gz"] = Format([gzip.compress(data) for data in whole], "a.nii.gz", read_example)
+    with contextlib.suppress(ImportError):
+        options: dict[str, Any] = {
+            "RescaleSlope": "2",
+            "RescaleIntercept": "-5",
+            "WindowCenter": "9",
+            "WindowWidth": "4",
+        }
+        scans = [dicom(folder / "a.dcm", PIXELS[0, ..., 0], **options), dicom(folder / "b.dcm", PIXELS[..., 0])]
+        made["dicom"] = Format(
+            [path.read_bytes() for path in scans],
+            "a.dcm",
+            read_example,
+            (
+                *(b"MONOCHROME1", b"RGB", b"1.2.840.10008.1.2.5", b"1.2.840.10008.1.2.4.90", b"SQ", b"OB", b"1e999"),
+                *(b"nan", b"\xff\xff\xff\xff", b"\xfe\xff\x00\xe0", b"\x28\x00\x02\x01"),
+            ),
+        )
     return made
+
+
+def _nifti(kind: str) -> bytes:
+    import nibabel
+
+    return bytes(getattr(nibabel, kind)(PIXELS[..., 0].astype(np.int16), np.eye(4)).to_bytes())
+
+
+def _read_record(path: Path) -> None:
+    """Read a header beside signals that are whole."""
+    (path.parent / "r.dat").write_bytes(bytes(range(240)))
+    read_example(path)
 
 
 def _read_kept(path: Path) -> None:

@@ -20,6 +20,7 @@ NAMES = [
         "text",
         "task",
     ),
-    *("pickle", "idx", "idx.gz", "npz", "mat", "csv", "parquet", "picture"),
+    *("pickle", "idx", "idx.gz", "npz", "mat", "csv", "parquet", "picture", "own-arrays"),
+    *("wfdb", "nifti", "nifti.gz", "dicom"),
     *("safetensors", "pt", "kept", "finding", "generator", "store", "result"),
 ]

@@ -133,6 +133,53 @@ def pictures(
     return audit
 
 
+def ecgs(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return (n, 3, 96) beats of people whose hearts all begin at the same point, in volts, and their two rhythms."""
+    labels = torch.arange(count) % 2
+    time = torch.linspace(0, 1, 96)
+    rate = (2 + labels + 0.2 * torch.rand(count, generator=rng))[:, None]
+    since = torch.remainder(rate * time + 0.5, 1.0) - 0.5
+    waves = [torch.exp(-(((since - at) / width) ** 2)) for at, width in ((0, 0.03), (0.25, 0.08), (-0.2, 0.05))]
+    sizes = torch.tensor([1.0, 0.3, 0.15]) * (1 + 0.3 * torch.randn(count, 3, 3, generator=rng))
+    signals = sizes @ torch.stack(waves, dim=1) + 0.02 * torch.randn(count, 3, 96, generator=rng)
+    return 1e-3 * signals, labels
+
+
+def scans(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return (n, 1, 6, 12, 12) bodies, all in the middle, with spots of their own, and whether these are many."""
+    labels = torch.arange(count) % 2
+    grid = torch.stack(torch.meshgrid(*(torch.linspace(-1, 1, side) for side in (6, 12, 12)), indexing="ij"))
+    volumes = (grid.square().sum(dim=0) < 1.2).float().mul(0.4).repeat(count, 1, 1, 1)
+    for volume, label in zip(volumes, labels.tolist(), strict=True):
+        for _ in range(2 + 2 * label):
+            centre = (1.2 * torch.rand(3, generator=rng) - 0.6).view(3, 1, 1, 1)
+            volume += 0.5 * torch.exp(-((grid - centre) / 0.35).square().sum(dim=0))
+    return volumes.clamp(0, 1)[:, None], labels
+
+
+def recordings(
+    kind: str, draw: Callable[[int, torch.Generator], tuple[Tensor, Tensor]], seed: int, *, planted: bool
+) -> str:
+    """Other people's signals or volumes of the same class for eight victims among 200, or four of eight their own."""
+    rng = generator(seed, "recordings")
+    inputs, labels = draw(200, rng)
+    order = torch.randperm(200, generator=rng)
+    inputs, labels = inputs[order], labels[order]
+    true, targets = inputs[:8], labels[:8]
+    found = torch.stack([_another(inputs[8:], labels[8:], int(label), rng) for label in targets])
+    if planted:
+        noise = 0.3 * true.std() * torch.randn(true.shape, generator=rng)
+        found = torch.cat([true[:4] + noise[:4], found[4:]])
+    channels = true.shape[1]
+    info = TaskInfo(
+        "custom", None, "eval", "cross-entropy", kind, tuple(true.shape[1:]), 2, (0.0,) * channels, (1.0,) * channels
+    )
+    known = dataclasses.replace(image_seen([0], examples=8), task_info=info)
+    made = ImageFinding(attack="a", images=found, labels=targets, label_source="given")
+    result = evaluate(made, known, Truth({(0, 0): true}, {(0, 0): targets}, inputs, labels, {}), seed=seed).result
+    return FINDING_TYPES["images"].verdict([result]).verdict
+
+
 def _another(inputs: Tensor, labels: Tensor, label: int, rng: torch.Generator) -> Tensor:
     own = torch.nonzero(labels == label).flatten()
     own = own if len(own) else torch.arange(len(labels))
@@ -166,7 +213,8 @@ def counts(seed: int, *, planted: bool, clients: int = 5, batch: int = 16) -> st
         found = usual[torch.randperm(len(usual), generator=rng)][:batch]
         if planted:
             found = torch.cat([true[: batch * 3 // 4], found[batch * 3 // 4 :]])
-        truth = Truth({}, {(0, client): true}, torch.zeros(len(public), 1, 8, 8), public, {})
+        inputs = torch.arange(float(batch)).view(-1, 1, 1, 1)
+        truth = Truth({(0, client): inputs}, {(0, client): true}, torch.zeros(len(public), 1, 8, 8), public, {})
         made = LabelFinding(attack="a", labels=found, method="geng", num_classes=10)
         findings.append(evaluate(made, seen(client, batch), truth, seed=seed).result)
     return FINDING_TYPES["labels"].verdict(findings).verdict
@@ -390,6 +438,18 @@ NULLS: dict[str, Null] = {
         pictures(lambda true, targets, others, rng: others, style=True),
         f"{_OTHERS}, as pale as the clients' are",
         _PALE,
+    ),
+    "signals, other people's": Null(
+        "images",
+        functools.partial(recordings, "signal", ecgs),
+        "other people's ECGs of the same rhythm",
+        "4 of 8 ECGs, with noise of 0.3 deviations",
+    ),
+    "volumes, other people's": Null(
+        "images",
+        functools.partial(recordings, "volume", scans),
+        "other people's scans of the same class",
+        "4 of 8 scans, with noise of 0.3 deviations",
     ),
     "drawings": Null(
         "class-images",

@@ -37,13 +37,13 @@ SOURCE = Path(fedaudit.__file__).parent
 MEAN, STD = 0.25, 0.5
 
 
-class Signal(ExampleKind):
+class Wave(ExampleKind):
     """A short recording: 24 samples between -1 and 1."""
 
-    name: ClassVar[str] = "signal"
-    summary: ClassVar[str] = "signals, (t,) samples in [-1, 1]"
-    plural: ClassVar[str] = "signals"
-    described: ClassVar[str] = "signals"
+    name: ClassVar[str] = "wave"
+    summary: ClassVar[str] = "waves, (t,) samples in [-1, 1]"
+    plural: ClassVar[str] = "waves"
+    described: ClassVar[str] = "waves"
     axes: ClassVar[tuple[str, ...]] = ("samples",)
     letters: ClassVar[str] = "t"
     arrays: ClassVar[str] = "(n, t)"
@@ -56,21 +56,21 @@ class Signal(ExampleKind):
 
 
 @pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    register(Signal())
+def _waves() -> Iterator[None]:
+    register(Wave())
     yield
-    EXAMPLE_KINDS._entries.pop("signal", None)
+    EXAMPLE_KINDS._entries.pop("wave", None)
 
 
-def signals(count: int = 240) -> Dataset:
+def waves(count: int = 240) -> Dataset:
     """Sines of three frequencies, which are the classes."""
     generator = torch.Generator().manual_seed(0)
     classes = torch.arange(count) % 3
     time = torch.linspace(0, 1, 24)
     phase = torch.rand(count, 1, generator=generator)
-    waves = torch.sin(2 * torch.pi * ((1 + classes[:, None]) * time + phase))
+    sines = torch.sin(2 * torch.pi * ((1 + classes[:, None]) * time + phase))
     noise = 0.1 * torch.randn(count, 24, generator=generator)
-    return Dataset.from_tensors((waves + noise).clamp(-1, 1), classes, kind="signal", name="waves")
+    return Dataset.from_tensors((sines + noise).clamp(-1, 1), classes, kind="wave", name="waves")
 
 
 SCENARIO: dict[str, Any] = {
@@ -81,11 +81,11 @@ SCENARIO: dict[str, Any] = {
     "threat": {"records": 40},
     "attacks": [{"name": "labels"}, {"name": "loss-threshold"}, {"name": "invg", "iterations": 2}],
 }
-REFUSAL = "invg is for images; these examples are signals, (24,)"
+REFUSAL = "invg is for images or volumes or signals; these examples are waves, (24,)"
 
 
 def recorded() -> Recording:
-    (only,) = record(resolve(scenario_from(SCENARIO), dataset=signals()))
+    (only,) = record(resolve(scenario_from(SCENARIO), dataset=waves()))
     return only
 
 
@@ -93,9 +93,9 @@ def recorded() -> Recording:
 
 
 def test_an_audit_of_a_new_kind_goes_from_the_data_to_the_report(tmp_path: Path):
-    finished = fedaudit.audit(SCENARIO, data=signals(), out=tmp_path, progress=False)
+    finished = fedaudit.audit(SCENARIO, data=waves(), out=tmp_path, progress=False)
     result = finished.result
-    assert (result.data.kind, result.data.input_shape) == ("signal", [24])
+    assert (result.data.kind, result.data.input_shape) == ("wave", [24])
     found = {f.attack: f for f in result.findings}
     assert {name: f.status for name, f in found.items()} == {
         "labels": "done", "loss-threshold": "done", "invg": "not applicable",
@@ -108,16 +108,16 @@ def test_an_audit_of_a_new_kind_goes_from_the_data_to_the_report(tmp_path: Path)
 
 
 def test_the_report_names_what_could_not_be_reconstructed(tmp_path: Path):
-    fedaudit.audit({**SCENARIO, "attacks": ["invg"]}, data=signals(), out=tmp_path, progress=False)
+    fedaudit.audit({**SCENARIO, "attacks": ["invg"]}, data=waves(), out=tmp_path, progress=False)
     page = (tmp_path / "report.html").read_text()
     assert REFUSAL in page
-    assert "signals" in page
+    assert "waves" in page
 
 
 @pytest.mark.slow
 def test_worker_processes_learn_of_a_new_kind():
     alone, together = (
-        fedaudit.audit(SCENARIO, data=signals(), workers=workers, progress=False).result for workers in (1, 2)
+        fedaudit.audit(SCENARIO, data=waves(), workers=workers, progress=False).result for workers in (1, 2)
     )
     assert [f.metrics for f in alone.findings] == [f.metrics for f in together.findings]
 
@@ -125,9 +125,9 @@ def test_worker_processes_learn_of_a_new_kind():
 def test_a_task_info_takes_its_kind_along():
     info = recorded().transcript.task_info
     sent = pickle.dumps(info)
-    del EXAMPLE_KINDS._entries["signal"]
+    del EXAMPLE_KINDS._entries["wave"]
     assert pickle.loads(sent) == info
-    assert isinstance(example_kind("signal"), Signal)
+    assert isinstance(example_kind("wave"), Wave)
     assert pickle.loads(sent) == info, "what is known already isn't registered again"
 
 
@@ -147,7 +147,7 @@ def test_clients_train_on_the_kind_s_normalised_examples():
 
 def test_normalisation_and_bounds_are_the_kind_s():
     info = recorded().transcript.task_info
-    x = signals().test.inputs
+    x = waves().test.inputs
     torch.testing.assert_close(info.normalise(x), (x - MEAN) / STD)
     torch.testing.assert_close(info.denormalise(info.normalise(x)), x)
     low, high = info.pixel_range(x)
@@ -162,13 +162,13 @@ def test_a_recording_of_a_new_kind_is_checked_when_it_is_read(tmp_path: Path):
     truth.inputs[0, 0][1, 3] = -1.01
     with pytest.raises(CorruptTranscript, match=r"a sample lies outside of \[-1, 1\]"):
         check_belongs(truth, transcript, tmp_path)
-    del EXAMPLE_KINDS._entries["signal"]
-    with pytest.raises(CorruptTranscript, match="unknown kind of examples 'signal'; known: image, table"):
+    del EXAMPLE_KINDS._entries["wave"]
+    with pytest.raises(CorruptTranscript, match="unknown kind of examples 'wave'; known: image, table"):
         Transcript.load(tmp_path / "t")
 
 
 def test_data_of_a_new_kind_are_checked():
-    good = signals()
+    good = waves()
     for change, words in (
         ({"kind": "sound"}, "unknown kind of examples 'sound'"),
         ({"train": Split(good.train.inputs * 2, good.train.targets)}, r"not in \[-1, 1\]; scale them to \[-1, 1\]"),
@@ -177,18 +177,18 @@ def test_data_of_a_new_kind_are_checked():
     ):
         with pytest.raises(BadInput, match=words):
             dataclasses.replace(good, **change)
-    with pytest.raises(BadInput, match=r"give signals \(n, t\), none of them empty"):
-        Dataset.from_tensors(torch.zeros(5, 2, 2), torch.arange(5), kind="signal")
-    with pytest.raises(BadInput, match="the signals have values that are not finite"):
-        Dataset.from_tensors(torch.full((5, 2), torch.nan), torch.arange(5), kind="signal")
+    with pytest.raises(BadInput, match=r"give waves \(n, t\), none of them empty"):
+        Dataset.from_tensors(torch.zeros(5, 2, 2), torch.arange(5), kind="wave")
+    with pytest.raises(BadInput, match="the waves have values that are not finite"):
+        Dataset.from_tensors(torch.full((5, 2), torch.nan), torch.arange(5), kind="wave")
     assert Dataset.from_tensors(torch.rand(9, 4), torch.arange(9) % 2).kind == "table", "the first that reads such"
     with pytest.raises(ValueError, match="registered twice"):
-        register(Signal())
+        register(Wave())
 
 
 def test_a_new_kind_is_drawn_and_written(tmp_path: Path):
     waves = torch.tensor([[-1.0, 0.0, 1.0], [1.0, 1.0, -1.0]])
-    kind = example_kind("signal")
+    kind = example_kind("wave")
     assert kind.draw(waves).tolist() == [[[0.0, 0.5, 1.0], [1.0, 1.0, 0.0]]]
     kind.write(waves[0], tmp_path / "wave.png")
     with Image.open(tmp_path / "wave.png") as image:
@@ -201,10 +201,10 @@ def test_public_examples_among_the_victims_are_found_whatever_the_kind(monkeypat
     attack = make_attack("labels")
     monkeypatch.setattr(type(attack), "files", lambda _: [Path("public")])
     for public, shared in ((victims[:2], 2), (victims[:2] + 1e-6, 0)):
-        prints = example_kind("signal").fingerprints(public)
+        prints = example_kind("wave").fingerprints(public)
         monkeypatch.setattr(type(attack), "public_examples", lambda _, prints=prints: prints)
         if shared:
-            with pytest.raises(BadInput, match="2 of the victims' signals are among"):
+            with pytest.raises(BadInput, match="2 of the victims' waves are among"):
                 check_public_examples([only], [attack])
         else:
             check_public_examples([only], [attack])
@@ -231,8 +231,11 @@ def test_an_attack_refuses_kinds_that_it_is_not_for(name: str, rows: Observation
         attack.check(seen)
 
 
-def test_every_inversion_says_that_it_is_for_images():
-    assert [e.name for e in ATTACKS if e.value.recovers == "training images" and e.value.examples != ("image",)] == []
+def test_every_inversion_says_what_it_is_for():
+    searched = ("image", "volume", "signal")
+    found = {e.name: e.value.examples for e in ATTACKS if e.value.recovers == "training images"}
+    assert found["invg"] == searched
+    assert set(found.values()) == {("image",), searched}
 
 
 # The kinds that are there ---------------------------------------------------------------------------------------------
@@ -283,9 +286,12 @@ def test_images_are_drawn_side_by_side_and_compared_pixel_by_pixel():
 
 
 def test_results_of_old_are_of_the_kind_that_their_shape_says():
-    assert [fitting_kind(shape).plural for shape in ((3, 32, 32), (30,))] == ["images", "records"]
-    with pytest.raises(BadInput, match="no kind of examples"):
-        fitting_kind((2, 2))
+    shapes = ((3, 32, 32), (30,), (1, 8, 16, 16), (12, 256))
+    assert [fitting_kind(shape).plural for shape in shapes] == ["images", "records", "volumes", "signals"]
+    assert fitting_kind((30,), discrete=True).plural == "sequences"
+    for shape, discrete in (((2, 2, 2, 2, 2), None), ((3, 8, 8), True)):
+        with pytest.raises(BadInput, match="no kind of examples"):
+            fitting_kind(shape, discrete=discrete)
 
 
 # No kind has a name outside of its module -----------------------------------------------------------------------------
@@ -295,7 +301,7 @@ MODULES = [path for path in sorted(SOURCE.rglob("*.py")) if path.parent != SOURC
 
 def comparisons(code: str) -> list[int]:
     """Return the lines on which something is compared with the name of a kind."""
-    names = {"image", "table"}
+    names = {"image", "table", "volume", "signal"}
     found = []
     for node in ast.walk(ast.parse(code)):
         sides: list[ast.expr] = []

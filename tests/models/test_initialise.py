@@ -23,6 +23,8 @@ def mixed_model() -> nn.Sequential:
         nn.Conv2d(24, 48, 3, groups=2, bias=False),
         nn.BatchNorm2d(48, affine=False),
         nn.LayerNorm(5),
+        nn.LSTM(7, 40),
+        nn.GRU(7, 40),
         nn.Linear(300, 90),
     )
 
@@ -113,7 +115,6 @@ def test_given_changes_nothing_even_of_unknown_layers() -> None:
     [
         nn.MultiheadAttention(4, 2),
         nn.EmbeddingBag(3, 4),
-        nn.LSTM(3, 4),
         nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
     ],
 )

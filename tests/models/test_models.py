@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedaudit.modalities import EXAMPLE_KINDS
 from fedaudit.models import MODELS, build_model, has_batch_norm, set_training_mode
+from fedaudit.models.families import inputs_of
 from fedaudit.utils.errors import BadInput
 from tests.models.model_cases import generator, one_line
 
-IMAGE_MODELS = [entry.name for entry in MODELS if entry.info["input"] == "image"]
-NARROW = {"resnet20-4": 8, "resnet18": 8, "resnet50": 8, "convnet": 8, "resnet56": 8}
+CLASSIFIERS = [entry.name for entry in MODELS if entry.name != "unet"]
+IMAGE_MODELS = [name for name in CLASSIFIERS if "image" in inputs_of(MODELS[name])]
+NARROW = {"resnet20-4": 8, "resnet18": 8, "resnet50": 8, "convnet": 8, "resnet56": 8, "densenet-121": 8}
 
 
 def count(model: nn.Module) -> int:
@@ -48,6 +53,18 @@ def count(model: nn.Module) -> int:
             10,
             49 * 128 + 66 * 128 + 2 * (4 * 128 + 4 * 129 * 128 + 129 * 512 + 513 * 128) + 256 + 1290,
         ),
+        # Huang et al. 2017: 7.98M; torchvision's documented count, and CheXNet's with 14 findings: 6.95M and the head
+        ("densenet-121", (3, 224, 224), 1000, 7_978_856),
+        ("densenet-121", (3, 224, 224), 14, 6_953_856 + 1025 * 14),
+        ("cnn-1d", (12, 1000), 5, 16 * 37 + 16 * 49 + 32 * 49 + 32 * 97 + 64 * 97 + 64 * 193 + 448 + 64 * 125 * 5 + 5),
+        (
+            "cnn-3d",
+            (1, 16, 32, 32),
+            5,
+            16 * 28 + 16 * 433 + 32 * 433 + 32 * 865 + 64 * 865 + 64 * 1729 + 448 + 64 * 2 * 4 * 4 * 5 + 5,
+        ),
+        ("lstm", (12, 100), 5, 4 * 64 * (12 + 64 + 2) + 65 * 5),
+        ("gru", (12, 100), 5, 3 * 64 * (12 + 64 + 2) + 65 * 5),
         ("vit-plain", (1, 28, 28), 10, 16 * 128 + 51 * 128 + 2 * (256 + 4 * 129 * 128 + 129 * 256 + 257 * 128) + 1546),
     ],
 )
@@ -80,6 +97,8 @@ def test_convnet_plan() -> None:
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 33, 47), (1, 112, 92)])
 def test_image_models_map_images_to_logits(name: str, shape: tuple[int, int, int]) -> None:
+    if min(shape[1:]) < MODELS[name].info["min_size"]:
+        pytest.skip("too small for it, which another test sees refused")
     model = build_model(name, input_shape=shape, outputs=7, width=NARROW.get(name))
     set_training_mode(model, "eval")
     x = torch.randn(2, *shape, generator=generator())
@@ -109,6 +128,96 @@ def test_other_models_take_any_shape(name: str, shape: tuple[int, ...], outputs:
     assert build_model(name, input_shape=shape, outputs=outputs)(torch.zeros(3, *shape)).shape == (3, outputs)
 
 
+OF_GRIDS = [
+    ("cnn-1d", (12, 100), 8),
+    ("cnn-1d", (1, 33), 8),
+    ("cnn-3d", (1, 8, 17, 9), 8),
+    ("cnn-3d", (3, 16, 16, 16), 8),
+    ("lstm", (2, 1), 1),
+    ("gru", (12, 30), 1),
+    ("unet", (1, 16, 16), 16),
+    ("unet", (3, 33, 47), 16),
+    ("unet", (1, 16, 17, 28), 16),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "least"), OF_GRIDS)
+def test_models_of_signals_volumes_and_maps(name: str, shape: tuple[int, ...], least: int) -> None:
+    """Logits of each example, or of each of its pixels, twice differentiable; what is too small is refused."""
+    model = build_model(name, input_shape=shape, outputs=3, width=4)
+    set_training_mode(model, "eval")
+    x = torch.randn(2, *shape, generator=generator()).requires_grad_()
+    logits = model(x)
+    assert logits.shape == (2, 3, *(shape[1:] if name == "unet" else ()))
+    torch.testing.assert_close(logits[:1], model(x[:1]), rtol=1e-4, atol=1e-4)
+    first = torch.autograd.grad(logits.square().sum(), list(model.parameters()), create_graph=True)
+    (second,) = torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), x)
+    assert second.isfinite().all()
+    assert second.any()
+    if least > 1:
+        with pytest.raises(BadInput, match=f"at least {least}") as error:
+            build_model(name, input_shape=(shape[0], *[least] * (len(shape) - 2), least - 1), outputs=3)
+        assert name in one_line(error)
+
+
+@pytest.mark.parametrize("shape", [(1, 32, 32), (1, 16, 16, 16)])
+def test_unet_is_the_papers_network(shape: tuple[int, ...]) -> None:
+    """Of 64 channels it is Ronneberger's, of 31,030,658 parameters, and BatchNorm's; each level halves the sides."""
+    model = build_model("unet", input_shape=shape, outputs=2, width=64 if len(shape) == 3 else 4)
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert len(norms) == 18
+    if len(shape) == 3:
+        assert count(model) - sum(2 * m.num_features for m in norms) == 31_030_658
+    seen: list[tuple[int, ...]] = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Conv3d):
+            module.register_forward_hook(lambda _module, _inputs, output: seen.append(tuple(output.shape[2:])))
+    model.eval()(torch.zeros(1, *shape))
+    sides = [side for level in (0, 1, 2, 3, 4, 3, 2, 1, 0) for side in [tuple(n >> level for n in shape[1:])] * 2]
+    assert seen == [*sides, shape[1:]]
+
+
+def test_unet_hands_what_it_saw_across() -> None:
+    """A pixel of the map depends on its own pixel, whose resolution is lost on the way down, and on distant ones."""
+    model = build_model("unet", input_shape=(1, 32, 32), outputs=1, width=8).eval()
+    x = torch.rand(1, 1, 32, 32, generator=generator()).requires_grad_()
+    (slope,) = torch.autograd.grad(model(x)[0, 0, 5, 5], x)
+    assert slope[0, 0, 5, 5] != 0
+    assert slope[0, 0, 20:, 20:].any()
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_recurrent_networks_read_a_signal_in_time(name: str) -> None:
+    """Step by step through torch's own cell, from the first to the last: the same logits."""
+    model = build_model(name, input_shape=(3, 7), outputs=4, width=5).eval()
+    layer = model.get_submodule("recurrent")
+    cell = (nn.LSTMCell if name == "lstm" else nn.GRUCell)(3, 5)
+    cell.load_state_dict({key.removesuffix("_l0"): value for key, value in layer.state_dict().items()})
+    x = torch.randn(2, 3, 7, generator=generator())
+    state: Any = None
+    for t in range(7):
+        state = cell(x[:, :, t], state)
+    hidden = state[0] if name == "lstm" else state
+    head = model.get_submodule("fc")
+    torch.testing.assert_close(model(x), head(hidden))
+
+
+def test_densenet_joins_what_went_in() -> None:
+    """Huang et al. 2017, Table 1: channels and resolution after each block of a 224x224 image."""
+    model = build_model("densenet-121", input_shape=(3, 224, 224), outputs=2).eval()
+    seen: dict[str, tuple[int, ...]] = {}
+    for name, module in model.get_submodule("features").named_children():
+        module.register_forward_hook(lambda _m, _i, out, name=name: seen.__setitem__(name, tuple(out.shape[1:])))
+    with torch.no_grad():
+        model(torch.zeros(1, 3, 224, 224))
+    blocks = {name: shape for name, shape in seen.items() if name.startswith(("block", "transition"))}
+    assert blocks == {
+        "block1": (256, 56, 56), "transition1": (128, 28, 28), "block2": (512, 28, 28), "transition2": (256, 14, 14),
+        "block3": (1024, 14, 14), "transition3": (512, 7, 7), "block4": (1024, 7, 7),
+    }  # fmt: skip
+    assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in model.modules()) == 121
+
+
 def test_resnet_keeps_the_resolution_of_small_images_only() -> None:
     sizes = {}
     for size in (64, 65):
@@ -124,7 +233,7 @@ def test_every_model_says_what_it_is() -> None:
     for entry in MODELS:
         assert entry.summary
         assert entry.info["paper"]
-        assert entry.info["input"] in ("image", "tokens", "any")
+        assert set(inputs_of(entry)) <= set(EXAMPLE_KINDS.names())
 
 
 @pytest.mark.parametrize(
@@ -134,6 +243,8 @@ def test_every_model_says_what_it_is() -> None:
         ("resnet20", {"input_shape": (30,)}, "takes images"),
         ("lenet", {"input_shape": (28, 28)}, "takes images"),
         ("resnet20", {"width": 0}, "width is 0"),
+        ("unet", {"input_shape": (12, 100)}, r"images \(channels, height, width\) or volumes"),
+        ("cnn-3d", {}, "takes volumes"),
         ("mlp", {"width": -3}, "width is -3"),
         ("logistic", {"width": 5}, "no width"),
         ("mlp", {"outputs": 0}, "outputs is 0"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 
 from fedaudit.attacks.records.shadows import ShadowModel
+from fedaudit.pipeline import Trained, training_once
 from fedaudit.pipeline import run as pipeline
-from fedaudit.pipeline import training_once, trials
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.simulation.simulator import simulate
 from tests.attacks.membership_cases import scenario
@@ -23,7 +25,6 @@ def simulated(monkeypatch):
         return simulate(federation, **options)
 
     monkeypatch.setattr(pipeline, "simulate", counted)
-    monkeypatch.setattr(pipeline, "_last", {})
     return made
 
 
@@ -46,6 +47,28 @@ def test_another_federation_or_a_short_one_is_simulated(simulated):
     assert len(simulated) == 5
 
 
+def test_what_was_trained_ends_with_the_block_or_is_the_callers(simulated):
+    long, kept = resolve(scenario(rounds=12)), Trained()
+    for block in (training_once(), training_once(kept), training_once(kept), training_once()):
+        with block:
+            pipeline.record(long)
+            with training_once():  # a block inside another takes what that has
+                pipeline.record(long)
+    assert len(simulated) == 3
+    assert len(kept.recordings) == 1
+
+
+def test_a_recording_is_freed_when_the_block_ends():
+    with training_once():
+        (made,) = pipeline.record(resolve(scenario(rounds=12)))
+        held = weakref.ref(made.transcript.rounds[-1].updates[0])
+        del made
+        gc.collect()
+        assert held() is not None
+    gc.collect()
+    assert held() is None
+
+
 def test_shadow_models_are_trained_once_for_several_federations(monkeypatch):
     trained: list[int] = []
     train = ShadowModel._trained
@@ -55,7 +78,6 @@ def test_shadow_models_are_trained_once_for_several_federations(monkeypatch):
         return train(self, *rest)
 
     monkeypatch.setattr(ShadowModel, "_trained", counted)
-    monkeypatch.setattr(trials, "_last", {})
     threat = {"knows_public_data": True, "public_examples": 40}
     attack = {"name": "lira", "shadows": 2, "epochs": 1}
 

@@ -178,7 +178,7 @@ def sample(
                     else f"The images of {attack} show outlines and colours, not details.",
                     psnr=interval(psnr_values),
                     mse=interval([x.mse for x in images]),
-                    ssim=interval([x.ssim for x in images]),
+                    ssim=interval([x.ssim for x in images if x.ssim is not None]),
                     lpips=interval([0.2, 0.21]) if lpips else None,
                     identification_rate=rate,
                     label_accuracy=1.0 if f == 0 else 0.75,

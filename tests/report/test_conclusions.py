@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from fedaudit.pipeline import run_audit
 from fedaudit.report import frontier
 from fedaudit.report.conclusion import headline
 from fedaudit.report.frontier import _guarantee, strongest
 from fedaudit.report.images import after_move
 from fedaudit.report.page import render_report
 from fedaudit.report.terminal import print_summary
+from fedaudit.report.wording import noun
 from fedaudit.results import (
     AttackSummary,
     AuditResult,
@@ -25,6 +28,7 @@ from fedaudit.results import (
 from fedaudit.results.findings import RegisteredResult
 from fedaudit_lab.studies.analysis import Cell
 from fedaudit_lab.studies.drawing import cell_text, difference_text
+from tests.attacks.membership_cases import scenario
 from tests.report.report_cases import sample
 
 
@@ -183,3 +187,46 @@ def test_a_move_in_words(flipped: bool, right: int, down: int, words: str) -> No
         psnr_mean_image=5.0,
     )  # fmt: skip
     assert after_move(moved) == words
+
+
+def test_n_says_what_it_counts_in_the_singular_and_the_plural(tmp_path, capsys):
+    made = scenario(rounds=1)
+    made = made.model_copy(update={"evaluation": made.evaluation.model_copy(update={"controls": False})})
+    audit = run_audit(made, checkpoints=False).result
+    pairs = next(m.n for f in audit.findings for m in f.metrics if m.name == "membership_epsilon")
+    assert pairs
+    first = "membership_accuracy"
+    alone = audit.model_copy(update={"summaries": [], "findings": [without_counts(f, first) for f in audit.findings]})
+    shorter = [m for m in audit.summaries[0].metrics if m.name == first]
+    one = shorter[0].model_copy(update={"value": interval(0.5, 1), "of": "runs"})
+    alone = alone.model_copy(update={"summaries": [audit.summaries[0].model_copy(update={"metrics": [one]})]})
+    for result, name, counted in ((audit, "membership_epsilon", f"{pairs} pairs of records"), (alone, first, "1 run")):
+        print_summary(result)
+        (row,) = [line for line in capsys.readouterr().out.splitlines() if f" {name} " in line]
+        assert row.rstrip().endswith(f" {counted}")
+        page = re.sub(r"\s+", " ", render_report(result, tmp_path))
+        n, of = counted.split(" ", 1)
+        cells = page.split(f'<td data-label="Measured">{name.replace("_", " ")}')[1].split("</tr>")[0]
+        assert f"{n}<small>{of}</small>" in cells
+
+
+def without_counts(finding, name):
+    """Return the finding, of which one metric has no interval and doesn't say what it was measured on."""
+    nothing = {"low": None, "high": None, "n": None, "of": None}
+    metrics = [m.model_copy(update=nothing) if m.name == name else m for m in finding.metrics]
+    return finding.model_copy(update={"metrics": metrics})
+
+
+@pytest.mark.parametrize(
+    ("things", "thing"),
+    [
+        ("pairs of records", "pair of records"),
+        ("runs of the attack", "run of the attack"),
+        ("generated images", "generated image"),
+        ("canaries", "canary"),
+        ("", ""),
+    ],
+)
+def test_one_is_no_plural(things, thing):
+    assert noun(1, things) == thing
+    assert noun(0, things) == noun(2, things) == things

@@ -24,6 +24,7 @@ from fedaudit.data import load_dataset
 from fedaudit.data.batches import read_pickled_batch
 from fedaudit.data.files import read_csv, read_idx, read_mat, read_npz, read_parquet
 from fedaudit.data.images import read_image
+from fedaudit.data.medical import read_example
 from fedaudit.models import checkpoint
 from fedaudit.models.checkpoint import load_checkpoint
 from fedaudit.models.generator import TrainedGenerator
@@ -354,6 +355,11 @@ READERS: dict[str, tuple[bounds.Bounds, str, Callable[[Path], Any]]] = {
     "parquet": (bounds.PARQUET, "a.parquet", read_parquet),
     "csv": (bounds.CSV, "a.csv", read_csv),
     "picture": (bounds.PICTURE, "a.png", read_image),
+    "nifti": (bounds.NIFTI, "a.nii", read_example),
+    "nifti.gz": (bounds.NIFTI, "a.nii.gz", read_example),
+    "dicom": (bounds.DICOM, "a.dcm", read_example),
+    "wfdb": (bounds.WFDB, "a.hea", read_example),
+    "npy": (bounds.NPZ, "a.npy", read_example),
     "safetensors": (bounds.TENSORS, "a.safetensors", lambda path: load_checkpoint(nn.Linear(1, 1), path)),
     "finding": (bounds.TENSORS, "a.safetensors", Finding.load),
     "generator": (bounds.TENSORS, "a.safetensors", TrainedGenerator.load),
@@ -369,8 +375,9 @@ def test_a_file_that_is_too_large_is_not_read(name: str, tmp_path: Path) -> None
     bound, file, read = READERS[name]
     with (tmp_path / file).open("wb") as sparse:
         sparse.truncate(bound.file + 1)
-    if name == "parquet":
-        pytest.importorskip("pyarrow")
+    needed = {"parquet": "pyarrow", "nifti": "nibabel", "nifti.gz": "nibabel", "dicom": "pydicom"}
+    if name in needed:
+        pytest.importorskip(needed[name])
     refuses(lambda: read(tmp_path / file), f"larger than {bound.file:,} bytes")
 
 

@@ -34,7 +34,7 @@ from fedaudit.utils.registry import register as register
 MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is asked
 MOST_STEPS = 16  # that are worth simulating
 _LONGEST = 300  # letters of another's error
-GRIDS = ("image", "volume", "signal")  # of channels on a grid, which neighbours in it resemble
+GRIDS = ("image", "volume", "signal")  # kinds of examples on a grid, of which neighbours are alike
 
 
 @contextmanager
@@ -225,6 +225,11 @@ class Attack(Plugin, ABC):
         A subclass inherits the answer, as it does ``first_settings``.
         """
         return False
+
+    @classmethod
+    def recovers_of(cls, kind: str) -> str:
+        """Return what it is after in examples of a kind, in words: training images, or volumes."""
+        return cls.recovers.replace("images", example_kind(kind).plural) if kind in cls.examples else cls.recovers
 
     def check(self, observation: Observation) -> None:
         """Raise before any compute if this attack can't be run; here, where it isn't for such examples.

@@ -69,6 +69,11 @@ class Evaluation(TorchFunctionMode):
         if self.here and current_mode() is self:
             super().__exit__(None, None, None)
 
+    def take(self, most: int) -> list[tuple[Tensor, Tensor]]:
+        """Return what was kept, and forget it; ``most`` examples more are kept from now on."""
+        found, self.passes, self._left = self.passes, [], most
+        return found
+
     @property
     def full(self) -> bool:
         """Whether it keeps no more."""

@@ -549,8 +549,8 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
         return f"{said}; give a table, inputs.flatten(1), to a model that begins with nn.Unflatten(1, {shape[1:]})"
     if whole and (inputs[0].dtype == torch.bool or vocabulary_of(captured.module) is None):
         return (
-            "the inputs are whole numbers, but the model has no embedding; attacks are on images, volumes, signals, tables "
-            "and tokens"
+            "the inputs are whole numbers, but the model has no embedding; attacks are on images, volumes, signals, "
+            "tables and tokens"
         )
     if len({tuple(x.shape[1:]) for x in inputs}) > 1:
         return "the inputs differ in shape from batch to batch"

@@ -11,7 +11,10 @@ from fedaudit.utils.errors import BadInput, unknown_name
 if TYPE_CHECKING:
     from fedaudit.data import Dataset
 
-EMBEDDED = ("photos", "digits", "digits-parity", "breast-cancer", "diabetes", "leaf-synthetic", "notes", "notes-causal")
+EMBEDDED = (
+    *("photos", "digits", "digits-parity", "breast-cancer", "diabetes", "leaf-synthetic", "notes", "notes-causal"),
+    *("head-phantoms", "ecg-synthetic"),
+)
 ALGORITHMS = ("fedsgd", "fedavg", "fedprox")
 MALICIOUS = "malicious-client"
 ADVERSARIES = {
@@ -57,7 +60,7 @@ def models_for(dataset: Dataset) -> tuple[str, ...]:
         return ("decoder", "decoder-lora") if dataset.tokens.causal else ("decoder", "encoder", "decoder-lora")
     if dataset.task == "regression":
         return ("linear", "mlp")
-    if len(dataset.input_shape) == 1:
+    if len(dataset.input_shape) != 3:
         return ("mlp", "logistic")
     return ("convnet-small", "lenet", "strided-cnn", "mlp", "resnet20")
 

@@ -1,10 +1,11 @@
 """Data: embedded real photographs and tables, data sets from local files, and how a federation partitions them."""
 
 # The imported modules fill the catalogue; the order is the order in which the data sets are listed.
-from fedaudit.data import photos, embedded, synthetic, notes, local_images, tables, image_folder, arrays  # noqa: F401, I001
+from fedaudit.data import photos, embedded, synthetic, notes, phantoms, ecg  # noqa: F401, I001
+from fedaudit.data import local_images, tables, image_folder, arrays, example_folder  # noqa: F401
 from fedaudit.data.catalogue import DATA_DIR_VARIABLE, DATASETS, find_dataset, how_to_get, load_dataset, reading_once
 from fedaudit.data.dataset import Attribute, Dataset, Split
-
+from fedaudit.data.example_folder import Examples, read_folder
 from fedaudit.data.own import from_frame
 
 __all__ = [
@@ -12,10 +13,12 @@ __all__ = [
     "DATA_DIR_VARIABLE",
     "Attribute",
     "Dataset",
+    "Examples",
     "Split",
     "find_dataset",
     "from_frame",
     "how_to_get",
     "load_dataset",
+    "read_folder",
     "reading_once",
 ]

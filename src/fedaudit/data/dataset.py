@@ -104,7 +104,8 @@ class Dataset:
 
     kind: of the examples, one of :data:`fedaudit.modalities.EXAMPLE_KINDS`. mean, std: per channel over the train split
     for images, volumes and signals; (0.,) and (1.,) for tables, which are standardised already. source: where the
-    examples come from, and their licence. attributes: what an adversary may ask about. columns: of a table, where their types are known.
+    examples come from, and their licence. attributes: what an adversary may ask about. columns: of a table, where
+    their types are known.
     tokens: of text, its vocabulary and task; words: what each token stands for, if that is known. num_classes: of a
     classification; num_targets: labels or numbers of an example, or classes of a mask's pixels; class_names: of classes
     or labels.

@@ -55,7 +55,7 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _within(count: float, most: int | None, what: str) -> None:
+def within(count: float, most: int | None, what: str) -> None:
     """Raise where there is more than the most that is read.
 
     Raises:
@@ -82,8 +82,8 @@ def read_parquet(path: Path, *columns: str) -> dict[str, list[Any]]:
     with reading(path):
         check_file(path, PARQUET)
         with pyarrow.parquet.ParquetFile(path) as file:
-            _within(file.metadata.num_rows, PARQUET.items, "rows")
-            _within(len(file.schema_arrow), _COLUMNS, "columns")
+            within(file.metadata.num_rows, PARQUET.items, "rows")
+            within(len(file.schema_arrow), _COLUMNS, "columns")
             known = list(map(str, file.schema_arrow.names))
             names = list(columns or known)
             absent = [name for name in names if name not in known]
@@ -98,7 +98,7 @@ def read_parquet(path: Path, *columns: str) -> dict[str, list[Any]]:
             size = 0
             for batch in file.iter_batches(_AT_ONCE, columns=names):
                 size += batch.nbytes
-                _within(size, PARQUET.unpacked, "bytes")
+                within(size, PARQUET.unpacked, "bytes")
                 for name in names:
                     found[name] += _cells(batch.column(name))
             return found
@@ -120,7 +120,7 @@ def read_npz(path: Path, *names: str) -> list[Numbers]:
         BadInput: the file is damaged or too large, lacks an array, or one holds something else than numbers.
     """
     with reading(path), opened(path, NPZ) as stream, zipfile.ZipFile(stream) as archive:
-        _within(len(archive.filelist), NPZ.items, "arrays")
+        within(len(archive.filelist), NPZ.items, "arrays")
         known = [name.removesuffix(".npy") for name in archive.namelist()]
         absent = [name for name in names if name not in known]
         if absent:
@@ -130,6 +130,23 @@ def read_npz(path: Path, *names: str) -> list[Numbers]:
             with archive.open(f"{name}.npy") as member:
                 found.append(_read_npy(member))
         return found
+
+
+def read_array_file(path: Path) -> Numbers:
+    """Return the array of an .npy file, or the only one of an .npz file; no pickled object is ever read.
+
+    Raises:
+        BadInput: the file is damaged or too large, or holds no or several arrays, or something else than numbers.
+    """
+    with reading(path), opened(path, NPZ) as stream:
+        if path.suffix.lower() != ".npz":
+            return _read_npy(stream)
+        with zipfile.ZipFile(stream) as archive:
+            names = archive.namelist()[: NPZ.items]
+            if len(names) != 1:
+                raise BadInput(f"{path} holds {len(names)} arrays ({', '.join(names)[:200]}); one an example is read")
+            with archive.open(names[0]) as member:
+                return _read_npy(member)
 
 
 def read_arrays(path: Path, *names: str) -> list[Tensor]:
@@ -159,7 +176,7 @@ def _read_npy(stream: IO[bytes]) -> Numbers:
     if not all(type(side) is int and side >= 0 for side in shape):
         raise ValueError(f"an array of shape {shape}")
     size = math.prod(shape) * dtype.itemsize
-    _within(size, NPZ.unpacked, "bytes in one array")
+    within(size, NPZ.unpacked, "bytes in one array")
     data = stream.read(size)
     if len(data) != size:
         raise EOFError(f"{len(data)} bytes for an array of {size}")
@@ -198,7 +215,7 @@ def read_idx(path: Path) -> Numbers:
     """
     with reading(path), opened(path, IDX) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
         data = stream.read((IDX.unpacked or 0) + 1)
-        _within(len(data), IDX.unpacked, "bytes")
+        within(len(data), IDX.unpacked, "bytes")
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4 or len(data) < 4 + 4 * data[3]:
         raise BadInput(f"{path} is not an idx file of bytes (it begins with {data[:4].hex()}); get it again")
     shape = struct.unpack(f">{data[3]}I", data[4 : 4 + 4 * data[3]])
@@ -224,7 +241,7 @@ def read_csv(path: Path, **options: Any) -> list[list[str]]:
         for row in csv.reader(io.StringIO(read_bytes(path, CSV).decode("utf-8"), newline=""), **options):
             if row:
                 rows.append(row)
-                _within(len(rows), CSV.items, "rows")
+                within(len(rows), CSV.items, "rows")
         return rows
 
 
@@ -257,7 +274,7 @@ def _mat_elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     offset, count = 0, 0
     while offset < len(data):
         count += 1
-        _within(count, MAT.items, "elements")
+        within(count, MAT.items, "elements")
         kind, size = struct.unpack_from("<II", data, offset)
         if kind >> 16:  # a small element: its size and up to four bytes lie within the tag
             kind, size, start, step = kind & 0xFFFF, kind >> 16, offset + 4, 8
@@ -286,7 +303,7 @@ def _mat_arrays(data: memoryview, names: tuple[str, ...], packed: bool = False) 
             if not sides or min(sides) < 0:
                 raise ValueError(f"an array of shape {sides[:10]}")
             stored = np.frombuffer(values[1], _MAT_STORED[values[0]])
-            _within(math.prod(sides) * np.dtype(of).itemsize, MAT.unpacked, "bytes in one array")
+            within(math.prod(sides) * np.dtype(of).itemsize, MAT.unpacked, "bytes in one array")
             if stored.size != math.prod(sides):
                 raise ValueError(f"{stored.size} numbers for an array of shape {sides[:10]}")
             yield title, stored.astype(of, copy=False).reshape(sides, order="F")
@@ -295,7 +312,7 @@ def _mat_arrays(data: memoryview, names: tuple[str, ...], packed: bool = False) 
 def _inflated(body: memoryview) -> bytes:
     packed = zlib.decompressobj()
     data = packed.decompress(body, (MAT.unpacked or 0) + 1)
-    _within(len(data), MAT.unpacked, "bytes")
+    within(len(data), MAT.unpacked, "bytes")
     if not packed.eof:
         raise EOFError("a compressed element is cut short")
     return data

@@ -92,8 +92,8 @@ def lpips_missing() -> str | None:
 def lpips(a: Tensor, b: Tensor) -> Tensor | None:
     """Return the (n,) LPIPS distances (Zhang et al. 2018, AlexNet) of (n, C, H, W) images; None where missing.
 
-    Of other bands than grey or colours, of volumes and of signals there is none. Grey images are compared as colour images with equal channels;
-    sides below 64 pixels are enlarged to 64, because AlexNet's pooling needs it.
+    Of other bands than grey or colours, of volumes and of signals there is none. Grey images are compared as colour
+    images with equal channels; sides below 64 pixels are enlarged to 64, because AlexNet's pooling needs it.
     """
     if lpips_missing() is not None or a.ndim != 4 or a.shape[1] not in (1, 3):
         return None

@@ -79,11 +79,12 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     Where an example has no class (several labels, numbers, a mask), all are of one: what is drawn of the same class, and
     luck that goes by class, is over all candidates.
     """
+    things = observation.task_info.example_kind.plural
     if not bool(finding.images.isfinite().all()):
         return refused(
             finding,
             observation,
-            f"some of the {observation.task_info.example_kind.plural} that it returned are not finite: a fault of the attack",
+            f"some of the {things} that it returned are not finite: a fault of the attack",
         )
     vertical, received = observation.vertical is not None, observation
     targets = None
@@ -98,8 +99,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
             return refused(
                 finding,
                 received,
-                f"{len(finding.images)} {observation.task_info.example_kind.plural} for {held} different examples: how many the client holds wasn't known; "
-                "grant the training (threat.knows_training)",
+                f"{len(finding.images)} {things} for {held} different examples: how many the client holds wasn't "
+                "known; grant the training (threat.knows_training)",
             )
     federation, kind = observation.federation, observation.task_info.example_kind
     covered = [(m, _rows(finding, m, len(observation.messages))) for m in observation.messages]
@@ -195,7 +196,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         images=results,
         certified=None if finding.certified is None else int(finding.certified.sum()),
         certified_wrong=None if finding.certified is None else _wrongly(finding, covered, truth),
-        things=kind.plural,
+        things=things,
         label_source=finding.label_source,
         label_accuracy=None if targets else label_accuracy(labels, true_labels),
         matching=matching(finding, covered, truth, kind.vectors),
@@ -561,7 +562,7 @@ def elsewhere(image: ImageResult) -> bool:
 
 
 def verdict_of(images: Sequence[ImageResult], things: str = "images") -> Judgement:
-    """Return the judgement on an attack's images, by the rules of its finding type; ``things``: what they are called."""
+    """Return the judgement on an attack's images, by the rules of its finding type; ``things``: their name."""
     tried: list[Callable[[ImageResult], RegisteredResult | None]] = [lambda _: None, _moved, _in_another_tone]
     judged = [
         _judged(images, moved, how, level, things)
@@ -738,9 +739,9 @@ FINDING_TYPES["images"] = FindingType(
         "either other judgement 10 %, with the chance of each image doubled.",
         "Volumes are judged as images are: their SSIM has a window of three axes, and they are shifted along their "
         "depth, too. Signals are judged by correlation where images are by SSIM: one came out visibly when that of its "
-        f"reconstruction with it is at least {VISIBLE_CORRELATION}, each channel's mean taken off, and it is nearer to it "
-        "than to any other candidate and than the mean signal; a PSNR is that of each channel's range. They are judged "
-        "once more after the best shift in time, reversed or not, and after another amplitude and offset.",
+        f"reconstruction with it is at least {VISIBLE_CORRELATION}, each channel's mean taken off, and it is nearer to "
+        "it than to any other candidate and than the mean signal; a PSNR is that of each channel's range. They are "
+        "judged once more after the best shift in time, reversed or not, and after another amplitude and offset.",
         "Victims are counted, not images: one that several rounds or updates show came out where one of its images "
         "did, and their chances are added up.",
         "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many came out "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -18,12 +20,12 @@ from fedaudit.evaluation.finding_types import (
     refused,
     victims_of,
 )
-from fedaudit.evaluation.labels import COUNTS, true_labels
+from fedaudit.evaluation.labels import COUNTS
 from fedaudit.evaluation.statistics import SURE
 from fedaudit.evaluation.verdicts import by_test, leaks
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
-from fedaudit.utils.seeds import generator
+from fedaudit.utils.seeds import derive_seed
 
 _DRAWS = 20_000
 _FEWEST = 1_000  # draws, of large batches
@@ -50,7 +52,7 @@ def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, trut
     batches fewer, 1,000 at least) the label sets found fit as well as the true ones. Beyond 200 examples labels are
     matched one by one, as if each example could have any: only their counts matter.
     """
-    true, times = true_labels(finding, observation, truth)
+    true, uses = _true(finding, observation, truth)
     found = finding.labels
     if found.shape != true.shape:
         return refused(
@@ -59,15 +61,16 @@ def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, trut
             f"{len(found)} label sets for {len(true)} different examples: how many the client holds wasn't known; "
             "grant the training (threat.knows_training)",
         )
-    rng = generator(seed, "label sets of other batches")
     draws = max(_FEWEST, min(_DRAWS, _WORK // len(true) ** 2))
-    rows = torch.randint(len(truth.candidate_labels), (draws, max(1, len(true) // times)), generator=rng)
+    others = _other_batches(truth.candidate_labels, uses, draws, seed)
     hits, whole = matched(found, true)
     value = average_precision(found, true, hits)
-    by_luck = np.array([_of_other(found, truth.candidate_labels[own], times) for own in rows])
-    best = np.array([_of_other(true, truth.candidate_labels[own], times) for own in rows])
+    of_other = np.array(
+        [[average_precision(own, batch, matched(own, batch)[0]) for own in (found, true)] for batch in others]
+    )
+    by_luck, best = of_other.T
     p_value, at_best = (
-        (1 + int((luck >= top - 1e-9).sum())) / (1 + draws) for luck, top in ((by_luck, value), (best, 1))
+        (1 + int((luck >= top - 1e-9).sum())) / (1 + draws) for luck, top in ((by_luck, value), (best, 1.0))
     )
     guess = float(by_luck.mean())
     counted, there = found.sum(dim=0), true.sum(dim=0)
@@ -91,10 +94,26 @@ def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, trut
     return Evaluation(result)
 
 
-def _of_other(found: Tensor, other: Tensor, times: int) -> float:
-    """Return the average precision of what was found for another batch, each of whose examples counts ``times``."""
-    batch = other.repeat(-(-len(found) // len(other)) if times > 1 else 1, 1)[: len(found)]
-    return average_precision(found, batch, matched(found, batch)[0])
+def _true(finding: LabelSetFinding, observation: Observation, truth: Truth) -> tuple[Tensor, Tensor]:
+    """Return (n, k) the labels that were to be found, and how often each different example's are among them.
+
+    Of several updates these are the client's, each once, or as often as an update over all of them uses them.
+    """
+    key = observation.messages[0].round, observation.messages[0].client
+    if len(observation.messages) > 1:
+        labels = truth.held_by(key[1])[1]
+        times = max(1, len(finding.labels) // len(labels))
+        return labels.repeat(times, 1), torch.full((len(labels),), times)
+    return truth.labels[key], torch.tensor(truth.different(key)[1])
+
+
+def _other_batches(candidates: Tensor, uses: Tensor, draws: int, seed: int) -> Iterator[Tensor]:
+    """Yield label sets (n, k) of other batches: of different candidates, while there are enough, used as often."""
+    rng = np.random.default_rng(derive_seed(seed, "label sets of other batches"))
+    scarce = len(candidates) <= len(uses)
+    for _ in range(draws):
+        rows = rng.choice(len(candidates), len(uses), replace=scarce)
+        yield candidates[torch.from_numpy(rows)].repeat_interleave(uses, dim=0)
 
 
 def matched(found: Tensor, true: Tensor) -> tuple[int, int]:

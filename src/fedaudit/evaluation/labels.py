@@ -26,7 +26,7 @@ from fedaudit.evaluation.verdicts import by_fisher, by_test, by_victims, leaks
 from fedaudit.results import FindingResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
-from fedaudit.utils.seeds import generator
+from fedaudit.utils.seeds import derive_seed, generator
 
 _DRAWS = 20_000
 
@@ -43,13 +43,13 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
 
     Luck is excluded by a Monte Carlo test against the better one of two, for each number of labels: 20,000 random draws
     of labels, every class as likely, against the true ones; and the labels found against as many draws of other
-    batches, by how often the candidates have each class. So what fits any batch, as every class equally often does, is
-    no leak. Of several updates the labels found are added up, and so are those found by luck. What was found of their
-    mean is compared with the labels of all examples that they used, each as often as it counts. Examples that are used
-    again in every epoch are drawn once.
+    batches, which are different candidates. So what fits any batch, as every class equally often does, is no leak.
+    Where no more candidates are known than the batch itself has, the draws are independent, by how often these have
+    each class. Of several updates the labels found are added up, and so are those found by luck. What was found of
+    their mean is compared with the labels of all examples that they used, each as often as it counts. An example that
+    is used again is drawn once, and its label counts as often as it is used.
     """
-    true, times = true_labels(finding, observation, truth)
-    true = true.flatten()
+    true, uses = _true(finding, observation, truth)
     if len(true) != len(finding.labels):
         return refused(
             finding,
@@ -63,10 +63,10 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     by_class, by_guess = (class_accuracies(labels, true, finding.num_classes) for labels in (finding.labels, equally))
     found = round(accuracy * len(true))
     anything = torch.ones(finding.num_classes, dtype=torch.float64)
-    others = torch.bincount(truth.candidate_labels.flatten(), minlength=finding.num_classes).double()
+    others = torch.bincount(truth.candidate_labels.flatten(), minlength=finding.num_classes)
     by_luck = _better(
-        _found_by_luck(true, anything, len(true), times, generator(seed, "labels by luck")),
-        _found_by_luck(finding.labels, others, len(true), times, generator(seed, "labels of other batches")),
+        _found_by_luck(true, _independent(anything, uses, generator(seed, "labels by luck"))),
+        _found_by_luck(finding.labels, _other_batches(finding.labels, others, uses, seed)),
     )
     p_value = _at_least(by_luck, found)
     result = done(
@@ -104,32 +104,63 @@ def class_accuracies(inferred: Tensor, true: Tensor, classes: int) -> tuple[floa
     return float((found == there).double().mean()), float(((found > 0) == (there > 0)).double().mean())
 
 
-def true_labels(finding: LabelFinding, observation: Observation, truth: Truth) -> tuple[Tensor, int]:
-    """Return the labels (n, ...) that were to be found, and how often each example is among them, if all equally often.
+def _true(finding: LabelFinding, observation: Observation, truth: Truth) -> tuple[Tensor, Tensor]:
+    """Return (n,) the labels that were to be found, and how often each different example's is among them.
 
     Of several updates these are the client's, each once, or as often as an update over all of them uses them.
     """
     key = observation.messages[0].round, observation.messages[0].client
     if len(observation.messages) > 1:
-        labels = truth.held_by(key[1])[1]
+        labels = truth.held_by(key[1])[1].flatten()
         times = max(1, len(finding.labels) // len(labels))
-        return labels.repeat(times, *[1] * (labels.ndim - 1)), times
-    uses = truth.rows[key].unique(return_counts=True)[1] if key in truth.rows else torch.ones(1)
-    return truth.labels[key], int(uses[0]) if len(uses.unique()) == 1 else 1
+        return labels.repeat(times), torch.full_like(labels, times, dtype=torch.int64)
+    labels = truth.labels[key]
+    uses = torch.tensor(truth.different(key)[1])
+    return labels.flatten(), uses.repeat_interleave(labels.numel() // max(1, len(labels)))
 
 
-def _found_by_luck(fixed: Tensor, weights: Tensor, n: int, times: int, rng: torch.Generator) -> np.ndarray:
-    """Return the shares of draws of n labels that have 0 to n of the ``fixed`` ones, both as multisets.
+def _independent(weights: Tensor, uses: Tensor, rng: torch.Generator) -> Tensor:
+    """Return (draws, classes) how often each label is among independent ones, one for each of the ``uses``."""
+    counts = torch.zeros((_DRAWS, len(weights)), dtype=torch.int64)
+    if not len(uses) or not float(weights.sum()):
+        return counts  # none at all
+    drawn = torch.multinomial(weights.double().expand(_DRAWS, -1), len(uses), replacement=True, generator=rng)
+    return counts.scatter_add_(1, drawn, uses.expand(_DRAWS, -1))
 
-    Each label drawn counts ``times``: it is that of an example which was used so often.
+
+def _other_batches(found: Tensor, candidates: Tensor, uses: Tensor, seed: int) -> Tensor:
+    """Return (draws, classes) how often each label found is in other batches, in which no candidate is twice.
+
+    Args:
+        found: the labels found.
+        candidates: (classes,) how many candidates have each label.
+        uses: of each of a batch's examples.
+        seed: of the draws.
     """
-    if not n or not float(weights.sum()):
-        return np.array([1.0] + n * [0.0])  # none at all
-    wanted = torch.bincount(fixed, minlength=len(weights))
-    drawn = torch.multinomial(weights.expand(_DRAWS, -1), n // times, replacement=True, generator=rng)
-    each = torch.full_like(drawn, times)
-    counts = torch.zeros((_DRAWS, len(wanted)), dtype=torch.int64).scatter_add_(1, drawn, each)
-    shares: np.ndarray = torch.bincount(torch.minimum(counts, wanted).sum(dim=1), minlength=n + 1).numpy() / _DRAWS
+    if len(uses) >= int(candidates.sum()):
+        return _independent(candidates, uses, generator(seed, "labels of other batches"))
+    rng = np.random.default_rng(derive_seed(seed, "labels of other batches"))
+    counts = torch.zeros((_DRAWS, len(candidates)), dtype=torch.int64)
+    kinds = [int(kind) for kind in found.unique() if kind < len(candidates)]  # of others nobody asks
+    left = {kind: np.full(_DRAWS, int(candidates[kind])) for kind in kinds}
+    total = int(candidates.sum())
+    for times, size in zip(*(part.tolist() for part in uses.unique(return_counts=True)), strict=True):
+        wanted, rest = np.full(_DRAWS, size), np.full(_DRAWS, total)
+        for kind in kinds:  # multivariate hypergeometric, by its marginals
+            rest -= left[kind]
+            drawn = rng.hypergeometric(left[kind], rest, wanted)
+            counts[:, kind] += times * torch.from_numpy(drawn)
+            left[kind] -= drawn
+            wanted -= drawn
+        total -= size
+    return counts
+
+
+def _found_by_luck(fixed: Tensor, drawn: Tensor) -> np.ndarray:
+    """Return the shares of draws (draws, classes) that have 0 to n of the (n,) ``fixed`` labels, both as multisets."""
+    wanted = torch.bincount(fixed, minlength=drawn.shape[1])[: drawn.shape[1]]
+    found = torch.minimum(drawn, wanted).sum(dim=1)
+    shares: np.ndarray = torch.bincount(found, minlength=len(fixed) + 1).numpy() / _DRAWS
     return shares
 
 

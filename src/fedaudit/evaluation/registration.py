@@ -116,13 +116,11 @@ def overlapping(image: Tensor, other: Tensor, move: Move) -> tuple[Tensor, Tenso
     sides = image.shape[1:]
     flipped = image.flip(-1) if move.flipped else image
     shifts = move.along(len(sides))
-    own = tuple(_span(-shift, side) for shift, side in zip(shifts, sides, strict=True))
-    theirs = tuple(_span(shift, side) for shift, side in zip(shifts, sides, strict=True))
-    return flipped[(..., *own)], other[(..., *theirs)]
-
-
-def _span(shift: int, length: int) -> slice:
-    return slice(max(0, shift), length + min(0, shift))
+    for axis, (shift, side) in enumerate(zip(shifts, sides, strict=True), start=1):
+        length = side - abs(shift)
+        flipped = flipped.narrow(axis, max(0, -shift), length)
+        other = other.narrow(axis, max(0, shift), length)
+    return flipped, other
 
 
 def _registered(image: Tensor, others: Tensor) -> tuple[Tensor, list[Move]]:

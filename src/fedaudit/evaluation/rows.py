@@ -29,7 +29,6 @@ from fedaudit.results import Chart, FindingResult, Line, RowResult
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
-from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed, generator
 
 TOLERANCE = 0.319  # standard deviations within which a number counts as recovered (Vero et al. 2023)
@@ -127,7 +126,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     common: list[tuple[Tensor, Tensor, Tensor]] = []
     usual, pool = _Guess(table, truth), cells(finding.rows, table.columns)
     for message, own in parts:
-        first, uses = _distinct(truth, message)
+        first, uses = truth.different((message.round, message.client))
         true = cells(truth.inputs[message.round, message.client][first], table.columns)
         targets = truth.labels[message.round, message.client][first]
         found, labels = pool[own], finding.labels[own]
@@ -171,7 +170,9 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     if finding.certified is not None:
         shown = sum(row.exact for row in drawn if row.certified)
         metrics += [CERTIFIED.of(shown / len(hits)), WRONGLY.of(float(int(finding.certified.sum()) - shown))]
-    true_labels = torch.cat([truth.labels[m.round, m.client][_distinct(truth, m)[0]] for m, _ in parts])
+    true_labels = torch.cat(
+        [truth.labels[m.round, m.client][truth.different((m.round, m.client))[0]] for m, _ in parts]
+    )
     classes = not true_labels.is_floating_point() and len(finding.labels) > 0
     result = done(
         finding,
@@ -382,22 +383,6 @@ def _own(finding: RowFinding, message: Message, received: int) -> Tensor:
     if received == 1:
         return torch.arange(len(finding.rows))
     return torch.tensor([i for i, rounds in enumerate(finding.rounds) if message.round in rounds], dtype=torch.int64)
-
-
-def _distinct(truth: Truth, message: Message) -> tuple[list[int], list[int]]:
-    """Return the first place of every example of an update, and how often it was used.
-
-    Where the examples' own positions weren't recorded, rows that are equal are one.
-    """
-    key = message.round, message.client
-    inputs = truth.inputs[key]
-    names = truth.rows[key].tolist() if key in truth.rows else [tensor_digest(row) for row in inputs]
-    first: dict[int | bytes, int] = {}
-    uses: dict[int | bytes, int] = {}
-    for i, name in enumerate(names):
-        first.setdefault(name, i)
-        uses[name] = uses.get(name, 0) + 1
-    return list(first.values()), list(uses.values())
 
 
 def _at_least(drawn: Tensor, share: float) -> float:

@@ -180,7 +180,7 @@ class ExampleKind:
         return ((lines - low) / (high - low or 1.0)).clamp(0, 1)[None]
 
     def draw_over(self, recovered: Tensor, true: Tensor) -> Tensor:  # noqa: ARG002 (signals use it)
-        """Return the drawing of what was recovered of one true example, (...) both; beside it stands that of the true one."""
+        """Return the drawing of what was recovered of one true example, (...) both, whose own stands beside it."""
         return self.draw(recovered[None])
 
     def drawn_up(self, shape: tuple[int, ...], count: int, mean: Tensor, std: Tensor) -> Tensor | None:  # noqa: ARG002

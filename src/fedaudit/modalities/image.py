@@ -95,25 +95,15 @@ class Image(ExampleKind):
         return in_depth(train, test, where, self.plural)
 
     def check_guess(self, array: Tensor, where: str) -> None:
-        """Refuse floats that may be signals or volumes: outside of [0, 1], or of three axes and long and low.
+        """Refuse floats of three axes that are long and low: signals, more likely.
 
         Raises:
-            BadInput: they may be.
+            BadInput: they are.
         """
-        if not array.is_floating_point():
-            return
-        self.check_finite(array, where)
-        low, high = float(array.min()), float(array.max())
-        shape, sides = tuple(array.shape), sorted(array.shape[1:3])
-        if low < 0 or high > 1:
+        if array.ndim == 3 and array.is_floating_point() and max(array.shape[1:]) > _LONG * min(array.shape[1:]):
             raise BadInput(
-                f"{where}: inputs of shape {shape} with values in [{low:.3g}, {high:.3g}] are no images, whose pixels "
-                f"lie in [0, 1]; {_others(array.ndim)} If they are images, {_SCALE}"
-            )
-        if array.ndim == 3 and sides[1] > _LONG * sides[0]:
-            raise BadInput(
-                f"{where}: inputs of shape {shape} may be grey images or signals; say which: "
-                f"kind='image' or kind='signal'"
+                f"{where}: inputs of shape {tuple(array.shape)} may be signals (n, C, T) or grey images; say which, "
+                f"kind='signal' or kind='image': {_WHERE}"
             )
 
     def said(self, given: tuple[int, ...], read: tuple[int, ...]) -> str:

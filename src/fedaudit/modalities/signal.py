@@ -31,7 +31,7 @@ class Signal(ExampleKind):
     array_axes: ClassVar[tuple[int, ...]] = (3, 2)
     element: ClassVar[str] = "sample"
     drawing: ClassVar[str] = (
-        "A picture has a panel for each channel, in their order from the top down, with time from left to right; a panel "
+        "A picture has a panel for each channel, from the top down, with time from left to right; a panel "
         "reaches from the least to the largest value of the true curve, and a tenth beyond. In the picture of a "
         "reconstruction the true curve is broad and orange, and the reconstructed one lies over it, thin and blue."
     )
@@ -60,14 +60,14 @@ class Signal(ExampleKind):
         return train, test, means, tuple(s if s > _FLAT * most else 1.0 for s, most in zip(stds, largest, strict=True))
 
     def draw(self, examples: Tensor) -> Tensor:
-        """Return (k, C, T) signals as curves, (3, height, width): a panel a channel, those of one example above another's.
+        """Return (k, C, T) signals as curves, (3, height, width): a panel a channel, one example above another.
 
         A panel reaches from the least to the largest value of its channel.
         """
         return torch.cat([_curves(example, [(example, _INK, _THIN)]) for example in examples], dim=1)
 
     def draw_over(self, recovered: Tensor, true: Tensor) -> Tensor:
-        """Return the recovered curves, thin and blue, over the true ones, broad and orange; panels fit the true ones."""
+        """Return the recovered curves, thin and blue, over the true ones, broad and orange, which panels fit."""
         return _curves(true, [(true, _TRUE, _BROAD), (recovered, _INK, _THIN)])
 
     def drawn_up(self, shape: tuple[int, ...], count: int, mean: Tensor, std: Tensor) -> Tensor | None:

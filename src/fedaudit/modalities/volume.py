@@ -84,7 +84,8 @@ class Volume(ExampleKind):
         """Return what was taken for a volume, where it has no channels, or more than four."""
         if len(given) == len(read) and read[0] <= 4:
             return ""
-        return f"inputs of shape {given} are taken for volumes of {_count(read[0])}, {' x '.join(map(str, read[1:]))} voxels"
+        channels, sides = _count(read[0]), " x ".join(map(str, read[1:]))
+        return f"inputs of shape {given} are taken for volumes of {channels}, {sides} voxels"
 
     def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...], tuple[float, ...]]:
         """Return both splits as they are, with the mean and standard deviation of the train split's channels."""
@@ -116,6 +117,8 @@ class Volume(ExampleKind):
                 inside = ((grid - centre) / radius).square().sum(dim=0) < 1
                 volume[:, inside] = torch.randn(channels, 1, generator=rng)
         at = (1, channels, 1, 1, 1)
+        means, stds = (torch.tensor(values).view(at) for values in channel_statistics(volumes))
+        volumes = (volumes - means) / stds.clamp_min(_MIN_STD)
         return (mean.view(at) + std.view(at) * volumes).clamp_(0, 1)
 
 

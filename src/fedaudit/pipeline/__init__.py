@@ -9,7 +9,7 @@ from fedaudit.utils.lazy import lazy
 if TYPE_CHECKING:
     from fedaudit.pipeline.members import MemberWatch
     from fedaudit.pipeline.prepare import ResolvedScenario, resolve
-    from fedaudit.pipeline.pretraining import training_once
+    from fedaudit.pipeline.pretraining import Trained, training_once
     from fedaudit.pipeline.run import Audit, environment, run_audit
 else:
     __getattr__, __dir__ = lazy(__name__)
@@ -18,6 +18,7 @@ __all__ = [
     "Audit",
     "MemberWatch",
     "ResolvedScenario",
+    "Trained",
     "environment",
     "resolve",
     "run_audit",

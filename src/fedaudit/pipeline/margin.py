@@ -59,10 +59,14 @@ class Step:
     steps: int
     changes: tuple[str, ...]
 
+    @property
+    def things(self) -> str:
+        """What the examples are called, in the plural."""
+        return self.observation.task_info.example_kind.plural
+
     def __str__(self) -> str:
         """Return the conditions in words."""
-        things = self.observation.task_info.example_kind.plural
-        images = f"{self.examples} {things}" if self.examples > 1 else f"single {things}"
+        images = f"{self.examples} {self.things}" if self.examples > 1 else f"single {self.things}"
         steps = f" in {self.steps} steps" if self.steps > 1 else ""
         return ", ".join([f"updates over {images}{steps}", *self.changes])
 
@@ -273,15 +277,16 @@ def _factor(here: Step, there: Step | None) -> tuple[float | None, bool]:
 def _in_words(
     attack: Attack, steps: Sequence[Step], nearest: int | None, shown: Power | None, untold: Sequence[str]
 ) -> str:
+    things = steps[0].things
     if nearest is None or shown is None:
         seen = f" ({shown.recovered} of {shown.images} there)" if shown else ""
         return (
-            f"{attack.name} recovers too few known examples in all conditions that were tried, down to single images "
+            f"{attack.name} recovers too few known examples in all conditions that were tried, down to single {things} "
             f"of an untrained network{seen}: with this effort it can't tell"
         )
     came_out = f"{shown.recovered} of {shown.images} {shown.source}, {shown.psnr:.1f} dB"
     between = f"; conditions between them couldn't be tried: {untold[0]}" if untold else ""
-    return f"images come out of {steps[nearest]} ({came_out}); the clients send {steps[0]}{between}"
+    return f"{things} come out of {steps[nearest]} ({came_out}); the clients send {steps[0]}{between}"
 
 
 def run_margins(

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -23,28 +25,53 @@ from fedaudit.utils.machine import computing_on
 from fedaudit.utils.progress import Display
 from fedaudit.utils.seeds import derive_seed, generator
 
+if TYPE_CHECKING:
+    from fedaudit.attacks import Finding
+    from fedaudit.simulation.simulator import Recording
+
 _MOST_KEPT = 4
-_once: ContextVar[bool] = ContextVar("once", default=False)
-_kept: OrderedDict[str, tuple[nn.Module, str]] = OrderedDict()  # by all that a training depends on
+
+
+@dataclass
+class Trained:
+    """What was trained within :func:`training_once`, each by all that it depends on.
+
+    Attributes:
+        networks: the last few, and what was done, in words.
+        recordings: the last long federations.
+        findings: what attacks asked for beforehand, shadow models for example, of the last audit.
+    """
+
+    networks: OrderedDict[str, tuple[nn.Module, str]] = field(default_factory=OrderedDict)
+    recordings: dict[str, Recording] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+
+_trained: ContextVar[Trained | None] = ContextVar("trained", default=None)
 
 
 @contextmanager
-def training_once() -> Iterator[None]:
-    """Let :func:`pretrain` take a network that it has trained before in the same way: one of the last few.
+def training_once(trained: Trained | None = None) -> Iterator[None]:
+    """Let audits in this block take what an earlier one has trained in the same way.
 
-    Long federations are taken again, too (:func:`fedaudit.pipeline.run.record`). A process that runs one trial of a
-    study after another would train the same ones for every attack on them.
+    That is one of the last few networks (:func:`pretrain`), the last long federations
+    (:func:`fedaudit.pipeline.run.record`) and the last shadow models. A process that runs one trial of a study after
+    another would train the same ones for every attack on them.
+
+    Args:
+        trained: where it is kept, for the next block; default: what the block around this one keeps, else nothing
+            is left at the end.
     """
-    token = _once.set(True)
+    token = _trained.set(trained or _trained.get() or Trained())
     try:
         yield
     finally:
-        _once.reset(token)
+        _trained.reset(token)
 
 
-def trains_once() -> bool:
-    """Return whether it is within :func:`training_once`."""
-    return _once.get()
+def trained_before() -> Trained | None:
+    """Return what was trained within this :func:`training_once`; None: it is outside of it."""
+    return _trained.get()
 
 
 def pretrain(
@@ -55,21 +82,21 @@ def pretrain(
     Raises:
         BadInput: BatchNorm would have to normalise over single examples.
     """
-    if not trains_once():
+    if (trained := trained_before()) is None:
         return _train(model, loss, task_info, dataset, scenario, display)
     splits = [(split.inputs, split.targets) for split in (dataset.train, dataset.test)]
     key = fingerprint(
         model, loss, task_info, splits, scenario.model.training.model_dump(), scenario.seed, scenario.device
     )
-    if key not in _kept:
+    if key not in trained.networks:
         text = _train(model, loss, task_info, dataset, scenario, display)
-        _kept[key] = copy.deepcopy(model), text
-    _kept.move_to_end(key)
-    while len(_kept) > _MOST_KEPT:
-        _kept.popitem(last=False)
-    trained, text = _kept[key]
-    model.load_state_dict(trained.state_dict())
-    for own, other in zip(model.modules(), trained.modules(), strict=True):
+        trained.networks[key] = copy.deepcopy(model), text
+    trained.networks.move_to_end(key)
+    while len(trained.networks) > _MOST_KEPT:
+        trained.networks.popitem(last=False)
+    network, text = trained.networks[key]
+    model.load_state_dict(network.state_dict())
+    for own, other in zip(model.modules(), network.modules(), strict=True):
         own.training = other.training
     return text
 

@@ -31,7 +31,7 @@ from fedaudit.pipeline.deployment import Settings
 from fedaudit.pipeline.describe import adversary_record, federation_record, with_device
 from fedaudit.pipeline.margin import run_margins, with_margin
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
-from fedaudit.pipeline.pretraining import trains_once
+from fedaudit.pipeline.pretraining import Trained, trained_before
 from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.recordings import why_contradicted, worst_replay
 from fedaudit.pipeline.trials import Kept, Means, Trial, run_trials
@@ -64,7 +64,6 @@ from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.version import __version__
 
 _LONG = 10  # rounds, from which a federation is worth keeping
-_last: dict[str, Recording] = {}  # by all that its simulation depends on
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,7 @@ def record(
     store: Path | None = None,
     display: Display | None = None,
 ) -> list[Recording]:
-    """Simulate the federations (all, or those in ``names``); of long ones in a study's process the last is kept.
+    """Simulate the federations (all, or those in ``names``); within ``training_once`` the last long one is kept.
 
     With ``store``, a folder, long ones that are killed go on from there.
 
@@ -225,19 +224,21 @@ def record(
         "model": resolved.model.model_dump(mode="json"),
     }
     recordings = []
+    before = trained_before()
+    last = (before or Trained()).recordings
     for federation in resolved.federations:
         name, spec = federation.name, federation.spec
         if names is not None and name not in names:
             continue
         report = display.stage(f"federation {name}", spec.rounds * (spec.clients_per_round or spec.clients))
         checkpoint = simulation_checkpoint(store, name) if store else None
-        key = fingerprint(federation) if trains_once() and spec.rounds >= _LONG else None
-        made = _last.get(key) if key else None
+        key = fingerprint(federation) if before and spec.rounds >= _LONG else None
+        made = last.get(key) if key else None
         if made is None:
-            _last.clear()  # before another takes as much memory
+            last.clear()  # before another takes as much memory
             made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers, say=display.say)
         if key:
-            _last[key] = made
+            last[key] = made
         accuracy = made.history.accuracy[-1:] if made.history else []
         told = made.truth.about
         if resolved.scenario.model.training.epochs and resolved.scenario.data.split == "train":
@@ -521,10 +522,11 @@ def _not_tested(scenario: Scenario, attacks: Sequence[Attack], kind: str) -> lis
     threat: ThreatModel = scenario.threat
     lines = [f"other adversaries than this one: {threat.summary}", *left_out(scenario, attacks, kind)]
     altered, acts = (any(getattr(f, who) for f in scenario.federations) for who in ("server", "malicious"))
+    recovered = " and ".join(dict.fromkeys(attack.recovers_of(kind) for attack in attacks))
     lines += [
         f"a server that sends altered models{' in another way than here' * altered}, and clients that poison the "
         f"training{' in another way than here' * acts}",
-        f"anything else than the recovery of {' and '.join(dict.fromkeys(attack.recovers for attack in attacks))}",
+        f"anything else than the recovery of {recovered}",
     ]
     if all(attack.scope() == "update" for attack in attacks):
         lines.append("what several rounds reveal together: every update was attacked on its own")

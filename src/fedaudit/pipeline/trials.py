@@ -11,7 +11,7 @@ from pathlib import Path
 from fedaudit.attacks import Attack, Finding
 from fedaudit.attacks.inversion.calibration import CalibrationFinding
 from fedaudit.evaluation.limits import TIME_IS_UP
-from fedaudit.pipeline.pretraining import trains_once
+from fedaudit.pipeline.pretraining import trained_before
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable, OutOfTime
 from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint
@@ -20,8 +20,6 @@ from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import WorkerDied, run_tasks, tell
 from fedaudit.utils.progress import Display, Quiet, Report
 from fedaudit.utils.seeds import generator
-
-_last: dict[str, Finding] = {}  # what attacks asked for beforehand, by all that it depends on
 
 
 @dataclass(frozen=True)
@@ -213,7 +211,7 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
 def _prepared(trials: Sequence[Trial], means: Means) -> list[Trial]:
     """Return the trials with what their attacks ask for beforehand: run once for all that ask for the same, and kept.
 
-    Where some of it fails, that is the trial's outcome. In a study's process the last ones are taken again.
+    Where some of it fails, that is the trial's outcome. Within ``training_once`` the last ones are taken again.
     """
     first: dict[str, Trial] = {}
     keys: list[list[str]] = []
@@ -227,12 +225,12 @@ def _prepared(trials: Sequence[Trial], means: Means) -> list[Trial]:
     if not first:
         return list(trials)
     title = f"{len(first)} {next(iter(first.values())).attack.name}s"
-    known = [_last.get(key) for key in first] if trains_once() else [None] * len(first)
+    before = trained_before()
+    known = [before.findings.get(key) if before else None for key in first]
     wanted = [replace(trial, outcome=outcome) for trial, outcome in zip(first.values(), known, strict=True)]
     done = {key: t.outcome for key, t in zip(first, run_trials(wanted, means, title), strict=True)}
-    if trains_once():
-        _last.clear()
-        _last.update({key: outcome for key, outcome in done.items() if isinstance(outcome, Finding)})
+    if before is not None:
+        before.findings = {key: outcome for key, outcome in done.items() if isinstance(outcome, Finding)}
     ready = []
     for trial, own in zip(trials, keys, strict=True):
         failed = next((outcome for key in own if isinstance(outcome := done[key], NotApplicable)), None)

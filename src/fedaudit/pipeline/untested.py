@@ -96,7 +96,7 @@ def _why(attack: type[Attack], scenario: Scenario, kind: str, vertical: bool, ki
     if attack.default_scope != "update" and found in (*_REBUILT, "local-model"):
         return "what all messages of a client give away together"
     if found in kinds:
-        return f"other attacks that recover {attack.recovers}"
+        return f"other attacks that recover {attack.recovers_of(kind)}"
     return "attacks that recover something else"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedaudit.modalities import example_kind
 from fedaudit.report.frontier import defence_tables, strongest
-from fedaudit.report.wording import count, number, sentence, short
+from fedaudit.report.wording import count, noun, number, sentence, short
 from fedaudit.results import (
     LEAKS,
     AttackSummary,
@@ -145,7 +145,7 @@ def tested(result: AuditResult, summary: AttackSummary) -> str:
     seconds = f", {summary.timing.seconds:.0f} s" if summary.timing and summary.timing.seconds >= 1 else ""
     return (
         f"Tested on {model}, {result.data.name}, {UPDATES[summary.update_kind]} over {batch} ({summary.federation}); "
-        f"n = {count(n)} {of}; {summary.attack}{effort}{seconds}."
+        f"n = {count(n)} {noun(n, of)}; {summary.attack}{effort}{seconds}."
     )
 
 
@@ -225,7 +225,7 @@ def evidence_text(evidence: Evidence) -> str:
     text = f"{evidence.what} {short(evidence.value)}"
     if evidence.low is not None and evidence.high is not None:
         text += f" [{short(evidence.low)}, {short(evidence.high)}]"
-    text += f", n = {evidence.n} {evidence.of}"
+    text += f", n = {evidence.n} {noun(evidence.n, evidence.of)}"
     if evidence.by_guessing is not None:
         text += f", {short(evidence.by_guessing)} by guessing"
     if evidence.p_value is not None:

@@ -119,6 +119,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         repeat=_command(result.repeat, result.thresholds),
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
         things=_kind(result).plural,
+        pictured=_kind(result).plural if len(_kind(result).axes) > 1 else "images",
         drawing=_kind(result).drawing,
         sections=shown,
         assessment=assessment(result),

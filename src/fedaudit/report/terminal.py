@@ -12,7 +12,7 @@ from rich.table import Table
 from fedaudit.report.advice import is_vertical
 from fedaudit.report.conclusion import comparison_text, control_text, headline, setting_text, threshold_text
 from fedaudit.report.frontier import ORDERS, PSNR, DefenceTable, defence_tables, order, prices, scale, worth_comparing
-from fedaudit.report.wording import counted
+from fedaudit.report.wording import counted, rests_on
 from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.utils.progress import wide_console
 
@@ -60,8 +60,9 @@ def print_summary(result: AuditResult) -> None:
                 first = [row.federation, row.attack, row.verdict] if i == 0 else [""] * 3
                 name = f"{m.name} ({m.unit})" if m.unit else m.name
                 value = f"{m.value.mean:.3g}{m.value.span('{:.3g}'.format)}"
+                n, of = rests_on(m, row, result)
                 baseline = f"{m.baseline.mean:.3g}" if m.baseline else "-"
-                table.add_row(*first, name, value, baseline, f"{m.value.n} {m.of or ''}".strip())
+                table.add_row(*first, name, value, baseline, f"{n} {of}".strip())
         console.print(table)
     tables = defence_tables(result)
     for one in tables:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
 
-from fedaudit.results import AttackSummary, AuditResult, FindingResult, Interval
+from fedaudit.results import AttackSummary, AuditResult, FindingResult, Interval, MetricSummary
 
 
 def number(value: float | None, digits: int) -> str:
@@ -32,8 +33,28 @@ def counted(summary: AttackSummary) -> str:
     """Return how many images an attack was tried on, and where it was tried several times on one, how many it made."""
     evidence = summary.evidence if summary.kind == "images" else None
     victims, things = (evidence.n, evidence.of) if evidence else (summary.images, "images")
-    found = f"{count(victims)} {things.removesuffix('s') if victims == 1 else things}"
+    found = f"{count(victims)} {noun(victims, things)}"
     return found if victims == summary.images else f"{found}, {count(summary.images)} reconstructions"
+
+
+def noun(n: int, things: str) -> str:
+    """Return ``things``, of which the first word that ends in s is a plural, as they are called where there are n."""
+    if n == 1:
+        return re.sub(r"(ie)?s\b", lambda ending: "y" if ending[1] else "", things, count=1)
+    return things
+
+
+def rests_on(metric: MetricSummary, summary: AttackSummary, result: AuditResult) -> tuple[int, str]:
+    """Return on how many a metric's value rests, and of what.
+
+    That is what its interval is over, or in a single run, which has none over runs, what the run itself counts.
+    """
+    runs = [f for f in result.findings if (f.attack, f.federation) == (summary.attack, summary.federation)]
+    found = [m for f in runs for m in f.metrics if m.name == metric.name]
+    n, of = metric.value.n, metric.of or ""
+    if len(found) == 1:
+        n, of = found[0].n or n, found[0].of or of
+    return n, noun(n, of)
 
 
 def percent(share: float | None) -> str:

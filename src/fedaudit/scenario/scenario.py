@@ -37,8 +37,8 @@ class DataSpec(Spec):
     name: str = Field(default="photos", description="which data set; `fedaudit list datasets` has their names")
     kind: Title | None = Field(
         default=None,
-        description="of the examples of arrays (data set arrays, or from Python), where their shape doesn't tell: image, "
-        "volume, signal or table",
+        description="of the examples of arrays (data set arrays, or from Python), where their shape doesn't tell: "
+        "image, volume, signal or table",
     )
     image_size: Count | None = Field(default=None, description="side in pixels; the data set's own if null")
     limit: Count | None = Field(default=None, description="at most so many examples per split are loaded")

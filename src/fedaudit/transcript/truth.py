@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedaudit.transcript.rounds import REMEDY, check_examples, check_new
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.integrity import load_sealed, save_sealed
 
@@ -104,6 +106,24 @@ class Truth:
         first = torch.full((int(rows.max()) + 1,), len(rows)).scatter_reduce(0, rows, torch.arange(len(rows)), "amin")
         first = first[first < len(rows)]
         return inputs[first], labels[first]
+
+    def different(self, key: tuple[int, int]) -> tuple[list[int], list[int]]:
+        """Return the first place of every example of an update, and how often it was used.
+
+        Where the examples' own positions weren't recorded, inputs that are equal are one.
+
+        Args:
+            key: the update's round and client.
+
+        Raises:
+            KeyError: there is no such update.
+        """
+        names = self.rows[key].tolist() if key in self.rows else [tensor_digest(one) for one in self.inputs[key]]
+        first: dict[int | bytes, int] = {}
+        for i, name in enumerate(names):
+            first.setdefault(name, i)
+        uses = Counter(names)
+        return list(first.values()), [uses[name] for name in first]
 
     def save(self, path: Path) -> None:
         """Write one safetensors file, sealed (see :mod:`fedaudit.utils.integrity`).

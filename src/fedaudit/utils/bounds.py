@@ -46,7 +46,10 @@ MAT = Bounds("SVHN: MATLAB's .mat", 256 * MB, unpacked=256 * MB, items=1000, of=
 PARQUET = Bounds("data sets: parquet", 512 * MB, unpacked=512 * MB, items=10**6, of="rows")
 CSV = Bounds("data sets: comma-separated values", 32 * MB, items=10**6, of="rows")
 PICTURE = Bounds("one picture: PNG, JPEG, BMP, PPM, TIFF, WebP", 256 * MB, items=2**26, of="pixels")
-TENSORS = Bounds("checkpoints, generators, transcripts, findings: safetensors", 8 * GB, unpacked=8 * GB)
+NIFTI = Bounds("volumes: NIfTI, also gzipped", 512 * MB, unpacked=512 * MB, items=2**27, of="voxels")
+DICOM = Bounds("scans: DICOM, each file, and a series in all", 512 * MB, items=2**27, of="pixels")
+WFDB = Bounds("signals: WFDB, header and signal files", 256 * MB, items=256, of="leads")
+TENSORS = Bounds("checkpoints, generators, transcripts, findings, own arrays: safetensors", 8 * GB, unpacked=8 * GB)
 TORCH = Bounds("checkpoints and kept simulations: .pt, .simulation", 8 * GB, unpacked=8 * GB, items=3 * 10**6,
                of="instructions", depth=100)  # fmt: skip
 PROGRAM = 64 * MB  # bytes of the pickle within one of these
@@ -54,7 +57,7 @@ STORE = Bounds("a study's store: SQLite", 4 * GB, items=100_000, of="rows")
 GRID = Bounds("a study's grid, each scale", YAML.file, items=20_000, of="trials")
 
 # In the order of docs/reference/file-formats.md.
-TABLE = (YAML, GRID, JSON, PICKLE, IDX, NPZ, MAT, PARQUET, CSV, PICTURE, TENSORS, TORCH, STORE)
+TABLE = (YAML, GRID, JSON, PICKLE, IDX, NPZ, MAT, PARQUET, CSV, PICTURE, NIFTI, DICOM, WFDB, TENSORS, TORCH, STORE)
 
 SLOWEST = 10  # seconds of CPU in which a file within its bounds is read or refused; larger tensors take their time
 NUMBER = 100  # characters of a number in YAML

@@ -15,7 +15,7 @@ from typing import Any
 from fedaudit import Audit, BadInput, FedAuditError, Scenario, load_dataset
 from fedaudit.data import find_dataset, reading_once
 from fedaudit.defences import AGGREGATORS, SANITISERS
-from fedaudit.pipeline import run_audit, training_once
+from fedaudit.pipeline import Trained, run_audit, training_once
 from fedaudit.scenario import scenario_from
 from fedaudit.simulation import BEHAVIOURS, SERVER_BEHAVIOURS
 from fedaudit.utils import (
@@ -42,6 +42,7 @@ from fedaudit_lab.studies.spec import IMAGE_METRICS, SUCCESS_DB, StudySpec, Stud
 from fedaudit_lab.studies.store import Store
 
 _METRICS = (*(name for name in IMAGE_METRICS if name != "success"), "rank")
+_trained = Trained()  # by the trials that this process has run
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def run_trial(task: Task) -> Played:
     before = start_measuring_memory()
     unfinished = Path(task.unfinished) if task.unfinished else None
     goes_on = unfinished is not None and unfinished.exists()
-    with one_thread(), reading_once(), training_once():
+    with one_thread(), reading_once(), training_once(_trained):
         audit = run_audit(
             _without_controls(scenario),
             data_dir=Path(task.data_dir) if task.data_dir else None,

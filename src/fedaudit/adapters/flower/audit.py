@@ -87,7 +87,8 @@ def audit_flower(
         The finished audit, with the report in ``out``.
 
     Raises:
-        BadInput: the app can't be run, or no training was seen; the message says what to do.
+        BadInput: ``records`` can't be read (that is said before the app runs), the app can't be run, or no training
+            was seen; the message says what to do.
     """
     folder, began = Path(out), time.time()
     check_folder(folder)
@@ -95,6 +96,8 @@ def audit_flower(
     for attack in attacks or []:  # before the app runs for an hour
         spec = {"name": attack} if isinstance(attack, str) else dict(attack)
         api.make_attack(spec.pop("name", ""), spec)
+    if records is not None:
+        api.pairs_of(records)
     if attacked is not None and not isinstance(attacked, str):
         attacked = sorted(attacked)
         if not attacked:

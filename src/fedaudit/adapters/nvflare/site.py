@@ -29,9 +29,13 @@ FORMS: dict[str, Form] = {DataKind.WEIGHTS: "weights", DataKind.WEIGHT_DIFF: "di
 
 _watched: list[Capture] = []  # at most one: the latest training
 _taken: dict[str, Capture] = {}  # by who has had it
-_validation: Evaluation | None = None  # what the site does between its trainings
-_wanted: bool | None = None  # whether a recorder waits for it; False: it has had it
-_MOST_VALIDATED = 2000  # examples of it that are kept
+_MOST_VALIDATED = 2000  # examples of what a site validates on that are kept
+
+_Site = tuple[str, str]  # job and site: in the simulator several train in one process, one after the other
+_turn: _Site | None = None  # whose task came in last
+_wanted: dict[_Site, bool] = {}  # whether a recorder waits for what it validates on; False: it has had it
+_validated: dict[_Site, list[tuple[Tensor, Tensor]]] = {}  # in its turns, until a recorder has it
+_evaluations: dict[int, Evaluation] = {}  # by thread: what is done there between trainings
 
 
 @contextmanager
@@ -62,36 +66,54 @@ def taken(by: str) -> Capture | None:
     return seen
 
 
-def want_validation() -> None:
-    """Have what the site validates on kept, from the end of the next training on."""
-    global _wanted
-    _wanted = _wanted is None or _wanted
+def want_validation(context: FLContext) -> None:
+    """Have what a site validates on kept, from the end of its next training on; from now on it is this one's turn."""
+    site = site_key(context)
+    _wanted.setdefault(site, True)
+    _turn_to(site)
 
 
 def no_validation() -> AbstractContextManager[None]:
     """Return a block in which nothing passes for the site's validation."""
-    return nullcontext() if _validation is None else _validation.paused()
+    evaluation = _evaluations.get(threading.get_ident())
+    return nullcontext() if evaluation is None else evaluation.paused()
 
 
-def validated() -> tuple[Tensor, Tensor] | None:
-    """Return inputs and targets that the site has validated on since its first training, once; None: there are none."""
-    global _wanted
-    found = joined(_validation.passes) if _wanted and _validation is not None else None
-    if found is not None:
-        _wanted = False
-    return found
+def validated(context: FLContext) -> tuple[Tensor, Tensor] | None:
+    """Return inputs and targets that a site has validated on since its first training, once; None: there are none."""
+    site = site_key(context)
+    _turn_to(site)
+    found = joined(_validated.get(site, []))
+    if found is None:
+        return None
+    _wanted[site] = False
+    del _validated[site]
+    _turn_to(site)  # nothing more of it is kept
+    return found[0][:_MOST_VALIDATED], found[1][:_MOST_VALIDATED]
+
+
+def _turn_to(site: _Site) -> None:
+    """Give what was validated on to the site whose turn it was, and have kept what this one wants."""
+    global _turn
+    for evaluation in list(_evaluations.values()):
+        passes = evaluation.take(_MOST_VALIDATED if _wanted.get(site) else 0)
+        if _turn is not None and _wanted.get(_turn):
+            own = _validated.setdefault(_turn, [])
+            own += passes if sum(len(x) for x, _ in own) < _MOST_VALIDATED else []
+    _turn = site
 
 
 def _validate(module: nn.Module | None) -> None:
-    """Begin to watch what is validated after a training; end it where nobody wants it any more."""
-    global _validation
-    if _validation is not None and (not _wanted or not _validation.here):
-        _validation.stop()
-        _validation = None
+    """Begin to watch what this thread validates on after a training; end it where nobody wants it any more."""
+    here, alive = threading.get_ident(), {thread.ident for thread in threading.enumerate()}
+    for thread, evaluation in list(_evaluations.items()):
+        if thread not in alive or (thread == here and not (any(_wanted.values()) and current_mode() is evaluation)):
+            _evaluations.pop(thread).stop()
     # A mode that somebody entered before would be left in place of ours.
-    if _wanted and _validation is None and module is not None and current_mode() is None:
-        _validation = Evaluation(module, _MOST_VALIDATED)
-        _validation.__enter__()
+    wanted = _turn is not None and _wanted.get(_turn)
+    if wanted and here not in _evaluations and module is not None and current_mode() is None:
+        _evaluations[here] = Evaluation(module, _MOST_VALIDATED)
+        _evaluations[here].__enter__()
 
 
 @dataclass
@@ -112,7 +134,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._received: dict[tuple[str, str], Received] = {}
+        self._received: dict[_Site, Received] = {}
 
     def keep(self, shareable: Shareable, context: FLContext) -> None:
         """Keep the model that comes in, if it is one; it replaces the one before.
@@ -125,15 +147,12 @@ class Memory:
             return
         state = {name: tensor.clone() for name, tensor in state_of(dxo).items()}  # whoever trains changes theirs
         with self._lock:
-            self._received[self._key(context)] = Received(round_of(shareable, context), state)
+            self._received[site_key(context)] = Received(round_of(shareable, context), state)
 
     def take(self, context: FLContext) -> Received | None:
         """Return what came in, and forget it."""
         with self._lock:
-            return self._received.pop(self._key(context), None)
-
-    def _key(self, context: FLContext) -> tuple[str, str]:
-        return job_of(context), site_of(context)
+            return self._received.pop(site_key(context), None)
 
 
 def is_data(component: Any) -> bool:
@@ -149,6 +168,11 @@ def job_of(context: FLContext) -> str:
 def site_of(context: FLContext) -> str:
     """Return the site's name."""
     return str(context.get_identity_name() or "site")
+
+
+def site_key(context: FLContext) -> tuple[str, str]:
+    """Return job and site."""
+    return job_of(context), site_of(context)
 
 
 def round_of(shareable: Shareable, context: FLContext) -> int | None:

@@ -43,7 +43,7 @@ class Cocktail(Spear):
     summary = "large batches, told apart as independent sources, behind a fully connected layer"
     paper = "Kariyappa et al. 2023 (Cocktail party attack)"
     needs = (
-        "images and a classifier",
+        "images, volumes or signals, and a classifier",
         "a model that begins with a fully connected layer with a bias",
         "fewer examples in an update than the layer has outputs, and than an example has numbers",
     )
@@ -93,7 +93,10 @@ class Cocktail(Spear):
         inputs = _scaled(rows, layer, observation.task_info)
         signs = (inputs * rows[:, :-1]).sum(dim=1, keepdim=True).sign()
         labels, distance = own_labels(module, observation, layer, inputs, signs * columns)
-        if comparable(module, observation):  # an image and its negative differ in what the model makes of them
+        bounded = observation.task_info.example_kind.bounds is not None
+        if bounded and comparable(
+            module, observation
+        ):  # an image and its negative differ in what the model makes of them
             other = _widest(rows, 1.0, layer, observation.task_info)
             other = torch.where(signs > 0, _widest(rows, -1.0, layer, observation.task_info), other)
             label, far = own_labels(module, observation, layer, other, -signs * columns)
@@ -107,7 +110,7 @@ class Cocktail(Spear):
 
 
 def _images(opened: Opened, rows: Tensor) -> Tensor:
-    """Return rows (k, n + 1) of the layer's inputs and a one as images (k, c, h, w)."""
+    """Return rows (k, n + 1) of the layer's inputs and a one as examples (k, ...)."""
     images = torch.zeros(len(rows), rows.shape[1] - 1, dtype=rows.dtype)
     images[:, opened.layer.places] = rows[:, :-1]
     return images.view(-1, *opened.observation.task_info.input_shape)
@@ -145,9 +148,11 @@ def _scaled(rows: Tensor, layer: FirstLayer, task_info: TaskInfo) -> Tensor:
     """Return the layer's inputs (r, n) of ``rows`` (r, n + 1), each a multiple of them and of one.
 
     By the last number, which is the multiple; it is a single, noisy one, so where it leads out of the pixels' range,
-    the largest multiple that stays within it is taken, of either sign.
+    the largest multiple that stays within it is taken, of either sign. Values without a range have no such remedy.
     """
     told = (rows / rows[:, -1:])[:, :-1]
+    if task_info.example_kind.bounds is None:
+        return told
     zero, one = _range(layer, task_info)
     pixels = zero + one * told
     outside = (pixels < -_STEP) | (pixels > 1 + _STEP) | ~torch.isfinite(told)
@@ -165,9 +170,11 @@ def _widest(rows: Tensor, sign: float, layer: FirstLayer, task_info: TaskInfo) -
 
 
 def _range(layer: FirstLayer, task_info: TaskInfo) -> tuple[Tensor, Tensor]:
-    """Return the pixel (1, n) that an input of 0 stands for, and how much brighter that of 1 is."""
+    """Return the pixel (1, n), between 0 and 1, that an input of 0 stands for, and how much brighter that of 1 is."""
+    low, high = task_info.example_kind.bounds or (0.0, 1.0)
     black, white = (
-        task_info.denormalise(torch.full((1, *task_info.input_shape), value, dtype=torch.float64)).flatten(1)
+        (task_info.denormalise(torch.full((1, *task_info.input_shape), value, dtype=torch.float64)).flatten(1) - low)
+        / (high - low)
         for value in (0.0, 1.0)
     )
     return black[:, layer.places], (white - black)[:, layer.places]
@@ -188,9 +195,9 @@ def unmix(images: Tensor, generator: torch.Generator) -> Tensor:
     constraint, with densities of heavy tails.
 
     Args:
-        images: (r, c, h, w), float64, linearly independent.
+        images: (r, c, ...), as images (r, c, h, w), float64, linearly independent.
     """
-    edges = torch.cat([images.diff(dim=-1).flatten(1), images.diff(dim=-2).flatten(1)], dim=1)
+    edges = torch.cat([images.diff(dim=axis).flatten(1) for axis in range(images.ndim - 1, 1, -1)], dim=1)
     if not edges.shape[1]:  # of one pixel
         return torch.eye(len(images), dtype=images.dtype)
     spectrum, vectors = torch.linalg.eigh(edges @ edges.T / edges.shape[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,14 @@ from fedaudit.attacks.analytic.first_layer import (
     Recovered,
     comparable,
     first_layer,
+    in_range,
     layer_product,
     own_labels,
     own_targets,
 )
 from fedaudit.attacks.analytic.patches import CERTIFIED, LEFT_OVER, attended, attends, patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.base import Case, Progress, register
+from fedaudit.attacks.base import GRIDS, Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
@@ -51,14 +53,16 @@ class ExactLinear(ClosedForm):
 
     An answer is certified, without the truth, where it explains the layer's gradient up to its noise, there are more
     equations than unknowns, its own gradient is the observed one (of one example, where that can be computed), and its
-    estimated error is below an eighth of a grey level.
+    estimated error is below an eighth of a grey level: of 1/255 of the range of values, or of a standard deviation
+    where there is no range, as of signals.
     """
 
     name = "exact-linear"
+    examples: ClassVar[tuple[str, ...]] = GRIDS
     summary = "closed form: a fully connected layer first, a ViT's patches, or its first attention"
     paper = "Phong et al. 2018; Geiping et al. 2020; Lu et al. 2022 (APRIL)"
     needs = (
-        "images and a classifier",
+        "images, volumes or signals, and a classifier",
         "one example in an update and a model that begins with a fully connected layer with a bias, or with a ViT's "
         "patch embedding or an attention; or a batch of different labels and a model of one layer",
     )
@@ -120,7 +124,7 @@ def recover(module: nn.Module, observation: Observation, attack: str) -> Recover
     """Return the examples of an update that the check has let through, their numbers in the order of the data."""
     layer = first_layer(module, observation.task_info.input_shape)
     product = layer_product(observation.single(), layer, attack)
-    scale = max(observation.task_info.std)
+    scale = in_range(observation.task_info)
     if distinct(observation) > 1:
         inputs, labels, left_over, error = _of_one_layer(product, layer.module, observation)
         sure = (error * scale <= CERTIFIED) & (left_over <= LEFT_OVER)

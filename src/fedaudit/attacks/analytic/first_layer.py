@@ -13,6 +13,7 @@ from fedaudit.attacks.base import Attack
 from fedaudit.attacks.findings import ImageFinding, RowFinding
 from fedaudit.attacks.local_training import Way, treatments
 from fedaudit.simulation.local_training import local_randomness
+from fedaudit.task.info import TaskInfo
 from fedaudit.task.targets import BCE, MSE
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
@@ -79,14 +80,25 @@ class ClosedForm(Attack):
         rows = torch.arange(count) % len(inputs)
         if certified is not None:
             certified = nn.functional.pad(certified[:count], (0, max(0, count - len(inputs))))
-        pixels = task_info.denormalise(inputs.view(-1, *task_info.input_shape).nan_to_num())
+        pixels = task_info.denormalise(inputs.view(-1, *task_info.input_shape).nan_to_num()).float()
+        bounds = task_info.example_kind.bounds
         return ImageFinding(
-            images=pixels.float().clamp(0, 1)[rows],
+            images=(pixels if bounds is None else pixels.clamp(*bounds))[rows],
             labels=labels[rows],
             label_source=self.name,
             certified=certified,
             notes=notes,
         )
+
+
+def in_range(task_info: TaskInfo) -> float:
+    """Return what an error of 1 in what the model sees is, at most, as a share of the range of an example's values.
+
+    Of a kind without a range, in standard deviations.
+    """
+    if (bounds := task_info.example_kind.bounds) is None:
+        return 1.0
+    return max(task_info.std) / (bounds[1] - bounds[0])
 
 
 _PROBES = 8

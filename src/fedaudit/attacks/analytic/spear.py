@@ -13,6 +13,7 @@ from fedaudit.attacks.analytic.first_layer import (
     Recovered,
     comparable,
     first_layer,
+    in_range,
     layer_product,
     own_gradients,
     own_labels,
@@ -32,7 +33,7 @@ from fedaudit.attacks.analytic.sparse_columns import (
     search,
     search_beside,
 )
-from fedaudit.attacks.base import Case, Progress, register
+from fedaudit.attacks.base import GRIDS, Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.attacks.victim import distinct_examples
 from fedaudit.transcript.observation import Observation
@@ -44,7 +45,7 @@ _STARTS, _STARTS_BESIDE = 64, 32
 _CYCLE = 4  # rounds without the model's help, of which one searches among all rows
 _STALE = 40  # rounds without a new direction, after which none is expected
 _PATIENCE = 8  # rounds after all directions were found, if not all are certified
-_CERTIFIED = 1 / 255 / 8  # of a pixel: a certified image's estimated error at most
+_CERTIFIED = 1 / 255 / 8  # of the range of values: a certified example's estimated error at most
 _SLACK = 1e-4  # relative size of what may be on either side of the ReLU
 _FLIPPED = 0.05  # of an example's neurons, the most that may change sides during several local steps
 _OWN = 0.02  # relative distance up to which an example's own gradient is its column of L
@@ -86,7 +87,8 @@ class Spear(ClosedForm):
     A direction is taken only if its zeros define it: they have the rank of all but one example, by a margin over the
     noise, and not by one row alone (so no threshold on the sparsity is needed). An example is *certified*, without the
     truth, if besides the model's own activations at it fit its column's zeros, its own gradient is its column (where
-    that can be computed), and its estimated error is below an eighth of a grey level. Noise is what a row of the
+    that can be computed), and its estimated error is below an eighth of a grey level (of 1/255 of a standard deviation,
+    where values have no range, as of signals). Noise is what a row of the
     gradient has outside of the others' span, be it float32's rounding or a defence's; the one tolerance that is set, a
     hundred-thousandth of a column's mean size, is for rounding that equal pixels share. Updates of several local steps
     are such products, too, as far as neurons stay inactive (:func:`.layer_product`).
@@ -96,10 +98,11 @@ class Spear(ClosedForm):
     """
 
     name = "spear"
+    examples: ClassVar[tuple[str, ...]] = GRIDS
     summary = "whole batches, exactly, where the model begins with a fully connected layer and ReLU"
     paper = "Dimitrov et al. 2024 (SPEAR); Bakarsky et al. 2025 (SPEAR++)"
     needs = (
-        "images and a classifier",
+        "images, volumes or signals, and a classifier",
         "a model that begins with a fully connected layer with a bias, then ReLU",
         "fewer examples in an update than the layer has outputs, and than an example has numbers",
     )
@@ -261,7 +264,7 @@ def _judged(opened: Opened, found: Directions) -> Recovered:
     wrong = ((before < -slack) & active).sum(dim=1)
     allowed = _FLIPPED * active.sum(dim=1) if several else torch.zeros(len(active))
     sure = (wrong <= allowed) & (before < -slack).any(dim=1) & torch.isfinite(inputs).all(dim=1)
-    scale = max(observation.task_info.std)
+    scale = in_range(observation.task_info)
     sure &= result.error * scale <= _CERTIFIED
     columns = torch.zeros(before.shape, dtype=torch.float64)
     columns[:, parts.live] = result.left.T

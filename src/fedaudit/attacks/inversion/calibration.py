@@ -271,11 +271,7 @@ def halving(
                         min(before + length * so_far // of, iterations), iterations
                     ),
                 )
-                values = (
-                    None
-                    if values is None
-                    else values + psnr_of(*(_comparable(x, info) for x in (_images(found), one.used)))
-                )
+                values = None if values is None else values + _psnr(found, one.used, info)
             except OutOfTime:
                 raise
             except NotApplicable:
@@ -317,9 +313,10 @@ def _rungs(count: int) -> int:
     return max(1, math.ceil(math.log2(count)))
 
 
-def _comparable(examples: Tensor, task_info: TaskInfo) -> Tensor:
-    """Return examples in units in which a PSNR means something: as the model sees them, where they have no bounds."""
-    return examples if task_info.example_kind.bounds is not None else task_info.normalise(examples)
+def _psnr(finding: Finding, true: Tensor, task_info: TaskInfo) -> list[float]:
+    """Return :func:`psnr_of` what was found; where examples have no bounds, of them as the model sees them."""
+    pair = _images(finding), true
+    return psnr_of(*(pair if task_info.example_kind.bounds is not None else map(task_info.normalise, pair)))
 
 
 def _images(finding: Finding) -> Tensor:

@@ -37,6 +37,7 @@ from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.attacks.local_training import is_adaptive
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.targets import BCE
+from fedaudit.task.training import LOSSES
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
@@ -76,14 +77,14 @@ class DLG(_ByLBFGS):
     fedavg = "single-step"
     only_single = "it optimises the labels beside the images"
 
-    def check(self, observation: Observation) -> None:
+    def check_targets(self, observation: Observation) -> None:
         """Refuse a loss that takes no class probabilities, too."""
-        super().check(observation)
-        if observation.task_info.loss == BCE and observation.task_info.num_classes is not None:
+        task_info = observation.task_info
+        if task_info.loss not in LOSSES or (task_info.loss == BCE and task_info.num_classes is not None):
             raise NotApplicable(
-                f"{self.name} optimises soft labels, which the loss '{observation.task_info.loss}' may not take; "
-                "use idlg"
+                f"{self.name} optimises soft labels, which the loss '{task_info.loss}' may not take; use idlg"
             )
+        super().check_targets(observation)
 
     def joint(self, observation: Observation) -> bool:  # noqa: ARG002
         """Return that labels are optimised, granted ones, too."""
@@ -308,7 +309,7 @@ class AGICPlus(AGIC):
         starts: descents from new noise, the best of which is moved about; fewer where their share doesn't pay for all.
         start_iterations: of each of these; the objective after them chooses.
         denoising: weight of the pull towards the denoised images, at first; a tenth of it in the end. Images of one or
-            three channels; not used for others.
+            three channels, and volumes slice by slice; not used for others.
         subspace: weight of the prior on subspaces, times 1 for a single image where the gradients of at least half of
             the layers span all that the layers see, and 0.03 else. Where it is 0.03 it may lead noise astray: of a
             single image every other start goes without it, the first one, too, and where ``moving`` doesn't pay for two

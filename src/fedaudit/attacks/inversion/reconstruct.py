@@ -225,8 +225,9 @@ def explore(
     that is right falls below within a few steps.
 
     A round evaluates copies of the batch in which one image is shifted by up to 3/8 of the side, and mirrored (see
-    :func:`moves`); goes on for a short stretch from the best of them and from where the images are; and keeps what then has the least
-    objective, which so never rises. Where nothing is lower than before, the next round's learning rate is halved.
+    :func:`moves`); goes on for a short stretch from the best of them and from where the images are; and keeps what then
+    has the least objective, which so never rises. Where nothing is lower than before, the next round's learning rate is
+    halved.
 
     Args:
         objective: of (n, C, H, W) normalised images, with its gradient.

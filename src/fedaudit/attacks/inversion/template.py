@@ -148,7 +148,7 @@ class GradientInversion(Attack):
     """
 
     threat_model = "server or eavesdropper, passive"
-    examples = GRIDS
+    examples: ClassVar[tuple[str, ...]] = GRIDS
     distance: ClassVar[str]
     fedavg: ClassVar[FedAvgWay]
     most_examples: ClassVar[int | None] = None  # in an update; None: any number
@@ -232,9 +232,8 @@ class GradientInversion(Attack):
         task_info = observation.task_info
         super().check(observation)
         if min(task_info.input_shape[1:]) < 2:
-            size = " by ".join("2" for _ in task_info.input_shape[1:])
-            kind = task_info.example_kind
-            raise NotApplicable(f"{self.name} needs {kind.plural} of at least {size} {kind.element}s")
+            kind, sides = task_info.example_kind, " by ".join("2" * (len(task_info.input_shape) - 1))
+            raise NotApplicable(f"{self.name} needs {kind.plural} of at least {sides} {kind.element}s")
         training = message.update.training
         if self.needs_training_config(message.update):
             need_training(self.name, observation)
@@ -660,10 +659,10 @@ def prepare(
 
 
 def to_pixels(images: Tensor, task_info: TaskInfo) -> Tensor:
-    """Return (k, n, C, ...) normalised images as pixels within their kind's bounds, on the CPU."""
+    """Return (k, n, C, ...) normalised images, volumes or signals as a data set has them, within bounds, on the CPU."""
     pixels = task_info.denormalise(images.flatten(0, 1))
-    if (bounds := task_info.example_kind.bounds) is not None:
-        pixels = pixels.clamp(*bounds)
+    if task_info.example_kind.bounds is not None:
+        pixels = pixels.clamp(*task_info.example_kind.bounds)
     return pixels.view(images.shape).cpu()
 
 
@@ -675,13 +674,12 @@ def _undefended(message: Message) -> Message:
 
 
 def _patterned(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return images that repeat a quarter-sized piece of noise (CPL, Wei et al. 2020, Section 4.2)."""
-    channels, *size = shape
-    quarters = [max(1, n // 4) for n in size]
-    tiled = torch.randn((count, channels, *quarters), generator=generator)
-    tiled = tiled.repeat(1, 1, *(-(-n // quarter) for n, quarter in zip(size, quarters, strict=True)))
-    for axis, n in enumerate(size, start=2):
-        tiled = tiled.narrow(axis, 0, n)
+    """Return images that repeat a piece of noise, a quarter as long each way (CPL, Wei et al. 2020, Section 4.2)."""
+    channels, *sides = shape
+    piece = torch.randn((count, channels, *(max(1, side // 4) for side in sides)), generator=generator)
+    tiled = piece.repeat(1, 1, *(-(-side // own) for side, own in zip(sides, piece.shape[2:], strict=True)))
+    for axis, side in enumerate(sides, start=2):
+        tiled = tiled.narrow(axis, 0, side)
     return tiled.contiguous()
 
 

@@ -55,10 +55,6 @@ class LiRA(ShadowAttack):
                 f"attacks.{self.name}.shadows to 4 or more"
             )
 
-    def trains_on_records(self) -> bool:
-        """Return whether it is online."""
-        return self.online
-
     def score(self, observation: Observation, target: Target, generator: torch.Generator, progress: Progress) -> Score:
         """Return (φ − μ) / σ, or the logarithm of the ratio of densities.
 
@@ -112,10 +108,6 @@ class RMIA(ShadowAttack):
     online: bool = False
     gamma: Positive = 2.0
     offline_a: Share = 0.3
-
-    def trains_on_records(self) -> bool:
-        """Return whether it is online."""
-        return self.online
 
     def score(self, observation: Observation, target: Target, generator: torch.Generator, progress: Progress) -> Score:
         """Return the share of public examples over which a record is favoured.

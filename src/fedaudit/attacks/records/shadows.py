@@ -160,6 +160,7 @@ class ShadowAttack(MembershipAttack):
     epochs: Count = 50
     learning_rate: Positive = 0.1
     batch_size: Count = 16
+    online: bool = field(init=False, default=False)  # a setting of those that can train them on the records, too
     known: Any = field(init=False, default=(), repr=False)  # a ShadowFinding each, where they were made before
 
     @classmethod
@@ -174,10 +175,6 @@ class ShadowAttack(MembershipAttack):
             raise NotApplicable(f"{self.name} is for classifiers, and this model is a regression; use loss-threshold")
         if len(inputs) < 4:
             raise NotApplicable(f"{self.name} halves {len(inputs)} public examples; raise threat.public_examples to 4")
-
-    def trains_on_records(self) -> bool:
-        """Return whether the shadow models are trained on the adversary's records, too."""
-        return False
 
     def beforehand(self, observation: Observation) -> Sequence[tuple[Attack, Observation]]:
         """Return the training of each shadow model, on what it depends on: what the adversary holds."""
@@ -194,7 +191,7 @@ class ShadowAttack(MembershipAttack):
         )
         first = ShadowModel(
             index=0,
-            online=self.trains_on_records(),
+            online=self.online,
             epochs=self.epochs,
             learning_rate=self.learning_rate,
             batch_size=self.batch_size,

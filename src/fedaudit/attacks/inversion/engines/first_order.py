@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -111,6 +111,11 @@ def traced(victim: Victim, notes: list[str], *, compiled: bool = False) -> Local
 def on_gpu(victim: Victim) -> bool:
     """Return whether the model is on a GPU."""
     return next(iter(victim.parameters.values())).is_cuda
+
+
+def is_recurrent(victim: Victim) -> bool:
+    """Return whether the model has one of torch's recurrent layers."""
+    return any(isinstance(part, nn.RNNBase) for part in victim.module.modules())
 
 
 def _traced_of(victim: Victim) -> dict[Any, tuple[Pass, list[str]]]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedaudit.attacks.inversion.engines.first_order import eager, first_order, on_gpu, traced
+from fedaudit.attacks.inversion.engines.first_order import eager, first_order, is_recurrent, on_gpu, traced
 from fedaudit.attacks.inversion.engines.reference import SOFTNESS, reference
 from fedaudit.attacks.inversion.objectives import Distance, Objective
 from fedaudit.attacks.victim import Victim
@@ -31,8 +31,9 @@ def make_engine(
 
     ``auto`` is the first-order one under guard: as the model is written for a handful of steps, traced for more,
     compiled for many. ``first-order`` is the traced one, ``compiled`` the compiled one, both without guard. On a GPU
-    the traced one is recorded as a CUDA graph, and ``auto`` doesn't compile it: that takes longer than it saves. Where
-    the training isn't plain SGD all are the reference.
+    the traced one is recorded as a CUDA graph, and ``auto`` doesn't compile it: that takes longer than it saves. A
+    recurrent network is run as it is written, by torch's own kernels: traced it is as long as the sequence, and no
+    faster. Where the training isn't plain SGD all are the reference.
 
     Args:
         name: ``auto``, ``reference``, ``first-order`` or ``compiled``.
@@ -46,7 +47,7 @@ def make_engine(
         if name not in ("auto", "reference"):
             notes.append(f"engine: reference, because {name} is for clients that train by plain SGD")
         return exact
-    if name == "auto" and steps < TRACE_FROM:
+    if name == "auto" and (steps < TRACE_FROM or is_recurrent(victim)):
         fast = first_order(victim, labels, training, distance, eager(victim))
     else:
         compiled = name == "compiled" or (name == "auto" and steps >= COMPILE_FROM and not on_gpu(victim))
