@@ -154,7 +154,7 @@ FINDING_TYPES["label-sets"] = FindingType(
         SETS.name,
         "updates",
         "Monte Carlo test",
-        "{who} can tell which labels a client's examples have: with an average precision of {value}, where what was "
+        "{who} can tell which labels a client's examples have: an average precision of {share} %, where what was "
         "found gets {guess} % of other batches (in {updates}).",
     ),
     rules=(

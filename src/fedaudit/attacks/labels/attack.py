@@ -86,7 +86,7 @@ class Labels(Attack):
     def fits(cls, case: Case) -> bool:
         return (
             case.updates_alone
-            and (case.num_classes is not None or case.multi_label)
+            and (case.num_classes is not None or case.task == "multi-label")
             and case.knows_scale
             and not case.threat.knows_labels
             and (case.examples > 1 or not case.images)

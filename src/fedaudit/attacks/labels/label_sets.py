@@ -106,7 +106,7 @@ def set_evidence_of(
     k, n = task_info.num_targets, update.num_examples
     last = last_layer(victim, layers, gradient, k)
     linear = task_info.loss == MSE
-    scale = n / (update.batch_size if task_info.summed else k) / (1 + linear)
+    scale = n * (1 / update.batch_size if task_info.summed else k) / (1 + linear)
     training, done = update.training, update.sanitised
     steps = training.learning_rate * training.local_steps if update.kind == "weights" and training else 1.0
     assert last.weight is not None
