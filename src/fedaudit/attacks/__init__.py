@@ -18,7 +18,7 @@ from fedaudit.attacks.inversion.group import GradInversion
 from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.dager import Dager
 from fedaudit.attacks.text.which_tokens import WhichTokens
-from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels
+from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels, LabelSetFinding
 from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, LocalModelExact
 from fedaudit.attacks.gan import GAN, ClassImagesFinding
 from fedaudit.attacks.records.agrevader import AgrEvader
@@ -102,6 +102,7 @@ __all__ = [
     "InvGEpochs",
     "LabelFinding",
     "LabelScoreFinding",
+    "LabelSetFinding",
     "Labels",
     "LastReturned",
     "LiRA",

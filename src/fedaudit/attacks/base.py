@@ -21,7 +21,7 @@ from fedaudit.modalities import example_kind
 from fedaudit.models.vertical import Top
 from fedaudit.results import MappingRecord
 from fedaudit.simulation.local_training import FAILURES
-from fedaudit.task.targets import TASKS
+from fedaudit.task.targets import TASKS, Task
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import Scope, ThreatModel
 from fedaudit.transcript.update import UpdateKind
@@ -66,6 +66,7 @@ class Case:
         kind: of the examples, such as ``image``.
         num_classes: of the labels; None: these are real values, or the tokens of a text.
         threat: who the adversary is, and what it knows.
+        task: what the model is asked for, one of :data:`fedaudit.task.targets.TASKS`.
         known_loss: it is one of fedaudit's own, which take soft targets, too.
         update_kind: what clients send.
         examples: in one update that the adversary reads.
@@ -86,6 +87,7 @@ class Case:
     kind: str
     num_classes: int | None
     threat: ThreatModel
+    task: Task = "classification"
     known_loss: bool = True
     update_kind: UpdateKind = "weights"
     examples: int = 1

@@ -69,6 +69,7 @@ BY_KIND: dict[str, tuple[str, ...]] = {
     "rows": ("NISTAML.032", "AML.T0024.001", "reconstruction"),
     "class-images": ("NISTAML.032", "AML.T0024.001", "model-inversion"),
     "labels": ("NISTAML.034", "AML.T0024.001", "attribute-inference"),
+    "label-sets": ("NISTAML.034", "AML.T0024.001", "attribute-inference"),
     "example-labels": ("NISTAML.032", "AML.T0024.001", "attribute-inference"),
     "label-scores": ("NISTAML.032", "AML.T0024.001", "attribute-inference"),
     "attribute": ("NISTAML.032", "AML.T0024.001", "attribute-inference"),

@@ -11,6 +11,7 @@ _STRONG_DP = {"name": "dp-strong", "sanitiser": {"name": "dp", "clip": 1.0, "noi
 FITTING: dict[str, tuple[dict[str, Any], ...]] = {
     "training images": (_DP, {"name": "dgc", "sanitiser": "dgc"}, {"name": "ffl", "sanitiser": "ffl"}),
     "labels": (_DP, _STRONG_DP, {"name": "sign", "sanitiser": "sign"}),
+    "label-sets": (_DP, _STRONG_DP, {"name": "sign", "sanitiser": "sign"}),
     "membership": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),
     "attributes": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),
     "local models": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),

@@ -5,6 +5,7 @@ from fedaudit.evaluation import (  # noqa: F401
     class_images,
     epsilon,
     images,
+    label_sets,
     labels,
     local_models,
     properties,

@@ -56,9 +56,9 @@ _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
     "canaries": (without_noise, "there are no canaries"),
 }
 # By the kind of finding, the attack that takes a client's updates over rounds together.
-_AVERAGED = {"images": "averaged", "labels": "averaged-labels"}
+_AVERAGED = {"images": "averaged", "labels": "averaged-labels", "label-sets": "averaged-labels"}
 # Updates of one example each, where one could be luck: one label, or one row of few columns.
-_UPDATES = {"labels": 8, "rows": 4}
+_UPDATES = {"labels": 8, "label-sets": 2, "rows": 4}
 
 
 @dataclass

@@ -283,9 +283,10 @@ def _distinct(order: Sequence[int], marks: Sequence[bytes], excluded: set[bytes]
 
 
 def _strata(split: Split, rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Return group and class of each row; real-valued targets are all of one class."""
+    """Return group and class of each row; targets that are no class are all of one."""
     assert split.groups is not None
-    classes = torch.zeros(len(split)) if split.targets.is_floating_point() else split.targets
+    no_class = split.targets.is_floating_point() or split.targets.ndim > 1
+    classes = torch.zeros(len(split)) if no_class else split.targets
     return [(int(split.groups[row]), int(classes[row])) for row in rows]
 
 

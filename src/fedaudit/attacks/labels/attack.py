@@ -12,9 +12,11 @@ from torch import Tensor
 from fedaudit.attacks.base import Attack, Case, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
+from fedaudit.attacks.labels.label_sets import SetEvidence, infer_label_sets, set_evidence_of
 from fedaudit.attacks.local_training import Way, is_adaptive
 from fedaudit.attacks.mean_update import mean_of
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, need_training, one_batch_gradient
+from fedaudit.task.targets import TASKS
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
@@ -34,16 +36,36 @@ class LabelFinding(Finding, kind="labels"):
     num_classes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelSetFinding(LabelFinding, kind="label-sets"):
+    """Labels of a multi-label task.
+
+    Attributes:
+        labels: (n, k) float32 of 0 and 1: the label sets of n examples, in no order. Where which labels occur together
+            isn't told, each label stands as often as it is estimated to occur.
+        method: ``sign``, of one example; ``span``: whole label sets were inferred; ``counts`` or ``signs``: how often
+            each label occurs alone.
+        num_classes: k, labels that an example may have.
+        counts: (k,) float64, in how many examples each label is estimated to occur, not rounded.
+    """
+
+    counts: Tensor
+
+
 @register
 class Labels(Attack):
     """Label inference alone: which classes an update was made from, and how often each occurs, without the images.
+
+    Of a multi-label task: which labels, in how many examples each, and which of them together
+    (:mod:`fedaudit.attacks.labels.label_sets`); the adversary's public examples, if it holds any, tell how much the
+    model's answers vary.
 
     A FedAvg update is taken as one batch, as by AGIC (Xu et al. 2022, Section V-A), so that counts are approximate
     where the model moves between the local steps.
 
     Args:
         method: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected``, ``signs``, ``ilrg``, ``ilrg-pooled``,
-            ``llg``, ``llg-star`` or ``llg-plus``.
+            ``llg``, ``llg-star`` or ``llg-plus``; of a multi-label task ``auto`` alone.
     """
 
     name = "labels"
@@ -52,10 +74,11 @@ class Labels(Attack):
         "Zhao et al. 2020 (iDLG); Yin et al. 2021; Geng et al. 2021; Wainakh et al. 2022 (LLG); Ma et al. 2023 (iLRG)"
     )
     threat_model = "server or eavesdropper, passive"
-    needs: ClassVar[tuple[str, ...]] = ("a classifier that ends in a fully connected layer",)
+    needs: ClassVar[tuple[str, ...]] = (
+        "a model of classes, or of several labels, that ends in a fully connected layer",
+    )
     recovers = "labels"
     finds = LabelFinding
-    needs_classes = True
 
     method: LabelMethod = "auto"
 
@@ -63,7 +86,7 @@ class Labels(Attack):
     def fits(cls, case: Case) -> bool:
         return (
             case.updates_alone
-            and case.num_classes is not None
+            and (case.num_classes is not None or case.task == "multi-label")
             and case.knows_scale
             and not case.threat.knows_labels
             and (case.examples > 1 or not case.images)
@@ -75,9 +98,18 @@ class Labels(Attack):
         message = observation.single()
         if observation.task_info.causal:
             raise NotApplicable(f"{self.name} needs a class an example, and a causal task has none: run dager")
+        if observation.task_info.task_kind == "multi-label" and self.method != "auto":
+            raise NotApplicable(f"label inference '{self.method}' is for one class an example; set method: auto")
         if message.update.labels is not None:
             raise NotApplicable("the adversary is granted the labels; set threat.knows_labels=false")
         need_training(self.name, observation)
+
+    def check_targets(self, observation: Observation) -> None:
+        """Raise unless examples have a class, or labels."""
+        task_info = observation.task_info
+        if task_info.num_classes is None and task_info.task_kind != "multi-label":
+            asked = TASKS[task_info.task_kind].targets
+            raise NotApplicable(f"{self.name} needs a class or labels of each example; this model predicts {asked}")
 
     def ways(self, _observation: Observation, message: Message) -> Sequence[Way]:
         """Return labels', and where an update is of several steps that of one batch."""
@@ -86,13 +118,21 @@ class Labels(Attack):
 
     def _run(self, observation: Observation, _generator: object, device: str, *_: object) -> LabelFinding:
         message, task_info = observation.single(), observation.task_info
-        assert task_info.num_classes is not None  # check() saw to it
         victim, layers = load_victim(observation, message, device)
         gradient = one_batch_gradient(message.update, device, message.weights)
         records = observation.records
         public = None
         if records is not None and len(records.public_inputs):
             public = task_info.normalise(records.public_inputs), records.public_labels
+        notes = [WITHOUT_DROPOUT] if victim.dropout else []
+        if task_info.num_classes is None:
+            return _label_sets(
+                set_evidence_of(
+                    victim, layers, gradient, task_info, message.update, None if public is None else public[0]
+                ),
+                message.update.num_examples,
+                notes,
+            )
         evidence = evidence_of(
             victim,
             layers,
@@ -102,7 +142,6 @@ class Labels(Attack):
             batch_size=message.update.batch_size,
             public=public,
         )
-        notes = [WITHOUT_DROPOUT] if victim.dropout else []
         labels, method = infer_labels(self.method, evidence, message.update.num_examples)
         return LabelFinding(
             labels=labels.cpu(),
@@ -110,6 +149,21 @@ class Labels(Attack):
             num_classes=task_info.num_classes,
             notes=(f"labels inferred by {method}", *notes),
         )
+
+
+_SAID = {
+    "sign": "labels inferred by the sign of the last layer's gradient",
+    "span": "label sets inferred by the span and the second moments of the last layer's gradient",
+    "counts": "labels counted by the last layer's gradient; which of them occur together isn't told",
+    "signs": "labels inferred by signs alone; how often each occurs, and which together, isn't told",
+}
+
+
+def _label_sets(evidence: SetEvidence, num_examples: int, notes: Sequence[str]) -> LabelSetFinding:
+    labels, counts, method = infer_label_sets(evidence, num_examples)
+    return LabelSetFinding(
+        labels=labels.float(), counts=counts, method=method, num_classes=len(counts), notes=(_SAID[method], *notes)
+    )
 
 
 @register

@@ -6,8 +6,7 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import AfterValidator
@@ -268,36 +267,72 @@ def evidence_of(
         NotApplicable: the model doesn't end in a fully connected layer with one row a class, or its gradient wasn't
             sent.
     """
-    num_classes, vocabulary = task_info.num_classes, task_info.tokens.vocabulary if task_info.tokens else None
+    num_classes = task_info.num_classes
     assert num_classes is not None
     outputs = 1 if victim.loss is bce_with_logits else num_classes
     if task_info.summed:
         gradient = {name: value / batch_size for name, value in gradient.items()}
+    last = last_layer(victim, layers, gradient, outputs)
+    rows, bias, weight, offset = last.rows, last.bias, last.weight, last.offset
+    if outputs == 1:  # the logits 0 and z: p − y of class 0 is minus that of class 1
+        rows, bias = torch.cat([-rows, rows]), None if bias is None else torch.cat([-bias, bias])
+        weight = None if weight is None else torch.cat([0 * weight, weight])
+        offset = None if offset is None else torch.cat([0 * offset, offset])
+
+    def probe() -> tuple[Tensor, Tensor]:
+        logits, features = seen_of(victim, last.module, dummies(task_info))
+        return class_logits(logits).softmax(dim=1), features
+
+    def known() -> tuple[Tensor, Tensor, Tensor]:
+        assert public is not None
+        logits, features = seen_of(victim, last.module, public[0])
+        return class_logits(logits).softmax(dim=1), features, public[1].to(features.device)
+
+    return Evidence(
+        rows,
+        bias,
+        probe,
+        signs,
+        task_info.label_smoothing,
+        task_info.class_weights,
+        weight=weight,
+        offset=offset,
+        summed=task_info.summed,
+        public=None if public is None else known,
+    )
+
+
+class LastLayer(NamedTuple):
+    """A network's last fully connected layer.
+
+    Attributes:
+        module: itself.
+        rows, bias: (outputs, features) and (outputs,) gradient; ``bias`` is None where there is none.
+        weight, offset: likewise the global model's own; None where they aren't known.
+    """
+
+    module: nn.Module
+    rows: Tensor
+    bias: Tensor | None
+    weight: Tensor | None
+    offset: Tensor | None
+
+
+def last_layer(victim: Victim, layers: Sequence[Layer], gradient: dict[str, Tensor], outputs: int) -> LastLayer:
+    """Return the last fully connected layer, if it is the one with the model's outputs.
+
+    Raises:
+        NotApplicable: it isn't, or its gradient wasn't sent.
+    """
     for layer in reversed(layers):
         names = [n for n in layer.parameters if layer.kind == "linear" and n in gradient and gradient[n].ndim == 2]
         if names and len(gradient[names[0]]) == outputs:
             bias = next((gradient[n] for n in layer.parameters if n in gradient and gradient[n].ndim == 1), None)
-            classifier = victim.module.get_submodule(layer.name)
-            rows, state = gradient[names[0]], {**victim.constants, **victim.parameters}
+            state = {**victim.constants, **victim.parameters}
             own = [state[name] for name in layer.parameters if name in state]
             weight = next((t for t in own if t.ndim == 2), None)
             offset = next((t for t in own if t.ndim == 1), None)
-            if outputs == 1:  # the logits 0 and z: p − y of class 0 is minus that of class 1
-                rows, bias = torch.cat([-rows, rows]), None if bias is None else torch.cat([-bias, bias])
-                weight = None if weight is None else torch.cat([0 * weight, weight])
-                offset = None if offset is None else torch.cat([0 * offset, offset])
-            return Evidence(
-                rows,
-                bias,
-                partial(_probe, victim, classifier, task_info.input_shape, vocabulary),
-                signs,
-                task_info.label_smoothing,
-                task_info.class_weights,
-                weight=weight,
-                offset=offset,
-                summed=task_info.summed,
-                public=None if public is None else partial(_public, victim, classifier, *public),
-            )
+            return LastLayer(victim.module.get_submodule(layer.name), gradient[names[0]], bias, weight, offset)
         if names:
             break
     raise NotApplicable(
@@ -306,22 +341,15 @@ def evidence_of(
     )
 
 
-def _probe(
-    victim: Victim, classifier: nn.Module, input_shape: tuple[int, ...], vocabulary: int | None
-) -> tuple[Tensor, Tensor]:
-    """Return the probabilities and features of Gaussian noise, or of random tokens, always the same."""
-    source, shape = torch.Generator().manual_seed(0), (_PROBES, *input_shape)
-    noise = torch.randint(vocabulary, shape, generator=source) if vocabulary else torch.randn(shape, generator=source)
-    return _seen(victim, classifier, noise)
+def dummies(task_info: TaskInfo) -> Tensor:
+    """Return dummy inputs as the model sees them, always the same: Gaussian noise, or random tokens."""
+    vocabulary = task_info.tokens.vocabulary if task_info.tokens else None
+    source, shape = torch.Generator().manual_seed(0), (_PROBES, *task_info.input_shape)
+    return torch.randint(vocabulary, shape, generator=source) if vocabulary else torch.randn(shape, generator=source)
 
 
-def _public(victim: Victim, classifier: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    probabilities, features = _seen(victim, classifier, inputs)
-    return probabilities, features, labels.to(features.device)
-
-
-def _seen(victim: Victim, classifier: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the global model's probabilities of ``inputs``, and what its last layer takes."""
+def seen_of(victim: Victim, classifier: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the global model's outputs (n, k) of ``inputs``, and the features (n, d) that its last layer takes."""
     features: list[Tensor] = []
     handle = classifier.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].detach()))
     device = next(iter(victim.parameters.values())).device
@@ -330,7 +358,7 @@ def _seen(victim: Victim, classifier: nn.Module, inputs: Tensor) -> tuple[Tensor
             outputs = victim.outputs(inputs.to(device))
     finally:
         handle.remove()
-    return class_logits(outputs).softmax(dim=1), features[0].flatten(1)
+    return outputs, features[0].flatten(1)
 
 
 def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Tensor, str]:

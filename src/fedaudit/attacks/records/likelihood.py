@@ -9,9 +9,8 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Progress, register
 from fedaudit.attacks.records.membership import Score
-from fedaudit.attacks.records.shadows import ShadowAttack, log_odds
+from fedaudit.attacks.records.shadows import ShadowAttack, chances, confidence
 from fedaudit.attacks.records.target import Target
-from fedaudit.task.training import class_logits
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Positive, Share
@@ -26,11 +25,12 @@ class LiRA(ShadowAttack):
     Of each record stands φ = log(p / (1 − p)), p being the probability of its label. Shadow models that weren't trained
     on the record give φ a mean μ and a deviation σ. Offline, the paper's score is the probability Φ((φ − μ) / σ) of a
     smaller φ where the record wasn't trained on; here it is the argument of Φ, which orders records alike and doesn't
-    round to 1. Online, half of the shadow models are trained on each record, and the score is the logarithm of the
-    ratio of the two normal densities. An example with fewer than 64 confidences has the variance of all examples about
-    their own means, as the paper advises. Departures: the authors' code takes the variance about one mean of
-    all examples; the model is asked of each record as it is, and not of its mirrored and shifted copies, on which
-    clients here don't train; the shadow models are trained on public examples, which are fewer than the clients'.
+    round to 1. Where an example has no class, but several labels, numbers or a mask, φ is minus its loss. Online, half
+    of the shadow models are trained on each record, and the score is the logarithm of the ratio of the two normal
+    densities. An example with fewer than 64 confidences has the variance of all examples about their own means, as the
+    paper advises. Departures: the authors' code takes the variance about one mean of all examples; the model is asked
+    of each record as it is, and not of its mirrored and shifted copies, on which clients here don't train; the shadow
+    models are trained on public examples, which are fewer than the clients'.
 
     Args:
         shadows: models; attacks with the same ones share them.
@@ -47,7 +47,7 @@ class LiRA(ShadowAttack):
     online: bool = False
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are public examples, a classifier, and shadow models enough."""
+        """Raise unless there are public examples, and shadow models enough."""
         super().check(observation)
         if self.online and self.shadows < 4:
             raise NotApplicable(
@@ -62,11 +62,11 @@ class LiRA(ShadowAttack):
             NotApplicable: as :meth:`ShadowAttack.models`.
         """
         shadows = self.models(observation, generator, progress)
-        odds = log_odds(shadows.logits, shadows.labels)
+        odds = confidence(target, shadows.outputs, shadows.labels)
 
         def score(inputs: Tensor, labels: Tensor) -> Tensor:
             rows = shadows.rows(inputs, labels)
-            seen = log_odds(class_logits(target.outputs(inputs)), labels)
+            seen = confidence(target, target.outputs(inputs), labels)
             mean, deviation = (part[rows] for part in normals(odds, ~shadows.inside))
             without = (seen - mean) / deviation
             if not self.online:
@@ -81,15 +81,15 @@ class LiRA(ShadowAttack):
 class RMIA(ShadowAttack):
     """A record that the model favours over public examples more than shadow models do (Zarifzadeh et al. 2024).
 
-    With the probability p(x) of an example's own label, and P(x) that which it has on average over models, the score of
-    a record x is the share of public examples z with (p(x) / P(x)) / (p(z) / P(z)) ≥ γ. Online, P is the mean of that
-    over shadow models that were trained on x and of that over the others. Offline there are only the latter, of mean Q,
-    and P = ((1 + a)·Q + 1 − a) / 2. No client trained on the z, but half of the shadow models did: P(z) is formed as
-    P(x) is, online of both halves, offline of the others alone, with the same a, as in the authors' code. As the score
-    of x only grows with p(x) / P(x), γ decides of the order of records no more than which are tied: with the paper's 2
-    fewer of the surest are than with the 1 of the authors' code. Departures: p is the softmax's probability, neither
-    tempered nor with a margin; the authors tune a on a shadow model, here it is a setting; the model is asked of each
-    record as it is, and not of changed copies.
+    With the probability p(x) of an example's own label (e^-loss, where it has no class), and P(x) that which it has on
+    average over models, the score of a record x is the share of public examples z with (p(x) / P(x)) / (p(z) / P(z)) ≥
+    γ. Online, P is the mean of that over shadow models that were trained on x and of that over the others. Offline
+    there are only the latter, of mean Q, and P = ((1 + a)·Q + 1 − a) / 2. No client trained on the z, but half of the
+    shadow models did: P(z) is formed as P(x) is, online of both halves, offline of the others alone, with the same a,
+    as in the authors' code. As the score of x only grows with p(x) / P(x), γ decides of the order of records no more
+    than which are tied: with the paper's 2 fewer of the surest are than with the 1 of the authors' code. Departures: p
+    is the softmax's probability, neither tempered nor with a margin; the authors tune a on a shadow model, here it is a
+    setting; the model is asked of each record as it is, and not of changed copies.
 
     Args:
         shadows: models; attacks with the same ones share them.
@@ -116,16 +116,16 @@ class RMIA(ShadowAttack):
             NotApplicable: as :meth:`ShadowAttack.models`.
         """
         shadows = self.models(observation, generator, progress)
-        chances = _log_chances(shadows.logits, shadows.labels)
-        usual = _log_mean(chances, ~shadows.inside)
+        known = chances(target, shadows.outputs, shadows.labels)
+        usual = _log_mean(known, ~shadows.inside)
         if self.online:
-            usual = usual.logaddexp(_log_mean(chances, shadows.inside)) - math.log(2)
+            usual = usual.logaddexp(_log_mean(known, shadows.inside)) - math.log(2)
         else:
             rest = torch.full_like(usual, 1 - self.offline_a).log()
             usual = (usual + math.log(1 + self.offline_a)).logaddexp(rest) - math.log(2)
 
         def favoured(inputs: Tensor, labels: Tensor) -> Tensor:
-            own = _log_chances(class_logits(target.outputs(inputs)), labels)
+            own = chances(target, target.outputs(inputs), labels)
             return own - usual[shadows.rows(inputs, labels)]
 
         records = observation.records
@@ -157,9 +157,3 @@ def _mean(values: Tensor, chosen: Tensor) -> Tensor:
 def _log_mean(logs: Tensor, chosen: Tensor) -> Tensor:
     """Return (n,) the logarithm of the mean of each example's exp(logs), (s, n), of those that are ``chosen``."""
     return logs.where(chosen, -torch.inf).logsumexp(dim=0) - chosen.sum(dim=0).log()
-
-
-def _log_chances(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return (...) the log-probability of the label, for logits (..., classes)."""
-    logs = logits.log_softmax(dim=-1)
-    return logs.gather(-1, labels.expand(logits.shape[:-1])[..., None])[..., 0]

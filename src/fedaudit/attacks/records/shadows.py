@@ -41,7 +41,7 @@ class ShadowFinding(Finding, kind="shadow"):
 
     Attributes:
         inside: (n,) bool: on which of them it was trained.
-        outputs: (n, k) float32, in evaluation mode.
+        outputs: (n, k) float32, of masks (n, classes, *spatial), in evaluation mode.
     """
 
     inside: Tensor
@@ -120,17 +120,17 @@ class Shadows:
     """What shadow models say of all that the adversary holds.
 
     Attributes:
-        logits: (s, n, classes) float64 of each model on the n records and public examples.
-        labels: (n,) of these.
+        outputs: (s, n, k) float64 of each model on the n records and public examples, of classes their logits.
+        labels: (n, ...) of these.
         inside: (s, n) bool: which model was trained on which.
         public: where the public examples begin among the n.
     """
 
-    logits: Tensor
+    outputs: Tensor
     labels: Tensor
     inside: Tensor
     public: int
-    _rows: dict[tuple[bytes, int], int]
+    _rows: dict[tuple[bytes, bytes], int]
 
     def rows(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return (m,) where each of these examples, records or public ones with their labels, stands among the n."""
@@ -149,7 +149,6 @@ class ShadowAttack(MembershipAttack):
     """
 
     needs = (
-        "a classifier",
         "records (threat.records)",
         "public data (threat.knows_public_data, threat.public_examples)",
     )
@@ -165,14 +164,15 @@ class ShadowAttack(MembershipAttack):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.asks_for_members and case.threat.public_examples is not None and case.num_classes is not None
+        answers = case.num_classes is not None or case.task != "classification"  # of a text there are none
+        return case.asks_for_members and case.threat.public_examples is not None and answers
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are public examples, and a classifier."""
+        """Raise unless there are public examples."""
         super().check(observation)
         inputs, _ = public(observation)
-        if observation.task_info.num_classes is None:
-            raise NotApplicable(f"{self.name} is for classifiers, and this model is a regression; use loss-threshold")
+        if observation.task_info.causal:
+            raise NotApplicable(f"{self.name} needs one answer an example, and a text has many; use loss-threshold")
         if len(inputs) < 4:
             raise NotApplicable(f"{self.name} halves {len(inputs)} public examples; raise threat.public_examples to 4")
 
@@ -244,7 +244,7 @@ class ShadowAttack(MembershipAttack):
         records = held(observation)
         inputs, labels = _all(records)
         return Shadows(
-            torch.stack([class_logits(found.outputs.double()) for found in known]),
+            torch.stack([found.outputs.double() for found in known]),
             labels,
             torch.stack([found.inside for found in known]),
             len(records),
@@ -271,7 +271,8 @@ class ShadowModels(ShadowAttack):
     Each shadow model has the federation's architecture and is trained on a random half of the public examples; an
     attack model learns to tell what it says of that half from what it says of the other. Departures: one attack model
     for all classes instead of one for each, because public examples are few: a logistic regression on the loss, the
-    log-odds of the record's own class, the largest log-probabilities and the entropy. How long the federation trained
+    log-odds of the record's own class, the largest log-probabilities and the entropy; of models without classes an
+    example the loss alone. How long the federation trained
     on an example isn't known, so that the shadow models' own training is a setting.
 
     Args:
@@ -299,19 +300,22 @@ class ShadowModels(ShadowAttack):
         """
         shadows = self.models(observation, generator, progress)
         labels = shadows.labels[shadows.public :]
-        features = [_features(logits[shadows.public :], labels) for logits in shadows.logits]
+        features = [_features(target, outputs[shadows.public :], labels) for outputs in shadows.outputs]
         classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
         classifier.fit(torch.cat(features).numpy(), shadows.inside[:, shadows.public :].flatten().numpy())
 
         def score(inputs: Tensor, labels: Tensor) -> Tensor:
-            features = _features(class_logits(target.outputs(inputs)), labels)
+            features = _features(target, target.outputs(inputs), labels)
             return torch.as_tensor(classifier.decision_function(features.numpy()))
 
         return score
 
 
-def _features(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return (n, d) float64: what a classifier says of each example by its logits (n, classes)."""
+def _features(target: Target, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return (n, d) float64: what a model says of each example by its outputs (n, ...); without classes the loss."""
+    if target.task_info.num_classes is None:
+        return target.losses_of(outputs, labels)[:, None].clamp(-1e3, 1e3)
+    logits = class_logits(outputs)
     logs = logits.log_softmax(dim=1)
     own = logs.gather(1, labels[:, None])
     entropy = -(logs.exp() * logs).sum(dim=1, keepdim=True)
@@ -319,14 +323,36 @@ def _features(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.cat([-own, log_odds(logits, labels)[:, None], top, entropy], dim=1).clamp(-1e3, 1e3)
 
 
+def confidence(target: Target, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return (...) the log-odds φ of each label, of outputs (..., n, k); without classes minus the loss (s, n)."""
+    if target.task_info.num_classes is not None:
+        return log_odds(class_logits(outputs), labels)
+    return -losses_of_all(target, outputs, labels)
+
+
+def chances(target: Target, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return (...) the log-probability of each label, of outputs (..., n, k); without classes minus the loss."""
+    if target.task_info.num_classes is None:
+        return -losses_of_all(target, outputs, labels)
+    logs = class_logits(outputs).log_softmax(dim=-1)
+    return logs.gather(-1, labels.expand(logs.shape[:-1])[..., None])[..., 0]
+
+
+def losses_of_all(target: Target, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the losses (n,) of n examples by (n, ...) outputs, or (s, n) by those of s models."""
+    if outputs.ndim == 1 + len(target.task_info.output_shape):
+        return target.losses_of(outputs, labels)
+    return torch.stack([target.losses_of(one, labels) for one in outputs])
+
+
 def _all(records: QuerySet) -> tuple[Tensor, Tensor]:
     """Return the records and the public examples together, with their labels."""
     return torch.cat([records.inputs, records.public_inputs]), torch.cat([records.labels, records.public_labels])
 
 
-def _examples(inputs: Tensor, labels: Tensor) -> list[tuple[bytes, int]]:
+def _examples(inputs: Tensor, labels: Tensor) -> list[tuple[bytes, bytes]]:
     """Return what tells each example from the others: equal inputs may have different labels."""
-    return [(tensor_digest(one), int(label)) for one, label in zip(inputs, labels, strict=True)]
+    return [(tensor_digest(one), tensor_digest(label)) for one, label in zip(inputs, labels, strict=True)]
 
 
 def log_odds(logits: Tensor, labels: Tensor) -> Tensor:

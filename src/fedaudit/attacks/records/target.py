@@ -64,15 +64,18 @@ class Target:
         return torch.cat(parts)
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """Return the model's outputs (n, k), float64, for (n, ...) examples as in a data set."""
+        """Return the model's outputs (n, k), of masks (n, classes, *spatial), float64, for examples of a data set."""
         with torch.no_grad():
             parts = [self.module(self.task_info.normalise(part)) for part in inputs.split(250)]
-        return torch.cat(parts).double() if parts else torch.zeros(0, self.task_info.outputs).double()
+        return torch.cat(parts).double() if parts else torch.zeros(0, *self.task_info.output_shape).double()
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the loss (n,) of each example by itself, float64."""
+        return self.losses_of(self.outputs(inputs), labels)
+
+    def losses_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the same of outputs (n, ...): of several labels, numbers or pixels of an example the mean."""
         labels = labels.double() if labels.is_floating_point() else labels
-        outputs = self.outputs(inputs)
         each = [self.loss(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(labels))]
         return torch.stack(each) if each else outputs.new_zeros(0)
 

@@ -1,0 +1,169 @@
+"""Inferred label sets of a multi-label task against those that were trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedaudit.attacks.labels.attack import LabelSetFinding
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Metric,
+    done,
+    evaluate,
+    refused,
+    victims_of,
+)
+from fedaudit.evaluation.labels import COUNTS
+from fedaudit.evaluation.statistics import SURE
+from fedaudit.evaluation.verdicts import by_test, leaks
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.truth import Truth
+from fedaudit.utils.seeds import derive_seed
+
+_DRAWS = 20_000
+_FEWEST = 1_000  # draws, of large batches
+_WORK = 5_000_000  # entries of distances, by which draws are fewer
+_ASSIGNED = 200  # examples, beyond which labels are matched one by one
+
+SETS = Metric(
+    "label_average_precision", "average precision of all examples' labels, each example matched with a label set found"
+)
+PRESENCE = Metric(
+    "presence_average_precision",
+    "average precision of which labels occur in the batch, by how often each was estimated to",
+)
+WHOLE = Metric("whole_label_sets", "share of the examples whose label set was found without a fault")
+
+
+@evaluate.register
+def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
+    """Compare inferred label sets with the true ones, in the order that fits best (least Hamming distance in all).
+
+    The average precision is the micro-average over examples and labels. Without the attack it is what the label sets
+    found get of other batches, of examples drawn from the candidates with all of their labels, so that what often
+    occurs together does so there, too. Luck is excluded by a Monte Carlo test: how many of these (20,000; of large
+    batches fewer, 1,000 at least) the label sets found fit as well as the true ones. Beyond 200 examples labels are
+    matched one by one, as if each example could have any: only their counts matter.
+    """
+    true, uses = _true(finding, observation, truth)
+    found = finding.labels
+    if found.shape != true.shape:
+        return refused(
+            finding,
+            observation,
+            f"{len(found)} label sets for {len(true)} different examples: how many the client holds wasn't known; "
+            "grant the training (threat.knows_training)",
+        )
+    draws = max(_FEWEST, min(_DRAWS, _WORK // len(true) ** 2))
+    others = _other_batches(truth.candidate_labels, uses, draws, seed)
+    hits, whole = matched(found, true)
+    value = average_precision(found, true, hits)
+    of_other = np.array(
+        [[average_precision(own, batch, matched(own, batch)[0]) for own in (found, true)] for batch in others]
+    )
+    by_luck, best = of_other.T
+    p_value, at_best = (
+        (1 + int((luck >= top - 1e-9).sum())) / (1 + draws) for luck, top in ((by_luck, value), (best, 1.0))
+    )
+    guess = float(by_luck.mean())
+    counted, there = found.sum(dim=0), true.sum(dim=0)
+    metrics = [
+        SETS.of(value, guess, n=1, of="updates"),
+        WHOLE.share(whole, len(true), "examples"),
+        COUNTS.of(float((counted == there).double().mean())),
+    ]
+    if bool((there > 0).any()):
+        metrics.append(PRESENCE.of(_ranked(finding.counts, there > 0), float((there > 0).double().mean())))
+    result = done(
+        finding,
+        observation,
+        metrics=metrics,
+        victims=victims_of(true[np.lexsort(true.T.numpy())]),
+        label_source=finding.method,
+        leak=leaks(value > guess, p_value),
+        p_value=p_value,
+        p_value_at_best=at_best,
+    )
+    return Evaluation(result)
+
+
+def _true(finding: LabelSetFinding, observation: Observation, truth: Truth) -> tuple[Tensor, Tensor]:
+    """Return (n, k) the labels that were to be found, and how often each different example's are among them.
+
+    Of several updates these are the client's, each once, or as often as an update over all of them uses them.
+    """
+    key = observation.messages[0].round, observation.messages[0].client
+    if len(observation.messages) > 1:
+        labels = truth.held_by(key[1])[1]
+        times = max(1, len(finding.labels) // len(labels))
+        return labels.repeat(times, 1), torch.full((len(labels),), times)
+    return truth.labels[key], torch.tensor(truth.different(key)[1])
+
+
+def _other_batches(candidates: Tensor, uses: Tensor, draws: int, seed: int) -> Iterator[Tensor]:
+    """Yield label sets (n, k) of other batches: of different candidates, while there are enough, used as often."""
+    rng = np.random.default_rng(derive_seed(seed, "label sets of other batches"))
+    scarce = len(candidates) <= len(uses)
+    for _ in range(draws):
+        rows = rng.choice(len(candidates), len(uses), replace=scarce)
+        yield candidates[torch.from_numpy(rows)].repeat_interleave(uses, dim=0)
+
+
+def matched(found: Tensor, true: Tensor) -> tuple[int, int]:
+    """Return how many labels (n, k) that were found are right in the order that fits best, and how many whole rows."""
+    if len(true) > _ASSIGNED:
+        return int(torch.minimum(found.sum(dim=0), true.sum(dim=0)).sum()), 0
+    apart = torch.cdist(found.float(), true.float(), p=1).numpy().round()
+    rows, columns = linear_sum_assignment(apart)
+    own = found[torch.as_tensor(rows)] * true[torch.as_tensor(columns)]
+    return int(own.sum()), int((apart[rows, columns] == 0).sum())
+
+
+def average_precision(found: Tensor, true: Tensor, hits: int) -> float:
+    """Return that of (n, k) labels found, of which so many are right: the area under two steps of the recall.
+
+    It is 1 where there is no label and none was found, and where there is none else 0.
+    """
+    named, there = float(found.sum()), float(true.sum())
+    if not there:
+        return float(not named)
+    recall, precision = hits / there, hits / named if named else 0.0
+    return recall * precision + (1 - recall) * there / true.numel()
+
+
+def _ranked(scores: Tensor, there: Tensor) -> float:
+    """Return the average precision of (k,) scores of what is ``there``, ties as one step."""
+    area, seen, right = 0.0, 0, 0
+    for value in scores.unique().flip(0):
+        tied = scores == value
+        seen, more = seen + int(tied.sum()), int((tied & there).sum())
+        right += more
+        area += more / int(there.sum()) * right / seen
+    return area
+
+
+FINDING_TYPES["label-sets"] = FindingType(
+    verdict=by_test(
+        SETS.name,
+        "updates",
+        "Monte Carlo test",
+        "{who} can tell which labels a client's examples have: an average precision of {share} %, where what was "
+        "found gets {guess} % of other batches (in {updates}).",
+    ),
+    rules=(
+        "Label sets of a multi-label task are 'inferred' when their average precision is above what they get of other "
+        f"batches, and they fit at most {100 * SURE:g} % of such batches as well as their own (Monte Carlo test). "
+        "Other batches are drawn from the candidates, each example with all its labels; several updates count together "
+        "by Fisher's method.",
+    ),
+    metrics=(SETS, WHOLE, COUNTS, PRESENCE),
+    question="tell which labels a client's examples have",
+    control="example",
+)

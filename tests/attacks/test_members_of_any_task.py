@@ -1,0 +1,119 @@
+"""Membership attacks on models of several labels, several numbers and masks: an example's loss is all they need."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedaudit import simulate
+from fedaudit.attacks import MembershipFinding, make_attack
+from fedaudit.data.dataset import Dataset
+from fedaudit.evaluation import evaluate
+from fedaudit.task.targets import Task
+from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.threat import ThreatModel
+from fedaudit.transcript.truth import Truth
+from fedaudit.utils.seeds import generator
+
+ON_LOSSES = ["loss-threshold", "gradient-norm", "loss-series", "shadow-models", "lira", "rmia", "stacked", "fedmia"]
+_THREAT = {"records": 48, "knows_public_data": True, "public_examples": 48}
+
+
+def examples(task: Task, n: int = 240, seed: int = 0) -> Dataset:
+    """Examples whose targets nothing in the inputs tells: who fits them has learnt them by heart."""
+    rng = generator(seed, "targets of any task")
+    if task == "segmentation":
+        return Dataset.from_tensors(
+            torch.rand(n, 1, 8, 8, generator=rng), torch.randint(3, (n, 8, 8), generator=rng), task=task
+        )
+    inputs = torch.randn(n, 24, generator=rng)
+    if task == "multi-label":
+        return Dataset.from_tensors(inputs, (torch.rand(n, 5, generator=rng) < 0.4).float(), task=task)
+    return Dataset.from_tensors(inputs, torch.randn(n, 3, generator=rng), task=task)
+
+
+class Pixels(nn.Module):
+    """A network that sees the whole image at every pixel, and can learn it by heart."""
+
+    def __init__(self, hidden: int = 128) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 3 * 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).view(-1, 3, 8, 8)
+
+
+def model_of(task: Task) -> nn.Module:
+    torch.manual_seed(0)
+    if task == "segmentation":
+        return Pixels()
+    outputs = {"multi-label": 5, "regression": 3}[task]
+    return nn.Sequential(nn.Linear(24, 128), nn.ReLU(), nn.Linear(128, outputs))
+
+
+def recorded(task: Task, rounds: int) -> tuple[Observation, Truth]:
+    federation: dict[str, Any] = {"name": "f", "algorithm": "fedavg", "clients": 3, "rounds": rounds, "examples": 72}
+    federation |= {"batch_size": 8, "local_epochs": 4, "learning_rate": 0.5 if task != "regression" else 0.1}
+    made = simulate(
+        {"federations": [federation], "threat": _THREAT, "attacks": ["loss-threshold"], "evaluation": {"updates": 1}},
+        model=model_of(task),
+        data=examples(task),
+        progress=False,
+    )
+    return observe(made.transcript, ThreatModel(**_THREAT)), made.truth
+
+
+@pytest.fixture(scope="module", params=["multi-label", "regression", "segmentation"])
+def overfitted(request: pytest.FixtureRequest) -> tuple[Observation, Truth]:
+    return recorded(request.param, 25)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{name: {"epochs": 100, "shadows": 8} for name in ("shadow-models", "lira", "rmia", "stacked")},
+    "fedmia": {"statistic": "loss", "rounds": 10},
+}
+
+
+def auc(name: str, seen: Observation, truth: Truth) -> float:
+    found = make_attack(name, SETTINGS.get(name, {}))(seen, generator=generator(0, "attack"))
+    metrics = {m.name: m.value for m in evaluate(found, seen, truth, seed=0).result.metrics}
+    return metrics["membership_auc"]
+
+
+@pytest.mark.parametrize("name", ON_LOSSES)
+def test_an_overfitted_model_of_any_task_gives_its_members_away(name, overfitted):
+    assert auc(name, *overfitted) > 0.8
+
+
+@pytest.mark.parametrize("name", ON_LOSSES)
+def test_of_examples_that_nobody_trained_on_nothing_is_told(name, overfitted):
+    seen, truth = overfitted
+    assert seen.records is not None
+    others = examples(seen.task_info.task_kind, len(seen.records), seed=1)
+    inputs, targets = (
+        torch.cat([getattr(s, what) for s in (others.train, others.test)]) for what in ("inputs", "targets")
+    )
+    records = dataclasses.replace(seen.records, inputs=inputs, labels=targets)
+    assert 0.25 < auc(name, dataclasses.replace(seen, records=records), truth) < 0.75  # three deviations of 24 pairs
+
+
+def test_the_loss_of_an_example_is_the_mean_over_its_labels_or_pixels(overfitted):
+    seen, _ = overfitted
+    assert seen.records is not None
+    x, y = seen.records.inputs, seen.records.labels
+    seen.module.load_state_dict(seen.weights[-1])
+    with torch.no_grad():
+        z = seen.module.eval()(seen.task_info.normalise(x)).double()
+    if y.dtype == torch.int64:
+        each = -z.log_softmax(dim=1).gather(1, y[:, None]).flatten(1).mean(dim=1)
+    elif seen.task_info.task_kind == "regression":
+        each = (z - y).square().mean(dim=1)
+    else:
+        each = torch.where(y > 0, -z.sigmoid().log(), -(1 - z.sigmoid()).log()).mean(dim=1)
+    found = make_attack("loss-threshold")(seen)
+    assert isinstance(found, MembershipFinding)
+    assert torch.allclose(found.scores, -each, rtol=1e-5, atol=1e-7)
