@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from fedaudit.data.dataset import ONE_INPUT, Dataset, Split, hold_out, real_targets, stack_pairs
+from fedaudit.data.dataset import WAY_IN, Dataset, Split, hold_out, real_targets, stack_pairs
 from fedaudit.data.files import read_arrays, read_csv
 from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
 from fedaudit.utils.errors import BadInput
@@ -58,14 +58,12 @@ def dataset_of(data: Any, *, kind: str | None = None, classes: bool = False, raw
             "and give (inputs, targets)"
         )
     if isinstance(data, Mapping):
-        raise BadInput(f"data is a {type(data).__name__} of parts by name; give two of them, (inputs, targets)")
+        raise BadInput(f"data is a {type(data).__name__} of parts by name; give (inputs, targets): {WAY_IN}")
     if isinstance(data, tuple) and len(data) > 2:
-        raise BadInput(f"data is a tuple of {len(data)}; give (inputs, targets): {ONE_INPUT}")
+        raise BadInput(f"data is a tuple of {len(data)}; give (inputs, targets): {WAY_IN}")
     if isinstance(data, tuple | list) and len(data) == 2:
         if _is_frame(data[0]) and isinstance(data[1], str):
             return from_frame(*data, raw_targets=raw_targets)
-        if _parts(data[0]):
-            raise BadInput(f"the inputs are a {type(data[0]).__name__} of several; {ONE_INPUT}")
         return Dataset.from_tensors(*data, **options)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return Dataset.from_torch(data, **options)
@@ -118,15 +116,6 @@ def _pairs_in(path: Path) -> tuple[Tensor, Tensor]:
         raise BadInput(f"'{path}' holds numbers that are infinite or none; leave these rows out")
     inputs, targets = table[:, :-1].float(), table[:, -1]
     return inputs, targets.long() if bool((targets == targets.round()).all()) else targets.float()
-
-
-def _parts(inputs: Any) -> bool:
-    """Whether these are several arrays that each have a value of every example."""
-    if isinstance(inputs, Mapping):
-        return True
-    if not isinstance(inputs, tuple | list) or not all(hasattr(part, "shape") for part in inputs):
-        return False
-    return len({tuple(part.shape) for part in inputs}) > 1 or any(part.ndim > 3 for part in inputs)
 
 
 def from_frame(
