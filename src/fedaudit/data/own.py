@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from fedaudit.data.dataset import WAY_IN, Dataset, Split, hold_out, real_targets, stack_pairs
 from fedaudit.data.files import read_arrays, read_csv
 from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
+from fedaudit.modalities.packed import packed_alone
 from fedaudit.utils.errors import BadInput
 
 MISSING = "?"  # the category of a cell that is empty
@@ -73,6 +74,8 @@ def dataset_of(data: Any, *, kind: str | None = None, classes: bool = False, raw
 def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
     """Return inputs (n, ...) and targets of a user's examples as they are: nothing is standardised or normalised.
 
+    Several inputs or targets of an example are packed (:class:`fedaudit.modalities.Packing`).
+
     Args:
         data: (inputs, targets), a map-style torch Dataset, a DataLoader, whose data set is taken, or a file: .npz or
             .safetensors with ``inputs`` and ``labels``, or .csv of numbers under a line of names, the target last.
@@ -89,10 +92,13 @@ def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
             raise BadInput(f"(inputs, targets) must be arrays of numbers ({error})") from None
     else:
         data = data.dataset if isinstance(data, DataLoader) else data
+        if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Mapping | tuple | list):
+            return pairs_of(tuple(packed_alone(part, "records", whole=i > 0) for i, part in enumerate(data)))
         if isinstance(data, Mapping) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
             raise BadInput(f"a {type(data).__name__} isn't examples; give (inputs, targets), a torch Dataset or a file")
         pair = stack_pairs(data)
     inputs, targets = pair
+    inputs, targets = packed_alone(inputs, "input"), packed_alone(targets, "target", whole=True)
     if not inputs.ndim or not targets.ndim or not len(inputs) or len(inputs) != len(targets):
         raise BadInput(f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}; give one target per input")
     return inputs, targets

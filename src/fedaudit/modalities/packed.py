@@ -84,6 +84,21 @@ class Packing:
         return sum(part.size for part in self.parts)
 
     @classmethod
+    def of_call(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str) -> tuple[Packing, Tensor]:
+        """Return the packing of what a model is called with, and it packed, on the CPU.
+
+        Arguments that are None and given by name are as if they weren't given.
+
+        Raises:
+            BadInput: these aren't tensors of real values (n, ...), or one tuple or mapping of such.
+        """
+        named = {name: value for name, value in kwargs.items() if value is not None}
+        single = len(args) == 1 and not named and isinstance(args[0], Mapping | tuple | list)
+        given, extra = (args[0], {}) if single else (args, named)
+        made = cls(cls.of(given, where, extra=extra).parts, single)
+        return made, made.pack(given, where, extra).detach().to("cpu", copy=True)
+
+    @classmethod
     def of(cls, given: Any, where: str, *, whole: bool = False, extra: Mapping[str, Any] | None = None) -> Packing:
         """Return the packing of the tensors or arrays (n, ...) of n examples.
 
@@ -129,11 +144,15 @@ class Packing:
                 raise BadInput(f"{where} '{part.label}' has whole numbers of {_EXACT:,} or more, which aren't kept")
         return torch.cat([t.reshape(len(t), -1).to(torch.float32) for t in tensors], dim=1)
 
+    def in_order(self, given: Any) -> list[Any]:
+        """Return tensors in the order of their parts, as they are."""
+        return [value for _, value in _named(given, None, "tensors")]
+
     def pieces(self, packed: Tensor) -> list[Tensor]:
         """Return the parts (n, ...) of (n, size), in their order; those of whole numbers as int64."""
         found = []
         for part, piece in zip(self.parts, packed.split([p.size for p in self.parts], dim=1), strict=True):
-            tensor = piece.reshape(len(piece), *part.shape)
+            tensor = piece.contiguous().reshape(len(piece), *part.shape)  # in memory as the user's own: the same bits
             found.append(tensor.round().long() if part.whole else tensor)
         return found
 
@@ -167,6 +186,19 @@ class Packing:
             found.append(at + torch.arange(count).repeat_interleave(part.size // count))
             at += count
         return torch.cat(found)
+
+
+def packed_alone(given: Any, where: str, *, whole: bool = False) -> Any:
+    """Return several tensors, in a tuple, a list or a mapping, packed, and all else as it is.
+
+    Raises:
+        BadInput: as of :meth:`Packing.of` and :meth:`Packing.pack`.
+    """
+    if not isinstance(given, Mapping | tuple | list) or not all(
+        getattr(part, "ndim", 0) for part in (given.values() if isinstance(given, Mapping) else given)
+    ):
+        return given
+    return Packing.of(given, where, whole=whole).pack(given, where)
 
 
 def several(given: Any, count: int | None = None) -> bool:

@@ -141,7 +141,7 @@ UNMODELLED = {
     "optimiser-state": "the optimiser kept its state (momentum, moments) from an earlier round",
     "optimiser-settings": "the optimiser's settings changed within an update in a way that isn't recorded",
     "gradients-changed": "gradients were changed between backward pass and step, by more than clipping",
-    "several-inputs": "the model takes several inputs, and only one tensor a pass is recorded",
+    "several-inputs": "the model takes several inputs in a form that isn't recorded",
     "several-losses": "a step's gradient comes from several losses or models",
     "loss": "clients minimise a loss that isn't one of fedaudit's",
     "nothing-seen": "no training step was seen: the model may be trained in another thread or process",
