@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -405,9 +404,10 @@ class Capture:
             return
         self._given(seen, kwargs)
         if not isinstance(output, Tensor):
-            seen.mismatch = seen.mismatch or f"the model returns {type(output).__name__}, not a tensor"
-            with contextlib.suppress(BadInput):
+            try:
                 seen.heads = Packing.of(output, "the model's output")
+            except BadInput:
+                seen.mismatch = seen.mismatch or f"the model returns {type(output).__name__}, not tensors (n, …)"
         seen.shape = tuple(outputs.shape)
         made = [outputs] if seen.heads is None else list(seen.heads.in_order(output))
         for i, one in enumerate(made):

@@ -223,7 +223,6 @@ class Dataset:
                 raise BadInput(f"{where}: the targets are several, and task='{task}' is of one; leave it out")
             asked_of = Packing.of(targets, f"{where}: target", whole=True)
             task, raw_targets = "regression", True
-            summary = f"{summary}; targets as given: {asked_of}"
         if several(inputs, count):
             if kind not in (None, "packed") or columns or channels:
                 raise BadInput(f"{where}: several inputs have no kind, columns or channels; leave these out")
@@ -265,7 +264,7 @@ class Dataset:
             x, x_test, columns = declared(columns, raw, (x, x_test), where)
         if task == "regression":
             y, y_test, said = real_targets(y, y_test, raw=raw_targets)
-            summary = f"{summary}; {said}"
+            summary = f"{summary}; {said}" + f": {asked_of}" * (asked_of is not None)
         elif task == "multi-label":
             y, y_test = y.float(), y_test.float()
             summary = f"{summary}; {num_targets} labels, each 0 or 1"

@@ -110,6 +110,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     packing = observation.task_info.packed_inputs
     covered = [(m, _rows(finding, m, len(observation.messages))) for m in observation.messages]
     covered = [(m, rows) for m, rows in covered if len(rows)]
+    given = finding, truth
     given_images, given_truth = finding.images, torch.cat([truth.inputs[m.round, m.client] for m, _ in covered])
     if kind.bounds is None:
         finding, truth = _in_units_of_range(finding, truth, packing)
@@ -203,7 +204,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         [f"{unlike}: they were left out"] if left_out else [_by_part(images, true, packing)] if packing else [],
         images=results,
         certified=None if finding.certified is None else int(finding.certified.sum()),
-        certified_wrong=None if finding.certified is None else _wrongly(finding, covered, truth),
+        certified_wrong=None if finding.certified is None else _wrongly(given[0], covered, given[1]),
         things=kind.plural,
         label_source=finding.label_source,
         label_accuracy=None if targets else label_accuracy(labels, true_labels),

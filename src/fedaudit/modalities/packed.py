@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -174,6 +175,14 @@ class Packing:
             tuple(piece for part, piece in named if _by_position(part.name)),
             {part.name: piece for part, piece in named if not _by_position(part.name)},
         )
+
+    def names(self) -> tuple[str, ...]:
+        """Return the (size,) names of the values: their part's, and their place in it, from 0."""
+        found = []
+        for part in self.parts:
+            places = [",".join(map(str, place)) for place in itertools.product(*map(range, part.shape))]
+            found += [f"{part.label} {place}".strip() for place in places]
+        return tuple(found)
 
     def groups(self) -> Tensor:
         """Return (size,) which values are measured alike: each entry of the first axis of each part by itself.

@@ -57,8 +57,9 @@ class ExactLinear(ClosedForm):
     name = "exact-linear"
     summary = "closed form: a fully connected layer first, a ViT's patches, or its first attention"
     paper = "Phong et al. 2018; Geiping et al. 2020; Lu et al. 2022 (APRIL)"
+    examples = ("image", "packed")
     needs = (
-        "images and a classifier",
+        "images, or examples of several inputs, and a classifier",
         "one example in an update and a model that begins with a fully connected layer with a bias, or with a ViT's "
         "patch embedding or an attention; or a batch of different labels and a model of one layer",
     )
