@@ -60,6 +60,6 @@ def test_a_drawing_has_the_true_example_s_scale():
     true = torch.cat([torch.linspace(0, 1, 16), torch.tensor([1.0, -2.0])])
     drawn = draw_parts(true, true, packing)
     assert drawn.shape[0] == 1
-    assert float(drawn.min()) == 0 and float(drawn.max()) == 1
+    assert (float(drawn.min()), float(drawn.max())) == (0, 1)
     twice = draw_parts(2 * true, true, packing)
     assert float((twice == 1).sum()) > float((drawn == 1).sum())  # beyond the scale it is cut

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedaudit.modalities import NOTHING, ExampleKind, TokenInfo, example_kind, kind_of
 from fedaudit.modalities.columns import Column, check_cells, check_columns, declared
-from fedaudit.modalities.packed import Packing, Part, several
+from fedaudit.modalities.packed import PACKED, Packing, Part, several
 from fedaudit.modalities.table import standardise
 from fedaudit.task.targets import TASKS, Task, target_fault, target_shape
 from fedaudit.utils.errors import BadInput, unknown_name
@@ -224,11 +224,11 @@ class Dataset:
             asked_of = Packing.of(targets, f"{where}: target", whole=True)
             task, raw_targets = "regression", True
         if several(inputs, count):
-            if kind not in (None, "packed") or columns or channels:
+            if (kind is not None and not example_kind(kind).packed) or columns or channels:
                 raise BadInput(f"{where}: several inputs have no kind, columns or channels; leave these out")
-            parts, kind = Packing.of(inputs, f"{where}: input"), "packed"
+            parts, kind = Packing.of(inputs, f"{where}: input"), PACKED.name
             summary = f"{summary}; inputs {parts}"
-        elif kind == "packed":
+        elif kind is not None and example_kind(kind).packed:
             raise BadInput(f"{where}: {WAY_IN}, as tensors (n, ...)")
         if parts or asked_of:
             inputs, targets = _packed((inputs, targets), parts, asked_of, where)
@@ -469,9 +469,7 @@ def _counts(given: Any) -> set[int]:
     return (first if len(first) == 1 else set()) | (set() if isinstance(given, Mapping) else {len(given)})
 
 
-def _packed(
-    pair: tuple[Any, Any], parts: Packing | None, targets: Packing | None, where: str
-) -> tuple[Any, Any]:
+def _packed(pair: tuple[Any, Any], parts: Packing | None, targets: Packing | None, where: str) -> tuple[Any, Any]:
     """Return inputs and targets, those of several parts packed."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise BadInput(f"{where}: give (inputs, targets)")
@@ -668,8 +666,8 @@ def stack_pairs(dataset: MapStyle, limit: int | None = None) -> tuple[Any, Any]:
             )
         if isinstance(item, tuple | list) and len(item) > 2:
             raise BadInput(
-                f"item {i} of the torch data set has {len(item)} values, and nobody says which is the target; {WAY_IN}: "
-                "wrap it so that its items are such pairs"
+                f"item {i} of the torch data set has {len(item)} values, and nobody says which is the target; "
+                f"{WAY_IN}: wrap it so that its items are such pairs"
             )
         if not (isinstance(item, (tuple, list)) and len(item) == 2):
             raise BadInput(f"item {i} of the torch data set is not an (input, target) pair; wrap it so that it is")
@@ -716,7 +714,11 @@ def _stacked(items: list[Any], stack: Callable[[list[Any]], Tensor]) -> Any:
     for key in keys:
         own = []
         for i, item in enumerate(items):
-            if type(item) is not type(first) or len(item) != len(first) or (isinstance(item, Mapping) and key not in item):
+            if (
+                type(item) is not type(first)
+                or len(item) != len(first)
+                or (isinstance(item, Mapping) and key not in item)
+            ):
                 raise BadInput(f"item {i} of the torch data set has other parts than the first; give all the same")
             own.append(item[key])
         form.append(stack(own))

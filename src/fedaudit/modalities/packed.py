@@ -258,10 +258,11 @@ class Packed(ExampleKind):
     letters: ClassVar[str] = "p"
     arrays: ClassVar[str] = "(n, p)"
     array_axes: ClassVar[tuple[int, ...]] = (2,)
+    packed: ClassVar[bool] = True
     drawing: ClassVar[str] = (
-        "A picture shows an example's inputs from left to right, in the order in which the data set's summary lists them: "
-        "one of two or more axes as a picture from its least value, black, to its largest, white; numbers as a column of "
-        "squares, of which grey is zero. A reconstruction is drawn by the scale of the true example."
+        "A picture shows an example's inputs from left to right, in the order in which the data set's summary lists "
+        "them: one of two or more axes as a picture from its least value, black, to its largest, white; numbers as a "
+        "column of squares, of which grey is zero. A reconstruction is drawn by the scale of the true example."
     )
 
 

@@ -97,7 +97,7 @@ class _Unpacks:
 
     packing: Packing
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         return self.packing.arguments(args[0])
 
 
@@ -107,7 +107,7 @@ class _Packs:
 
     packing: Packing
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor:
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Tensor:
         return self.packing.pack(output, "the model's output")
 
 

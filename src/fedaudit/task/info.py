@@ -160,13 +160,14 @@ class TaskInfo:
             raise BadInput(f"masks are of images, volumes and signals, not of {self.example_kind.described}")
 
     def _check_packing(self) -> None:
-        wanted = self.packed_inputs.size if self.packed_inputs else None
-        if (self.kind == "packed") != (wanted is not None) or wanted not in (None, *self.input_shape):
-            raise BadInput(f"inputs {self.packed_inputs} don't fit examples of the kind '{self.kind}', {self.input_shape}")
+        size, shape = self.packed_inputs.size if self.packed_inputs else None, self.input_shape
+        if self.example_kind.packed != (size is not None) or size not in (None, *shape):
+            raise BadInput(f"inputs {self.packed_inputs} don't fit {self.example_kind.described} of {shape}")
         if (self.heads is None) != (self.packed_targets is None):
             raise BadInput("several outputs and their targets belong together")
         if self.packed_targets and (self.task_kind != "regression" or self.packed_targets.size != self.num_targets):
-            raise BadInput(f"targets {self.packed_targets} don't fit {self.num_targets} {TASKS[self.task_kind].targets}")
+            asked = f"{self.num_targets} {TASKS[self.task_kind].targets}"
+            raise BadInput(f"targets {self.packed_targets} don't fit {asked}")
         if self.heads and self.loss != "custom":
             raise BadInput(f"a model of several outputs trains with a user's own loss, not with '{self.loss}'")
 

@@ -15,7 +15,7 @@ from fedaudit.task.targets import BCE, CROSS_ENTROPY, DICE, DICE_CROSS_ENTROPY, 
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.validation import LARGEST
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]  # of outputs and targets, tensors unless a model has several outputs
 
 _SMOOTH = 1e-5  # of Dice, in pixels: what a class that is neither there nor predicted counts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ class ExactLinear(ClosedForm):
     name = "exact-linear"
     summary = "closed form: a fully connected layer first, a ViT's patches, or its first attention"
     paper = "Phong et al. 2018; Geiping et al. 2020; Lu et al. 2022 (APRIL)"
-    examples = ("image", "packed")
+    examples: ClassVar[tuple[str, ...]] = ("image", "packed")
     needs = (
         "images, or examples of several inputs, and a classifier",
         "one example in an update and a model that begins with a fully connected layer with a bias, or with a ViT's "

@@ -39,7 +39,7 @@ class ClosedForm(Attack):
     """What attacks in closed form share: what they work with is made ready, or refused, before any compute."""
 
     threat_model = "server or eavesdropper, passive"
-    examples = ("image",)
+    examples: ClassVar[tuple[str, ...]] = ("image",)
     uses: ClassVar[tuple[Way, ...]] = ("spear",)
     needs_classes = True
 

@@ -166,7 +166,7 @@ class InvG(GradientInversion):
     """
 
     name = "invg"
-    examples = SEARCHED
+    examples: ClassVar[tuple[str, ...]] = SEARCHED
     summary = "cosine of gradients, total variation, signed Adam"
     paper = "Geiping et al. 2020 (Inverting Gradients)"
     needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "local training config, for FedAvg updates")

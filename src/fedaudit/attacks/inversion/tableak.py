@@ -70,7 +70,7 @@ class TabLeak(Attack):
     paper = "Vero et al. 2023 (TabLeak)"
     threat_model = "server or eavesdropper, passive"
     needs = (
-        "a table; its columns' types, without which every position is taken for a number; or examples of several inputs",
+        "a table; its columns' types, without which every position is taken for a number",
         "for a FedAvg update, how the client trained (threat.knows_training)",
     )
     examples = ("table", "packed")
@@ -92,7 +92,7 @@ class TabLeak(Attack):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.searchable and case.kind == cls.examples[0] and case.can_simulate
+        return case.searchable and case.kind in cls.examples and not case.images and case.can_simulate
 
     def check(self, observation: Observation) -> None:
         """Raise unless the update is of a table's rows, and what it is a multiple of is known."""

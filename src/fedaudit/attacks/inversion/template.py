@@ -148,7 +148,7 @@ class GradientInversion(Attack):
     """
 
     threat_model = "server or eavesdropper, passive"
-    examples = GRIDS
+    examples: ClassVar[tuple[str, ...]] = GRIDS
     distance: ClassVar[str]
     fedavg: ClassVar[FedAvgWay]
     most_examples: ClassVar[int | None] = None  # in an update; None: any number
