@@ -78,7 +78,8 @@ def audit(
         data: your own examples: a Dataset, (inputs, targets) with images uint8 or float in [0, 1] of shape
             (n, C, H, W) or (n, H, W, C) and integer targets, any map-style torch Dataset of such pairs, or a DataLoader
             of one. Without a scenario the clients hold its train split; of tensors one example in five is held out, as
-            candidates.
+            candidates. Several inputs are a tuple or a mapping of tensors, which the model gets as they are; several
+            targets, of a model of several outputs and a loss of yours, likewise.
         kind: of your examples where the shape of the arrays doesn't tell: ``"signal"`` for (n, C, T) series, ``"volume"``
             for (n, D, H, W) scans; five axes, (n, C, D, H, W), are a volume anyway.
         loss: your own, (outputs, targets) to the mean over the batch; default cross-entropy. nn.BCEWithLogitsLoss() is
