@@ -213,6 +213,11 @@ def test_an_audit_with_no_attack_named_ends_in_a_verdict_on_examples(tmp_path: P
     assert done.result.data.kind == "packed"
     assert "inputs [0] 1 x 4 x 4, [1] 5 numbers" in done.result.data.summary
     assert "targets as given: [0] 1 number, [1] 1 number" in done.result.data.summary
+    again = fedaudit.verify(
+        tmp_path / "report", model=Two(heads="tuple"), data=((IMAGES, NUMBERS), (LABELS, SCORES)), loss=both,
+        progress=False,
+    )  # fmt: skip
+    assert not again.differences  # whatever hooks were registered meanwhile, the findings are found
     page = (tmp_path / "report" / "report.html").read_text()
     assert "reconstruct training examples" in page
     assert "1. example" in page

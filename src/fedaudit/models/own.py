@@ -17,6 +17,7 @@ from fedaudit.models.initialise import BATCH_NORM
 from fedaudit.utils.errors import BadInput
 
 _KEPT = "_fedaudit_keeps_evaluation_mode"
+_PLACE = -1  # among a module's hooks, which torch counts from 0
 _RENORMED = (WeightNorm, SpectralNorm)
 
 
@@ -125,10 +126,12 @@ def of_one_tensor(module: nn.Module, inputs: Packing | None, heads: Packing | No
         BadInput: as of :func:`own_copy`.
     """
     made = own_copy(module)
+    # under one number, always: torch's own counts up, and a module's fingerprint would be another in every process
     if inputs is not None:
-        made.register_forward_pre_hook(_Unpacks(inputs), with_kwargs=True)
+        made._forward_pre_hooks[_PLACE] = _Unpacks(inputs)
+        made._forward_pre_hooks_with_kwargs[_PLACE] = True
     if heads is not None:
-        made.register_forward_hook(_Packs(heads))
+        made._forward_hooks[_PLACE] = _Packs(heads)
     return made
 
 
