@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fedaudit
+from fedaudit.data.own import dataset_of
 from fedaudit.utils.errors import BadInput
 
 START = torch.Generator().manual_seed(0)
@@ -134,6 +135,31 @@ def test_floats_of_any_precision_are_taken(dtype):
 def test_numpy_s_half_precision_is_taken():
     halves = Dataset.from_tensors(IMAGES.numpy().astype(np.float16), LABELS.numpy())
     assert torch.equal(halves.train.inputs, Dataset.from_tensors(IMAGES.half(), LABELS).train.inputs)
+
+
+def test_several_inputs_of_a_torch_data_set_are_those_of_arrays():
+    wanted = Dataset.from_tensors((IMAGES, ROWS), LABELS)
+    pairs = Pairs(*[((image, row), label) for image, row, label in zip(IMAGES, ROWS, LABELS, strict=True)])
+    for given in (pairs, DataLoader(pairs, batch_size=3)):
+        found = dataset_of(given)
+        assert found.packed_inputs == wanted.packed_inputs
+        assert torch.equal(found.train.inputs, wanted.train.inputs)
+        assert torch.equal(found.train.targets, wanted.train.targets)
+    named = Pairs(
+        *[({"row": row, "image": image}, label) for image, row, label in zip(IMAGES, ROWS, LABELS, strict=True)]
+    )
+    found = dataset_of(named)
+    assert str(found.packed_inputs) == "image 3 x 8 x 6, row 5 numbers"
+    assert torch.equal(found.train.inputs, wanted.train.inputs)
+
+
+def test_several_targets_of_a_torch_data_set_keep_their_types():
+    pairs = Pairs(*[(row, (int(label), float(row[0]))) for row, label in zip(ROWS, LABELS, strict=True)])
+    packing = dataset_of(pairs).packed_targets
+    assert packing is not None
+    assert [(part.name, part.shape, part.whole) for part in packing.parts] == [("0", (), True), ("1", (), False)]
+    labels = Pairs(*[(row, (0, int(label > 1), 1)) for row, label in zip(ROWS, LABELS, strict=True)])
+    assert dataset_of(labels).task == "multi-label"  # numbers that go into one array are one target
 
 
 # Refused, in one line and with a remedy -----------------------------------------------------------------------------
