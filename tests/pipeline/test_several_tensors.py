@@ -15,6 +15,9 @@ from torch.nn import functional
 
 import fedaudit
 from fedaudit import BadInput, Dataset, NotApplicable, Transcript
+from fedaudit.adapters.guard import own_examples
+from fedaudit.api import MemberWatch
+from fedaudit.capture.capture import Capture
 
 RNG = torch.Generator().manual_seed(0)
 N = 60
@@ -344,6 +347,19 @@ def test_a_recording_of_several_outputs_asks_for_the_loss(tmp_path: Path) -> Non
     model, _ = recorded(tmp_path / "r", "tuple", _heads)
     with pytest.raises(BadInput, match=r"own loss of several outputs \(\[0\] 3 numbers, \[1\] 1 number\)"):
         fedaudit.attack(tmp_path / "r", ["labels"], module=model, progress=False)
+
+
+def test_a_site_s_guard_watches_a_model_of_several_inputs() -> None:
+    held_out = own_examples(((IMAGES[40:], NUMBERS[40:]), LABELS[40:]), "held_out")  # type: ignore[arg-type]
+    assert held_out is not None
+    model = Two()
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with Capture() as seen:
+        _one(model, slice(0, 8)).backward()
+        optimiser.step()
+    look = MemberWatch(held_out, share=1e6).look(model.state_dict(), seen)
+    assert look.unable is None
+    assert [(told.by, told.auc > 0.95) for told in look.told] == [("span", True)]  # eight examples span little of 21
 
 
 # Refused ------------------------------------------------------------------------------------------------------------
