@@ -139,8 +139,9 @@ def test_numpy_s_half_precision_is_taken():
 
 def test_several_inputs_of_a_torch_data_set_are_those_of_arrays():
     wanted = Dataset.from_tensors((IMAGES, ROWS), LABELS)
-    pairs = Pairs(*[((image, row), label) for image, row, label in zip(IMAGES, ROWS, LABELS, strict=True)])
-    for given in (pairs, DataLoader(pairs, batch_size=3)):
+    pairs: Any = Pairs(*[((image, row), label) for image, row, label in zip(IMAGES, ROWS, LABELS, strict=True)])
+    loader: Any = DataLoader(pairs, batch_size=3)
+    for given in (pairs, loader):
         found = dataset_of(given)
         assert found.packed_inputs == wanted.packed_inputs
         assert torch.equal(found.train.inputs, wanted.train.inputs)
