@@ -21,7 +21,7 @@ from fedaudit.data.own import pairs_of as pairs_of
 from fedaudit.pipeline.members import MemberWatch as MemberWatch
 from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import clear, holds_another
-from fedaudit.pipeline.prepare import check_files, resolve, spell_out
+from fedaudit.pipeline.prepare import check_files, of_one_tensor_each, resolve, spell_out
 from fedaudit.pipeline.run import Audit as Audit
 from fedaudit.pipeline.run import Limits as Limits
 from fedaudit.pipeline.run import Recording as Recording
@@ -80,7 +80,8 @@ def audit(
         data: your own examples: a Dataset, (inputs, targets) with images uint8 or float in [0, 1] of shape
             (n, C, H, W) or (n, H, W, C) and integer targets, any map-style torch Dataset of such pairs, or a DataLoader
             of one. Without a scenario the clients hold its train split; of tensors one example in five is held out, as
-            candidates.
+            candidates. Several inputs are a tuple or a mapping of tensors, which the model gets as they are; several
+            targets, of a model of several outputs and a loss of yours, likewise.
         kind: of your examples where the shape of the arrays doesn't tell: ``"signal"`` for (n, C, T) series,
             ``"volume"`` for (n, D, H, W) scans; five axes, (n, C, D, H, W), are a volume anyway.
         loss: your own, (outputs, targets) to the mean over the batch; default cross-entropy. nn.BCEWithLogitsLoss() is
@@ -113,7 +114,7 @@ def audit(
     """
     changes = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
     modes = {"batch_norm": batch_norm, "dropout": dropout}
-    made, dataset, loss = _with_own(scenario, changes, modes, model=model, data=data, kind=kind, loss=loss)
+    made, dataset, loss, model = _with_own(scenario, changes, modes, model=model, data=data, kind=kind, loss=loss)
     made = with_what_if(made) if what_if else made
     limits = _limits(fail_above, fail_on, fail_below)
     check_files(made)
@@ -167,7 +168,8 @@ def simulate(
         BadInput: something can't be used; the message says what and what to do.
     """
     modes = {"batch_norm": batch_norm, "dropout": dropout}
-    made, dataset, loss = _with_own(scenario, {"seed": seed}, modes, model=model, data=data, kind=kind, loss=loss)
+    own_parts: dict[str, Any] = {"model": model, "data": data, "kind": kind, "loss": loss}
+    made, dataset, loss, model = _with_own(scenario, {"seed": seed}, modes, **own_parts)
     names = [name for name, _, _ in made.runs()]
     if federation is None and len(names) > 1:
         raise BadInput(f"the scenario has {len(names)} federations; choose one with federation=…: {', '.join(names)}")
@@ -470,14 +472,14 @@ def _with_own(
     data: Any | None,
     kind: str | None,
     loss: Loss | None,
-) -> tuple[Scenario, Dataset | None, Loss | None]:
-    """Return the scenario with the user's own parts in it, the data set, and the loss if it has no name.
+) -> tuple[Scenario, Dataset | None, Loss | None, nn.Module | None]:
+    """Return the scenario with the user's own parts in it, the data set, the loss if it has no name, and the model.
 
     ``changes`` of the scenario and ``modes`` of its model count unless they are None.
     """
     own = (model, data, kind, loss, *changes.values(), *modes.values())
     if isinstance(scenario, Scenario) and all(part is None for part in own):
-        return scenario, None, None  # what it holds has been made already
+        return scenario, None, None, None  # what it holds has been made already
     values = _values(scenario)
     if scenario is None and (model is not None or data is not None or changes.get("threat") is not None):
         values.pop("attacks")  # the default audit's are for its own data and adversary
@@ -498,14 +500,18 @@ def _with_own(
     if kind is not None:
         values["data"] = {**values.get("data", {}), "kind": kind}
     if data is None:
-        return scenario_from(values), None, loss
+        return scenario_from(values), None, loss, model
     if scenario is None and changes.get("federations") is None:  # the default audit's are the first photographs
         values["federations"] = [{**spec, "draw": "random"} for spec in values["federations"]]
     named = {"name": "custom", "image_size": None, "limit": None, "white": None}
     given = values.get("data", {}) if scenario else {"kind": kind}
     values["data"] = {"split": "train", **given, **named}
     dataset = _own_dataset(data, values["data"].get("kind"), values["model"].get("loss"), loss)
-    return scenario_from(values), dataset, loss
+    if isinstance(model, nn.Module):
+        model, dataset = of_one_tensor_each(model, dataset)
+        if dataset.packed_targets is not None and scenario is None and changes.get("threat") is None:
+            values["threat"] = {**values.get("threat", {}), "knows_labels": True}  # nobody can seek them
+    return scenario_from(values), dataset, loss, model
 
 
 def _own_dataset(data: Any, kind: str | None, name: str | None, loss: Loss | None) -> Dataset:

@@ -44,7 +44,7 @@ class Pixels(nn.Module):
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 3 * 64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.body(x).view(-1, 3, 8, 8)
+        return torch.as_tensor(self.body(x)).view(-1, 3, 8, 8)
 
 
 def model_of(task: Task) -> nn.Module:

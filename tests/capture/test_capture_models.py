@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fedaudit.capture.capture import Capture
+from fedaudit.modalities import Packing, Part
 from fedaudit.task.training import ParameterGroup
 from fedaudit.utils.errors import BadInput
 from tests.capture.capture_cases import batches, check, cnn, examples, sgd
@@ -150,8 +151,9 @@ def test_a_model_that_returns_more_than_a_tensor() -> None:
             F.cross_entropy(model(inputs)["logits"], targets).backward()
             opt.step()
     assert seen.training().unmodelled == ("loss",)
-    assert any("returns dict" in note for note in seen.notes)
-    assert len(seen.targets) == 5
+    assert seen.heads == Packing((Part("logits", (4,)),))
+    assert [y.shape for y in seen.targets] == [(8, 1)] * 5
+    assert seen.packed_targets == Packing((Part("", (), whole=True),))
 
 
 class OwnLoss(nn.Module):

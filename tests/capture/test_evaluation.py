@@ -88,3 +88,21 @@ def test_a_compiled_model_gives_the_same_numbers(whole):
         assert compiled(BATCHES[0][0]).equal(model(BATCHES[0][0]))
         evaluate(cross_entropy, compiled)
     assert len(seen.passes) == 2
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:
+        return torch.as_tensor(self.last(torch.cat([x, more], dim=1)))
+
+
+def test_several_inputs_are_kept_together():
+    x, more, y = torch.randn(3, 4), torch.randn(3, 2), torch.tensor([0, 2, 1])
+    with Evaluation(Two(), 100) as seen, torch.no_grad():
+        cross_entropy(Two()(x, more=more), y)
+    found = joined(seen.passes)
+    assert found is not None
+    assert found[0].equal(torch.cat([x, more], dim=1))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fedaudit
+from fedaudit.data.own import dataset_of
 from fedaudit.utils.errors import BadInput
 
 START = torch.Generator().manual_seed(0)
@@ -136,6 +137,32 @@ def test_numpy_s_half_precision_is_taken():
     assert torch.equal(halves.train.inputs, Dataset.from_tensors(IMAGES.half(), LABELS).train.inputs)
 
 
+def test_several_inputs_of_a_torch_data_set_are_those_of_arrays():
+    wanted = Dataset.from_tensors((IMAGES, ROWS), LABELS)
+    pairs: Any = Pairs(*[((image, row), label) for image, row, label in zip(IMAGES, ROWS, LABELS, strict=True)])
+    loader: Any = DataLoader(pairs, batch_size=3)
+    for given in (pairs, loader):
+        found = dataset_of(given)
+        assert found.packed_inputs == wanted.packed_inputs
+        assert torch.equal(found.train.inputs, wanted.train.inputs)
+        assert torch.equal(found.train.targets, wanted.train.targets)
+    named = Pairs(
+        *[({"row": row, "image": image}, label) for image, row, label in zip(IMAGES, ROWS, LABELS, strict=True)]
+    )
+    found = dataset_of(named)
+    assert str(found.packed_inputs) == "image 3 x 8 x 6, row 5 numbers"
+    assert torch.equal(found.train.inputs, wanted.train.inputs)
+
+
+def test_several_targets_of_a_torch_data_set_keep_their_types():
+    pairs = Pairs(*[(row, (int(label), float(row[0]))) for row, label in zip(ROWS, LABELS, strict=True)])
+    packing = dataset_of(pairs).packed_targets
+    assert packing is not None
+    assert [(part.name, part.shape, part.whole) for part in packing.parts] == [("0", (), True), ("1", (), False)]
+    labels = Pairs(*[(row, (0, int(label > 1), 1)) for row, label in zip(ROWS, LABELS, strict=True)])
+    assert dataset_of(labels).task == "multi-label"  # numbers that go into one array are one target
+
+
 # Refused, in one line and with a remedy -----------------------------------------------------------------------------
 
 
@@ -146,13 +173,13 @@ def test_numpy_s_half_precision_is_taken():
         (iter([(IMAGES, LABELS)]), r"front to back; read it into tensors"),
         (Stream(), r"Stream, which can only be read from front to back"),
         (DataLoader(Stream()), r"Stream, which can only be read from front to back"),
-        ({"image": IMAGES, "label": LABELS}, r"dict of parts by name; give two of them"),
-        ((IMAGES, ROWS, LABELS), r"tuple of 3.*models of one input"),
-        (((IMAGES, ROWS), LABELS), r"inputs are a tuple of several; models of one input"),
-        (({"image": IMAGES}, LABELS), r"inputs are a dict of several; models of one input"),
+        ({"image": IMAGES, "label": LABELS}, r"dict of parts by name; give \(inputs, targets\)"),
+        ((IMAGES, ROWS, LABELS), r"tuple of 3; .*several inputs of an example are given as"),
+        (((IMAGES, ROWS), LABELS), r"takes the inputs .* neither as arguments nor as one"),
+        (({"image": IMAGES}, LABELS), r"takes the inputs image 3 x 8 x 6 neither"),
         (Pairs({"image": IMAGES[0], "label": 1}), r"item 0 .* is a dict of 'image, label'.*pair; wrap it"),
-        (Pairs(((IMAGES[0], ROWS[0]), 1)), r"item 0 .* has a tuple of inputs; models of one input"),
-        (Pairs((IMAGES[0], ROWS[0], 1)), r"item 0 .* pair; wrap it"),
+        (Pairs(((IMAGES[0], ROWS[0]), 1), ((IMAGES[0],), 1)), r"item 1 .* has other parts than the first"),
+        (Pairs((IMAGES[0], ROWS[0], 1)), r"item 0 .* nobody says which is the target.*wrap it"),
         (7, r"data is a int; give a fedaudit.Dataset"),
     ],
 )

@@ -16,6 +16,7 @@ from fedaudit.adapters import in_words
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
 from fedaudit.defences.received import check_received
+from fedaudit.modalities.packed import packed_alone
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.objects import load_object
@@ -292,12 +293,16 @@ def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
 def own_examples(given: tuple[Tensor, Tensor] | str | None, what: str = "examples") -> tuple[Tensor, Tensor] | None:
     """Return a site's own examples and their classes: tensors, or ``package.module:name`` of them or what makes them.
 
+    Several inputs of an example, in a tuple or by name, are packed.
+
     Raises:
         BadInput: there are none, or they don't fit together.
     """
     made = _made(given, what)
     if made is None:
         return None
+    if isinstance(made, tuple | list) and len(made) == 2:  # of a model of several inputs
+        made = packed_alone(made[0], f"{what}: input"), packed_alone(made[1], f"{what}: target", whole=True)
     pair = isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)
     if not pair or not len(made[0]) or len(made[0]) != len(made[1]):
         raise BadInput(f"{what} must be two tensors of the same length, inputs and classes, or what returns them")

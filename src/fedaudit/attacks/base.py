@@ -21,7 +21,7 @@ from fedaudit.modalities import example_kind
 from fedaudit.models.vertical import Top
 from fedaudit.results import MappingRecord
 from fedaudit.simulation.local_training import FAILURES
-from fedaudit.task.targets import TASKS, Task
+from fedaudit.task.targets import Task
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import Scope, ThreatModel
 from fedaudit.transcript.update import UpdateKind
@@ -35,6 +35,7 @@ MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is ask
 MOST_STEPS = 16  # that are worth simulating
 _LONGEST = 300  # letters of another's error
 GRIDS = ("image", "volume", "signal")  # kinds of examples on a grid, of which neighbours are alike
+SEARCHED = (*GRIDS, "packed")  # that a search finds without anything that is known of grids
 
 
 @contextmanager
@@ -106,8 +107,8 @@ class Case:
 
     @property
     def images(self) -> bool:
-        """Whether the examples are images, or volumes or signals, for which the same attacks search."""
-        return self.kind in GRIDS
+        """Whether the examples are images, or others for which the same attacks search."""
+        return self.kind in SEARCHED
 
     def classifies(self, kinds: Collection[str]) -> bool:
         """Return whether the model is a classifier of such examples."""
@@ -275,7 +276,7 @@ class Attack(Plugin, ABC):
             NotApplicable: with the reason.
         """
         if self.needs_classes and observation.task_info.num_classes is None:
-            asked = TASKS[observation.task_info.task_kind].targets
+            asked = observation.task_info.asked
             raise NotApplicable(f"{self.name} needs a classifier, one class an example; this model predicts {asked}")
 
     def ways(self, observation: Observation, message: Message) -> Sequence[local_training.Way]:  # noqa: ARG002

@@ -87,7 +87,7 @@ _PRECISION = "the attack computes in float32"
 _COUNTS = "the last layer's gradient was clipped, so that counts of labels lean to its direction alone"
 _FRESH = "attacked as if it began anew"
 _AS_KNOWN = "attacked with what is recorded"
-_ONE_INPUT = _not("an attack makes one tensor an example; none here can make several")
+_ONE_INPUT = _not("how the model is called isn't known; call it with tensors (n, …) of real values")
 _RECORD = _not("record the training (optimiser, rates, batch sizes) with the update")
 _NO_SPAN = _not(
     "what is sent element by element doesn't span the inputs any more; train by SGD, or run which-tokens (text) or "

@@ -36,6 +36,7 @@ from fedaudit.capture.passes import (
     tensors,
     versions,
 )
+from fedaudit.modalities import Packing
 from fedaudit.models import unwrapped
 from fedaudit.task.losses import SIGNATURES, read_loss
 from fedaudit.task.targets import BCE
@@ -43,6 +44,7 @@ from fedaudit.task.training import UNMODELLED, Pass, TrainingConfig
 from fedaudit.utils.errors import BadInput
 
 _LOSS = "loss"  # marks what a loss that was seen returned
+_HEAD = "-head"  # after the key that marks outputs: which of several
 _WAITING = 100  # forward passes without a backward pass that are kept; evaluation with gradients on makes many
 
 
@@ -63,6 +65,20 @@ def _quiet(method: Callable[..., None]) -> Callable[..., None]:
             self._note(f"something of the training wasn't understood: {type(error).__name__}: {error}")
 
     return quietly
+
+
+def _copied(value: Any) -> Any:
+    """Return nested lists, tuples and mappings with copies of their tensors on the CPU, and all else as it is."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, list | tuple):
+        return tuple(_copied(part) for part in value)
+    return {key: _copied(part) for key, part in value.items()} if isinstance(value, Mapping) else value
+
+
+def _common(packings: list[Packing | None]) -> Packing | None:
+    """Return the one packing of all passes; None where they differ, or there is none."""
+    return packings[0] if packings and all(packing == packings[0] for packing in packings) else None
 
 
 class _Functions(TorchFunctionMode):
@@ -204,9 +220,39 @@ class Capture:
         return [] if any(i is None for i in found) else [i for i in found if i is not None]
 
     @property
+    def packed_inputs(self) -> Packing | None:
+        """What stands where in the inputs of a model of several; None: it takes one, or not always the same."""
+        return _common([p.packing for p in self._passes()])
+
+    @property
+    def heads(self) -> Packing | None:
+        """The same of the outputs of a model of several; None: it returns one, or not always the same."""
+        return _common([p.heads for p in self._passes()])
+
+    @property
+    def packed_targets(self) -> Packing | None:
+        """The same of the targets of several outputs; None: there is one output, or they weren't all seen."""
+        return _common([self._packed_targets(p)[0] for p in self._passes()])
+
+    @property
+    def varies(self) -> bool:
+        """Whether the parts of several inputs, outputs or targets differ from pass to pass."""
+        return len({(p.packing, p.heads, self._packed_targets(p)[0]) for p in self._passes()}) > 1
+
+    def _packed_targets(self, one: ForwardPass) -> tuple[Packing | None, Tensor | None]:
+        if one.heads is None or (given := one.head_targets) is None:
+            return None, None
+        try:
+            packing = Packing.of(given, "the loss's target", whole=True)
+            return packing, packing.pack(given, "the loss's targets").cpu()
+        except BadInput as error:
+            self._note(str(error))
+            return None, None
+
+    @property
     def targets(self) -> list[Tensor]:
-        """What the loss was given, one tensor a pass; empty where it isn't known."""
-        found = [p.targets for p in self._passes()]
+        """What the loss was given, one tensor a pass, packed where the outputs are several; empty where not known."""
+        found = [p.targets if p.heads is None else self._packed_targets(p)[1] for p in self._passes()]
         return [] if any(t is None for t in found) else [t for t in found if t is not None]
 
     @property
@@ -327,10 +373,13 @@ class Capture:
             self._mode.pause()
             if torch.is_grad_enabled():
                 self._calls[outer] = (id(module), self._begin(watched, module, args))
-        elif len(args) == 2 and all(isinstance(t, Tensor) for t in args) and torch.is_grad_enabled():
-            seen = tagged(args[0], self._key)[0]
-            if isinstance(seen, ForwardPass):  # a loss of somebody's own
-                seen.target = args[1].detach().to("cpu", copy=True)
+        elif len(args) == 2 and torch.is_grad_enabled() and (outputs := next(tensors(args[0]), None)) is not None:
+            seen = tagged(outputs, self._key)[0]  # by a loss of somebody's own
+            if isinstance(seen, ForwardPass) and (seen.heads is None) == isinstance(args[0], Tensor):
+                if seen.heads is not None:
+                    seen.target = _copied(args[1])
+                elif isinstance(args[1], Tensor):
+                    seen.target = args[1].detach().to("cpu", copy=True)
 
     @_quiet
     def _after(self, module: nn.Module, _: tuple[Any, ...], *more: Any) -> None:
@@ -353,12 +402,19 @@ class Capture:
         if outputs is None:  # it failed, or there is nothing to train on
             watched.passes.remove(seen)
             return
-        self._given(seen, list(tensors(kwargs)))
+        self._given(seen, kwargs)
         if not isinstance(output, Tensor):
-            seen.mismatch = seen.mismatch or f"the model returns {type(output).__name__}, not a tensor"
+            try:
+                seen.heads = Packing.of(output, "the model's output")
+            except BadInput:
+                seen.mismatch = seen.mismatch or f"the model returns {type(output).__name__}, not tensors (n, …)"
         seen.shape = tuple(outputs.shape)
-        tag(outputs, self._key, seen)
-        outputs.register_hook(functools.partial(self._reached, watched, seen))
+        made = [outputs] if seen.heads is None else list(seen.heads.in_order(output))
+        for i, one in enumerate(made):
+            if one.requires_grad:
+                tag(one, self._key, seen)
+                tag(one, self._key + _HEAD, i)
+                one.register_hook(functools.partial(self._reached, watched, seen))
 
     def _watch(self, module: nn.Module) -> Watched | None:
         """Return the watched module that this is, or begin to watch it where it may be trained."""
@@ -394,18 +450,25 @@ class Capture:
             self._note(f"dropout draws on the {one.device.type} device, which can't be repeated")
         if one.dtype != torch.float32:
             self._note(f"the model's weights are {str(one.dtype).removeprefix('torch.')}")
-        self._given(seen, list(tensors(args)))
+        seen.args = _copied(args)
         waiting = [p for p in watched.passes if not p.backward]
         if len(waiting) >= _WAITING:
             watched.passes.remove(waiting[0])
         watched.passes.append(seen)
         return seen
 
-    def _given(self, seen: ForwardPass, given: list[Tensor]) -> None:
-        if len(given) + (seen.inputs is not None) > 1:
-            seen.mismatch = SEVERAL
-        if given and seen.inputs is None:
-            seen.inputs = given[0].detach().to("cpu", copy=True)
+    def _given(self, seen: ForwardPass, kwargs: dict[str, Any]) -> None:
+        """Keep what the module was called with; by name that is known once it has returned."""
+        args, seen.args = seen.args, ()
+        given = [*tensors(args), *tensors(kwargs)]
+        if len(given) == 1:
+            seen.inputs = given[0] if args else _copied(given[0])
+        elif given:
+            try:
+                seen.packing, seen.inputs = Packing.of_call(args, kwargs, "the model's input")
+            except BadInput as error:
+                seen.mismatch, seen.refused = SEVERAL, str(error)
+                seen.inputs = _copied(given[0])
 
     # Losses and gradients.
 
@@ -416,6 +479,9 @@ class Capture:
             return
         seen, way = tagged(outputs, self._key)
         if not isinstance(seen, ForwardPass):
+            return
+        if seen.heads is not None:
+            self._lost_on_head(seen, outputs, dict(zip(SIGNATURES[function], args, strict=False)) | kwargs, result)
             return
         call = read_loss(function, args, kwargs)
         if function is nn.functional.nll_loss:
@@ -433,6 +499,18 @@ class Capture:
             seen.losses += seen.loss is not call
             seen.loss, seen.mismatch = call, seen.mismatch or mismatch or call.mismatch
             seen.weights.append(gradient.detach().clone())
+
+        tag(result, self._key, _LOSS)
+        result.register_hook(takes_part)
+
+    def _lost_on_head(self, seen: ForwardPass, outputs: Tensor, bound: dict[str, Any], result: Tensor) -> None:
+        """Keep what the loss of one of several outputs was given, once it takes part."""
+        head, targets = tagged(outputs, self._key + _HEAD)[0], bound["target"].detach().to("cpu", copy=True)
+
+        def takes_part(_: Tensor) -> None:
+            if head in seen.asked and not seen.asked[head].equal(targets):
+                self._note("an output of the model has several losses", "several-losses")
+            seen.asked[head] = targets
 
         tag(result, self._key, _LOSS)
         result.register_hook(takes_part)
@@ -542,7 +620,7 @@ class Capture:
             if p.inputs is None:
                 self._note("the model's input holds no tensor", "several-inputs")
             if p.mismatch == SEVERAL:
-                self._note(UNMODELLED["several-inputs"], "several-inputs")
+                self._note(f"{UNMODELLED['several-inputs']}: {p.refused}", "several-inputs")
             elif p.mismatch:
                 self._note(p.mismatch)
             if p.modes.get("mixed"):

@@ -14,8 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from fedaudit.capture.capture import current_mode
 from fedaudit.capture.passes import alike, tensors
+from fedaudit.modalities import Packing
 from fedaudit.models import unwrapped
 from fedaudit.task.losses import SIGNATURES
+from fedaudit.utils.errors import BadInput
 
 _ON_THE_WAY = {  # from outputs to guesses
     torch.Tensor.data.__get__,  # type: ignore[attr-defined]
@@ -55,7 +57,7 @@ class Evaluation(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
-        self._hook = module_hooks.register_module_forward_hook(self._after)
+        self._hook = module_hooks.register_module_forward_hook(self._after, with_kwargs=True)
         super().__enter__()
         return self
 
@@ -117,16 +119,16 @@ class Evaluation(TorchFunctionMode):
     def _is_output(self, value: Any) -> bool:
         return any(value is known for known in self._outputs)
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if torch.compiler.is_compiling():
             return
         if self.module is None or self.full or self._resting or not self.here:
             return
         own = unwrapped(module)
         if type(own) is type(self.module) and alike(own, self.module):
-            single = len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor)
             trains = own.training and torch.is_grad_enabled()
-            self._given, self._outputs = (args[0], [output]) if single and not trains else (None, [])
+            given = _given(args, kwargs) if isinstance(output, Tensor) and not trains else None
+            self._given, self._outputs = (None, []) if given is None else (given, [output])
 
     def _keep(self, inputs: Tensor, targets: Any) -> None:
         if isinstance(targets, Tensor) and len(targets) == len(inputs):
@@ -134,6 +136,18 @@ class Evaluation(TorchFunctionMode):
             self.passes.append((own, theirs))
             self._left -= len(own)
         self._given, self._outputs = None, []
+
+
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return what a model was called with: one tensor, or several packed; None where it is something else."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return args[0]
+    if len(list(tensors((args, kwargs)))) < 2:
+        return None
+    try:
+        return Packing.of_call(args, kwargs, "the model's input")[1]
+    except BadInput:
+        return None
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:

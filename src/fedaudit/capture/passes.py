@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.capture.gradients import Edits, GradientWatch
+from fedaudit.modalities import Packing
 from fedaudit.models import BATCH_NORM
 from fedaudit.task.losses import LossCall
 from fedaudit.task.training import Precision
 
-SEVERAL = "the model takes several tensors"
+SEVERAL = "the model takes several tensors in a form that can't be recorded"
 _SAME = ("ToCopy", "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone")  # that keep every element
 
 
@@ -34,8 +35,13 @@ class ForwardPass:
         shape: of its output.
         backward: whether a backward pass came back to its output.
         loss, losses: the last call of a loss on its output, and how many there were.
-        mismatch: why it isn't a registered loss of one input; empty where it is.
-        target: second argument of a module that isn't torch's, called on the output.
+        mismatch: why it isn't a registered loss; empty where it is.
+        target: second argument of a module that isn't torch's, called on the output; of several outputs all of it.
+        packing: of several inputs, which ``inputs`` has in one tensor; None: it took one.
+        refused: why several inputs aren't recorded; empty where they are, or it took one.
+        heads: of several outputs; None: it returned one.
+        args: it was called with, until it has returned; tensors on the CPU.
+        asked: of several outputs the targets that losses of torch's were given, by the output's number.
         weights: gradients of the step's total by the loss.
     """
 
@@ -49,13 +55,36 @@ class ForwardPass:
     loss: LossCall | None = None
     losses: int = 0
     mismatch: str = ""
-    target: Tensor | None = None
+    target: Any = None
+    packing: Packing | None = None
+    refused: str = ""
+    heads: Packing | None = None
+    args: tuple[Any, ...] = ()
+    asked: dict[int, Tensor] = field(default_factory=dict)
     weights: list[Tensor] = field(default_factory=list)
 
     @property
     def targets(self) -> Tensor | None:
-        """What the loss was given."""
+        """What the loss of one output was given."""
         return self.target if self.loss is None else self.loss.targets
+
+    @property
+    def head_targets(self) -> Any:
+        """What the losses of several outputs were given, in the form of the outputs; None: not all of it was seen.
+
+        One tensor where all were given the same.
+        """
+        assert self.heads is not None
+        if self.target is not None:
+            return self.target
+        found = [self.asked[i] for i in sorted(self.asked)]
+        if found and all(other.dtype == found[0].dtype and other.equal(found[0]) for other in found):
+            return found[0]
+        if len(found) != len(self.heads.parts):
+            return None
+        if self.heads.parts[0].name.isdigit():
+            return tuple(found)
+        return dict(zip((part.name for part in self.heads.parts), found, strict=True))
 
     @property
     def examples(self) -> int:

@@ -16,10 +16,11 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from fedaudit.modalities import fitting_kind
-from fedaudit.models import has_batch_norm
+from fedaudit.modalities.packed import PACKED, packed_alone
+from fedaudit.models import has_batch_norm, of_one_tensor
 from fedaudit.simulation.secure_sum import training_of_sum
 from fedaudit.task.targets import observed_task
-from fedaudit.task.training import LOSSES, TrainingConfig
+from fedaudit.task.training import LOSSES, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
     INDEX,
     Form,
@@ -327,19 +328,20 @@ class Recorder:
         self._save(file, self._tensors(state))
         entry.total = made
 
-    def candidates(self, inputs: Tensor, labels: Tensor) -> None:
+    def candidates(self, inputs: Any, labels: Any) -> None:
         """Give other examples of the same kind, normalised as the model sees them: victims are looked for among them.
 
         Those that no update uses are the records that nobody trained on, for attacks that ask who was in.
 
         Args:
-            inputs: (n, ...).
-            labels: (n,), of a causal task (n, length).
+            inputs: (n, ...); of a model of several a tuple or a dictionary of such, as it takes them.
+            labels: (n,), of a causal task (n, length); of a model of several outputs as its loss takes them.
 
         Raises:
             BadInput: there are none, they have another shape than what clients trained on, or the folder can't be
                 written.
         """
+        inputs, labels = packed_alone(inputs, "candidates"), packed_alone(labels, "labels of candidates", whole=True)
         if not len(inputs) or len(inputs) != len(labels):
             raise BadInput(f"{len(inputs)} inputs and {len(labels)} labels are no candidates")
         known = self._header.observed.input_shape
@@ -394,6 +396,11 @@ class Recorder:
             shapes = f"{tuple(inputs.shape[1:])}, others' {known}"
             notes.append(f"what a client trained on isn't recorded: its inputs have the shape {shapes}; use one shape")
             return
+        own = captured.packed_inputs, captured.heads, captured.packed_targets
+        first = tuple(getattr(self._header.observed, key) for key in ("packed_inputs", "heads", "packed_targets"))
+        if known is not None and own != first:
+            notes.append("what a client trained on isn't recorded: its inputs or outputs have other parts than others'")
+            return
         targets = torch.cat([y.detach() for y in captured.targets])
         randomness = torch.stack(list(captured.randomness)) if captured.randomness else None
         tensors = seen_tensors(index, client, inputs, targets, randomness)
@@ -414,15 +421,19 @@ class Recorder:
                 f"the vocabulary is taken for the embedding's {words} tokens, and none of them fills up or ends a "
                 "sequence; tell more: Recorder(tokens=…)"
             )
+        parts, heads, asked = captured.packed_inputs, captured.heads, captured.packed_targets
+        self._learn(packed_inputs=parts, heads=heads, packed_targets=asked)
         if task.outputs is None and captured.module is not None:
             try:
-                self._learn(outputs=outputs_of(captured.module, shape, self._header.observed.tokens))
+                module = captured.module if parts is heads is None else of_one_tensor(captured.module, parts, heads)
+                self._learn(outputs=outputs_of(module, shape, self._header.observed.tokens))
             except BadInput as error:
                 notes.append(str(error))
-        kind = fitting_kind(shape, discrete=not inputs.is_floating_point())
+        kind = PACKED if parts else fitting_kind(shape, discrete=not inputs.is_floating_point())
+        outputs = self._header.observed.outputs
         self._learn(
             kind=kind.name,
-            task=observed_task(captured.targets[0], shape, captured.loss, self._header.observed.outputs),
+            task="regression" if heads else observed_task(captured.targets[0], shape, captured.loss, outputs),
             input_shape=shape,
             loss=captured.loss or "custom",
             batch_norm=captured.batch_norm,
@@ -526,7 +537,9 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
     if config is None or not inputs:
         return "no training step was seen"
     if "several-inputs" in config.unmodelled:
-        return "the model takes several inputs"
+        return next((note for note in captured.notes if note.startswith(UNMODELLED["several-inputs"])), "its inputs")
+    if captured.varies:
+        return "the model's inputs or outputs differ in their parts from batch to batch"
     if len(targets) != len(inputs):
         return (
             f"{len(inputs)} passes have {len(targets)} targets: they are seen where a loss of torch's is called, so "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedaudit.modalities import NOTHING, ExampleKind, TokenInfo, example_kind, kind_of
 from fedaudit.modalities.columns import Column, check_cells, check_columns, declared
+from fedaudit.modalities.packed import PACKED, Packing, Part, several
 from fedaudit.modalities.table import standardise
 from fedaudit.task.targets import TASKS, Task, target_fault, target_shape
 from fedaudit.utils.errors import BadInput, unknown_name
@@ -21,9 +22,8 @@ from fedaudit.utils.errors import BadInput, unknown_name
 Array = Tensor | np.ndarray[Any, Any]
 Channels = Literal["first", "last"]
 
-ONE_INPUT = (
-    "models of one input are audited; stack or concatenate several into one tensor, and wrap the model accordingly"
-)
+Several = tuple[Any, ...] | list[Any] | Mapping[str, Any]  # arrays, each with a value of every example
+WAY_IN = "several inputs of an example are given as ((x1, x2), targets) or ({'image': x1, 'age': x2}, targets)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class Dataset:
     their types are known.
     tokens: of text, its vocabulary and task; words: what each token stands for, if that is known. num_classes: of a
     classification; num_targets: labels or numbers of an example, or classes of a mask's pixels; class_names: of classes
-    or labels.
+    or labels. packed_inputs, packed_targets: what stands where in them, where an example has several.
 
     Raises:
         BadInput: the splits don't agree with each other, with the kind or with the task; a value is not finite;
@@ -131,6 +131,8 @@ class Dataset:
     tokens: TokenInfo | None = None
     words: tuple[str, ...] | None = None
     num_targets: int = 1
+    packed_inputs: Packing | None = None
+    packed_targets: Packing | None = None
 
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} train and {len(self.test)} test examples of {self.input_shape}"
@@ -170,10 +172,10 @@ class Dataset:
     @classmethod
     def from_tensors(
         cls,
-        inputs: Array,
-        targets: Array,
+        inputs: Array | Several,
+        targets: Array | Several,
         *,
-        test: tuple[Array, Array] | None = None,
+        test: tuple[Array | Several, Array | Several] | None = None,
         kind: str | None = None,
         name: str = "custom",
         summary: str = "given by the caller",
@@ -193,10 +195,12 @@ class Dataset:
                 [0, 1]; volumes (n, C, D, H, W), or (n, D, H, W) with ``kind="volume"``, likewise, floats of any range;
                 signals (n, C, T) with ``kind="signal"``, of any range; or a table (n, d), which is standardised here,
                 column by column, by the train split. Floats of any precision. The summary says what was scaled, and by
-                what range.
+                what range. Of a model of several inputs a tuple or a mapping of tensors (n, ...) of floats, which go
+                into the model as they are.
             targets: whole numbers (n,) for classification; floats (n,), (n, 1) or (n, k) for regression, standardised
                 here by the train split; 0 and 1 (n, k) for several labels; whole numbers (n, *spatial), of the shape
-                that the inputs have without their channels, for segmentation. The summary says what isn't plain.
+                that the inputs have without their channels, for segmentation. The summary says what isn't plain. Of a
+                model of several outputs with a loss of one's own a tuple or a mapping of arrays (n, ...), or one.
             test: the same for the test split. Without it one example in five of every class is held out.
             kind: of the examples, if it is another than what the array's shape suggests.
             num_classes: by default one more than the largest label, or class of a pixel.
@@ -214,6 +218,23 @@ class Dataset:
             BadInput: the arrays cannot be such a data set; the message says why.
         """
         where = f"data set '{name}'"
+        parts, asked_of = None, None
+        count = _count_of(inputs, targets)
+        if several(targets, count):
+            if task not in (None, "regression"):
+                raise BadInput(f"{where}: the targets are several, and task='{task}' is of one; leave it out")
+            asked_of = Packing.of(targets, f"{where}: target", whole=True)
+            task, raw_targets = "regression", True
+        if several(inputs, count):
+            if (kind is not None and not example_kind(kind).packed) or columns or channels:
+                raise BadInput(f"{where}: several inputs have no kind, columns or channels; leave these out")
+            parts, kind = Packing.of(inputs, f"{where}: input"), PACKED.name
+            summary = f"{summary}; inputs {parts}"
+        elif kind is not None and example_kind(kind).packed:
+            raise BadInput(f"{where}: {WAY_IN}, as tensors (n, ...)")
+        if parts or asked_of:
+            inputs, targets = _packed((inputs, targets), parts, asked_of, where)
+            test = None if test is None else _packed(test, parts, asked_of, f"{where}, test split")
         x_kind, x = as_inputs(inputs, where, kind, channels)
         given = tuple(_as_tensor(inputs, where).shape[1:])
         shape, asked = tuple(x.shape[1:]), task
@@ -245,7 +266,7 @@ class Dataset:
             x, x_test, columns = declared(columns, raw, (x, x_test), where)
         if task == "regression":
             y, y_test, said = real_targets(y, y_test, raw=raw_targets)
-            summary = f"{summary}; {said}"
+            summary = f"{summary}; {said}" + f": {asked_of}" * (asked_of is not None)
         elif task == "multi-label":
             y, y_test = y.float(), y_test.float()
             summary = f"{summary}; {num_targets} labels, each 0 or 1"
@@ -263,6 +284,8 @@ class Dataset:
             std=std,
             source=source,
             columns=tuple(columns),
+            packed_inputs=parts,
+            packed_targets=asked_of,
         )
 
     @classmethod
@@ -339,7 +362,8 @@ class Dataset:
         """Make a data set of any map-style torch data set of (input, target) pairs.
 
         Args:
-            dataset: has ``__len__`` and ``__getitem__``; inputs are tensors, arrays or PIL images of one shape.
+            dataset: has ``__len__`` and ``__getitem__``; inputs are tensors, arrays or PIL images of one shape, or a
+                tuple or a mapping of several, and so may targets be.
             test: the same for the test split.
             limit: read only the first so many pairs of each.
             options: as for ``from_tensors``.
@@ -349,6 +373,33 @@ class Dataset:
         """
         x, y = stack_pairs(dataset, limit)
         return cls.from_tensors(x, y, test=None if test is None else stack_pairs(test, limit), **options)
+
+
+def of_heads(data: Dataset) -> Dataset:
+    """Return a data set of one target an example for a model of several outputs, whose loss takes it as it was given.
+
+    Raises:
+        BadInput: its targets are tokens.
+    """
+    if data.packed_targets is not None:
+        return data
+    if data.tokens is not None and data.tokens.causal:
+        raise BadInput("a model that predicts the next token has one output; take the others out of what it returns")
+    shape, whole = tuple(data.train.targets.shape[1:]), not data.train.targets.is_floating_point()
+    packing = Packing((Part("", shape, whole),))
+    train, test = (
+        replace(split, targets=packing.pack(split.targets, "the targets")) for split in (data.train, data.test)
+    )
+    return replace(
+        data,
+        task="regression",
+        train=train,
+        test=test,
+        num_classes=None,
+        class_names=None,
+        num_targets=packing.size,
+        packed_targets=packing,
+    )
 
 
 def check_names(names: Sequence[str], where: str) -> None:
@@ -385,7 +436,7 @@ class MapStyle(Protocol):
 
 
 def as_inputs(
-    array: Array, where: str, kind: str | None = None, channels: Channels | None = None
+    array: Any, where: str, kind: str | None = None, channels: Channels | None = None
 ) -> tuple[ExampleKind, Tensor]:
     """Return the kind of the examples in an array, and the examples as that kind reads them.
 
@@ -406,7 +457,31 @@ def as_inputs(
     return known, known.read(known.arrange(x, where, channels), where)
 
 
-def _as_tensor(array: Array, where: str) -> Tensor:
+def _count_of(inputs: Any, targets: Any) -> int | None:
+    """Return how many examples there are, which a list of examples and several tensors say each in its way."""
+    both = _counts(inputs) & _counts(targets)
+    return max(both) if both else None
+
+
+def _counts(given: Any) -> set[int]:
+    if not isinstance(given, Mapping | tuple | list):
+        return {int(given.shape[0])} if getattr(given, "ndim", 0) else set()
+    parts = list(given.values()) if isinstance(given, Mapping) else given
+    first = {int(part.shape[0]) for part in parts if getattr(part, "ndim", 0)}
+    return (first if len(first) == 1 else set()) | (set() if isinstance(given, Mapping) else {len(given)})
+
+
+def _packed(pair: tuple[Any, Any], parts: Packing | None, targets: Packing | None, where: str) -> tuple[Any, Any]:
+    """Return inputs and targets, those of several parts packed."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise BadInput(f"{where}: give (inputs, targets)")
+    return (
+        pair[0] if parts is None else parts.pack(pair[0], f"{where}: inputs"),
+        pair[1] if targets is None else targets.pack(pair[1], f"{where}: targets"),
+    )
+
+
+def _as_tensor(array: Any, where: str) -> Tensor:
     if isinstance(array, Tensor):
         return array.detach().cpu()
     try:
@@ -416,7 +491,7 @@ def _as_tensor(array: Array, where: str) -> Tensor:
 
 
 def _as_targets(
-    array: Array, where: str, classes: bool = False, shape: tuple[int, ...] = (), task: Task | None = None
+    array: Any, where: str, classes: bool = False, shape: tuple[int, ...] = (), task: Task | None = None
 ) -> tuple[Task, Tensor]:
     """Return the task that targets are of, and the targets: int64, or float64 where they are labels or real values.
 
@@ -572,14 +647,16 @@ def _colours(item: Any) -> Any:
     return item.convert("L") if mode == "1" else item
 
 
-def stack_pairs(dataset: MapStyle, limit: int | None = None) -> tuple[Tensor, Tensor]:
+def stack_pairs(dataset: MapStyle, limit: int | None = None) -> tuple[Any, Any]:
     """Return the inputs (n, ...) and targets of a torch data set's first pairs, as it gives them.
+
+    Of several inputs or targets a tuple or a dictionary of such.
 
     Raises:
         BadInput: an item is no such pair, the inputs differ in shape, or there are none.
     """
     count = len(dataset) if limit is None else min(limit, len(dataset))
-    inputs: list[Tensor] = []
+    inputs: list[Any] = []
     targets: list[Any] = []
     for i in range(count):
         item = dataset[i]
@@ -589,16 +666,62 @@ def stack_pairs(dataset: MapStyle, limit: int | None = None) -> tuple[Tensor, Te
                 f"item {i} of the torch data set is a {type(item).__name__} of {keys}, not an (input, target) "
                 "pair; wrap it so that it is"
             )
+        if isinstance(item, tuple | list) and len(item) > 2:
+            raise BadInput(
+                f"item {i} of the torch data set has {len(item)} values, and nobody says which is the target; "
+                f"{WAY_IN}: wrap it so that its items are such pairs"
+            )
         if not (isinstance(item, (tuple, list)) and len(item) == 2):
             raise BadInput(f"item {i} of the torch data set is not an (input, target) pair; wrap it so that it is")
-        if isinstance(item[0], tuple | list | Mapping):
-            raise BadInput(f"item {i} of the torch data set has a {type(item[0]).__name__} of inputs; {ONE_INPUT}")
-        x = item[0] if isinstance(item[0], Tensor) else torch.from_numpy(np.array(_colours(item[0])))
-        if inputs and x.shape != inputs[0].shape:
-            shapes = f"{tuple(x.shape)}, not {tuple(inputs[0].shape)}"
-            raise BadInput(f"item {i} of the torch data set has shape {shapes}; add a resizing transform")
-        inputs.append(x)
+        inputs.append(item[0])
         targets.append(item[1])
     if not inputs:
         raise BadInput("the torch data set is empty; give one with examples")
-    return torch.stack(inputs), torch.as_tensor(np.array([np.asarray(t) for t in targets]))
+    x = _stacked(inputs, _stack_inputs) if isinstance(inputs[0], Mapping | tuple | list) else _stack_inputs(inputs)
+    return x, _stacked(targets, _stack_targets) if _is_several(targets[0]) else _stack_targets(targets)
+
+
+def _stack_inputs(inputs: list[Any]) -> Tensor:
+    found: list[Tensor] = []
+    for i, given in enumerate(inputs):
+        if isinstance(given, int | float):
+            given = torch.tensor(given)
+        x = given if isinstance(given, Tensor) else torch.from_numpy(np.array(_colours(given)))
+        if found and x.shape != found[0].shape:
+            shapes = f"{tuple(x.shape)}, not {tuple(found[0].shape)}"
+            raise BadInput(f"item {i} of the torch data set has shape {shapes}; add a resizing transform")
+        found.append(x)
+    return torch.stack(found)
+
+
+def _stack_targets(targets: list[Any]) -> Tensor:
+    return torch.as_tensor(np.array([np.asarray(t) for t in targets]))
+
+
+def _is_several(target: Any) -> bool:
+    """Whether one example's target is several: by name, or a tuple of what doesn't go into one array."""
+    if isinstance(target, Mapping):
+        return True
+    if not isinstance(target, tuple):
+        return False
+    arrays = [np.asarray(part) for part in target]
+    return len({(array.shape, array.dtype.kind) for array in arrays}) > 1
+
+
+def _stacked(items: list[Any], stack: Callable[[list[Any]], Tensor]) -> Any:
+    """Return the parts of items, each stacked over all items, in the form of the first."""
+    first = items[0]
+    keys = list(first) if isinstance(first, Mapping) else range(len(first))
+    form: list[Tensor] = []
+    for key in keys:
+        own = []
+        for i, item in enumerate(items):
+            if (
+                type(item) is not type(first)
+                or len(item) != len(first)
+                or (isinstance(item, Mapping) and key not in item)
+            ):
+                raise BadInput(f"item {i} of the torch data set has other parts than the first; give all the same")
+            own.append(item[key])
+        form.append(stack(own))
+    return dict(zip(keys, form, strict=True)) if isinstance(first, Mapping) else tuple(form)

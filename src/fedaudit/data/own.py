@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from fedaudit.data.dataset import ONE_INPUT, Dataset, Split, hold_out, real_targets, stack_pairs
+from fedaudit.data.dataset import WAY_IN, Dataset, Split, hold_out, real_targets, stack_pairs
 from fedaudit.data.files import read_arrays, read_csv
 from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
+from fedaudit.modalities.packed import packed_alone
 from fedaudit.utils.errors import BadInput
 
 MISSING = "?"  # the category of a cell that is empty
@@ -58,14 +59,12 @@ def dataset_of(data: Any, *, kind: str | None = None, classes: bool = False, raw
             "and give (inputs, targets)"
         )
     if isinstance(data, Mapping):
-        raise BadInput(f"data is a {type(data).__name__} of parts by name; give two of them, (inputs, targets)")
+        raise BadInput(f"data is a {type(data).__name__} of parts by name; give (inputs, targets): {WAY_IN}")
     if isinstance(data, tuple) and len(data) > 2:
-        raise BadInput(f"data is a tuple of {len(data)}; give (inputs, targets): {ONE_INPUT}")
+        raise BadInput(f"data is a tuple of {len(data)}; give (inputs, targets): {WAY_IN}")
     if isinstance(data, tuple | list) and len(data) == 2:
         if _is_frame(data[0]) and isinstance(data[1], str):
             return from_frame(*data, raw_targets=raw_targets)
-        if _parts(data[0]):
-            raise BadInput(f"the inputs are a {type(data[0]).__name__} of several; {ONE_INPUT}")
         return Dataset.from_tensors(*data, **options)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return Dataset.from_torch(data, **options)
@@ -74,6 +73,8 @@ def dataset_of(data: Any, *, kind: str | None = None, classes: bool = False, raw
 
 def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
     """Return inputs (n, ...) and targets of a user's examples as they are: nothing is standardised or normalised.
+
+    Several inputs or targets of an example are packed (:class:`fedaudit.modalities.Packing`).
 
     Args:
         data: (inputs, targets), a map-style torch Dataset, a DataLoader, whose data set is taken, or a file: .npz or
@@ -91,10 +92,13 @@ def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
             raise BadInput(f"(inputs, targets) must be arrays of numbers ({error})") from None
     else:
         data = data.dataset if isinstance(data, DataLoader) else data
+        if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Mapping | tuple | list):
+            return pairs_of(tuple(packed_alone(part, "records", whole=i > 0) for i, part in enumerate(data)))
         if isinstance(data, Mapping) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
             raise BadInput(f"a {type(data).__name__} isn't examples; give (inputs, targets), a torch Dataset or a file")
         pair = stack_pairs(data)
     inputs, targets = pair
+    inputs, targets = packed_alone(inputs, "input"), packed_alone(targets, "target", whole=True)
     if not inputs.ndim or not targets.ndim or not len(inputs) or len(inputs) != len(targets):
         raise BadInput(f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}; give one target per input")
     return inputs, targets
@@ -118,15 +122,6 @@ def _pairs_in(path: Path) -> tuple[Tensor, Tensor]:
         raise BadInput(f"'{path}' holds numbers that are infinite or none; leave these rows out")
     inputs, targets = table[:, :-1].float(), table[:, -1]
     return inputs, targets.long() if bool((targets == targets.round()).all()) else targets.float()
-
-
-def _parts(inputs: Any) -> bool:
-    """Whether these are several arrays that each have a value of every example."""
-    if isinstance(inputs, Mapping):
-        return True
-    if not isinstance(inputs, tuple | list) or not all(hasattr(part, "shape") for part in inputs):
-        return False
-    return len({tuple(part.shape) for part in inputs}) > 1 or any(part.ndim > 3 for part in inputs)
 
 
 def from_frame(

@@ -29,6 +29,7 @@ from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.registration import STAY, channel_means, correlations, overlapping, registered, turned, ways
 from fedaudit.evaluation.statistics import DOUBT, SURE
 from fedaudit.evaluation.verdicts import Judgement, share_of
+from fedaudit.modalities.packed import Packing, draw_parts
 from fedaudit.results import Curve, FindingResult, ImageResult, RegisteredResult
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
@@ -76,6 +77,10 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     that 0 and 1 are its least and its largest value; a PSNR is that of the range. What is compared for images by SSIM
     is compared for signals by correlation.
 
+    Of examples of several inputs each channel of an input, or each of its single numbers, is in units of its range in
+    the same way. They are compared by the correlation of what sets them apart from the candidates' mean, in these units
+    and over all inputs, as they are: nothing is moved.
+
     Where an example has no class (several labels, numbers, a mask), all are of one: what is drawn of the same class,
     and luck that goes by class, is over all candidates.
     """
@@ -103,11 +108,13 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 "known; grant the training (threat.knows_training)",
             )
     federation, kind = observation.federation, observation.task_info.example_kind
+    packing = observation.task_info.packed_inputs
     covered = [(m, _rows(finding, m, len(observation.messages))) for m in observation.messages]
     covered = [(m, rows) for m, rows in covered if len(rows)]
+    given = finding, truth
     given_images, given_truth = finding.images, torch.cat([truth.inputs[m.round, m.client] for m, _ in covered])
     if kind.bounds is None:
-        finding, truth = _in_units_of_range(finding, truth)
+        finding, truth = _in_units_of_range(finding, truth, packing)
     true = torch.cat([truth.inputs[m.round, m.client] for m, _ in covered])
     true_labels = torch.cat([truth.labels[m.round, m.client] for m, _ in covered])
     places = [(m, i) for m, _ in covered for i in range(len(truth.inputs[m.round, m.client]))]
@@ -127,7 +134,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     values = psnr(errors)
     seen = observation.task_info.normalise
     normalised = mse(seen(given_images[order]), seen(given_truth))
-    structure, alike = _likeness(images, true)
+    structure, alike = _likeness(images, true, truth.candidates.mean(dim=0))
     perceptual = lpips(images, true)
     different = _different(truth.candidates)
     mean_image = truth.candidates.mean(dim=0, keepdim=True).expand_as(true)
@@ -181,8 +188,11 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 toned=None if toned is None else _after_tone(toned[i], true[i], mean_image[i], truth),
             )
         )
-        image_files[results[-1].true_image] = kind.draw(given_truth[i, None])
-        image_files[results[-1].reconstruction] = kind.draw_over(given_images[order[i]], given_truth[i])
+        own, other = given_truth[i], given_images[order[i]]
+        image_files[results[-1].true_image] = draw_parts(own, own, packing) if packing else kind.draw(own[None])
+        image_files[results[-1].reconstruction] = (
+            draw_parts(other, own, packing) if packing else kind.draw_over(other, own)
+        )
     trace = finding.trace
     curve = trace and Curve(
         iterations=trace.iterations,
@@ -192,10 +202,10 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     result = done(
         finding,
         observation if vertical else received,
-        [f"{unlike}: they were left out"] if left_out else [],
+        [f"{unlike}: they were left out"] if left_out else [_by_part(images, true, packing)] if packing else [],
         images=results,
         certified=None if finding.certified is None else int(finding.certified.sum()),
-        certified_wrong=None if finding.certified is None else _wrongly(finding, covered, truth),
+        certified_wrong=None if finding.certified is None else _wrongly(given[0], covered, given[1]),
         things=things,
         label_source=finding.label_source,
         label_accuracy=None if targets else label_accuracy(labels, true_labels),
@@ -222,11 +232,17 @@ def _of_one_class(finding: ImageFinding, truth: Truth) -> tuple[ImageFinding, Tr
     )
 
 
-def _in_units_of_range(finding: ImageFinding, truth: Truth) -> tuple[ImageFinding, Truth]:
+def _in_units_of_range(finding: ImageFinding, truth: Truth, packing: Packing | None) -> tuple[ImageFinding, Truth]:
     """Return both with each channel's least and largest value over the candidates at 0 and 1."""
-    shape = (-1, *(1,) * (truth.candidates.ndim - 2))
-    values = truth.candidates.transpose(0, 1).flatten(1)
-    low, high = values.min(dim=1).values.view(shape), values.max(dim=1).values.view(shape)
+    if packing is None:
+        shape = (-1, *(1,) * (truth.candidates.ndim - 2))
+        values = truth.candidates.transpose(0, 1).flatten(1)
+        low, high = values.min(dim=1).values.view(shape), values.max(dim=1).values.view(shape)
+    else:
+        groups, least, most = packing.groups(), truth.candidates.amin(dim=0), truth.candidates.amax(dim=0)
+        none = torch.zeros(int(groups.max()) + 1)
+        low = none.scatter_reduce(0, groups, least, "amin", include_self=False)[groups]
+        high = none.scatter_reduce(0, groups, most, "amax", include_self=False)[groups]
     width = torch.where(high > low, high - low, torch.ones_like(low))
 
     def scaled(examples: Tensor) -> Tensor:
@@ -241,9 +257,24 @@ def _in_units_of_range(finding: ImageFinding, truth: Truth) -> tuple[ImageFindin
     )
 
 
-def _likeness(images: Tensor, true: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Return the (n,) SSIM of images or volumes, and the correlation of signals; None for what they aren't."""
+def _likeness(images: Tensor, true: Tensor, usual: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the (n,) SSIM of images or volumes, and the correlation of signals; None for what they aren't.
+
+    Of examples of several inputs (n, p) it is the correlation after the ``usual`` one (p,) is taken off.
+    """
+    if true.ndim == 2:
+        assert usual is not None
+        away, apart = (images - usual).double(), (true - usual).double()
+        return None, torch.nn.functional.cosine_similarity(away, apart, dim=1, eps=1e-12)
     return (None, correlation(images, true)) if true.ndim == 3 else (ssim(images, true), None)
+
+
+def _by_part(images: Tensor, true: Tensor, packing: Packing) -> str:
+    """Return in words how near each input came, by the mean PSNR of its range."""
+    sizes = [part.size for part in packing.parts]
+    each = zip(packing.parts, images.split(sizes, dim=1), true.split(sizes, dim=1), strict=True)
+    told = ", ".join(f"{part.label} {float(psnr(mse(a, b)).mean()):.1f} dB" for part, a, b in each)
+    return f"each input by itself, mean PSNR: {told}"
 
 
 def _by_example(finding: ImageFinding, observation: Observation) -> tuple[ImageFinding, Observation]:
@@ -741,7 +772,9 @@ FINDING_TYPES["images"] = FindingType(
         "depth, too. Signals are judged by correlation where images are by SSIM: one came out visibly when that of its "
         f"reconstruction with it is at least {VISIBLE_CORRELATION}, each channel's mean taken off, and it is nearer to "
         "it than to any other candidate and than the mean signal; a PSNR is that of each channel's range. They are "
-        "judged once more after the best shift in time, reversed or not, and after another amplitude and offset.",
+        "judged once more after the best shift in time, reversed or not, and after another amplitude and offset. "
+        "Examples of several inputs are judged as they are, by the same correlation with the mean of all candidates "
+        "taken off, each channel and each single number in units of its range.",
         "Victims are counted, not images: one that several rounds or updates show came out where one of its images "
         "did, and their chances are added up.",
         "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many came out "

@@ -71,7 +71,8 @@ class _Table:
     @classmethod
     def of(cls, task_info: TaskInfo, truth: Truth) -> _Table:
         """Return it; where columns aren't known, the candidates' standard deviations stand for the numbers' own."""
-        columns = task_info.columns or numbers(task_info.input_shape[0])
+        names = task_info.packed_inputs.names() if task_info.packed_inputs else ()
+        columns = task_info.columns or numbers(task_info.input_shape[0], names)
         spread = torch.ones(len(columns), dtype=torch.float64)
         if not task_info.columns:
             spread = truth.candidates.double().std(dim=0, correction=0)

@@ -34,6 +34,7 @@ class ExampleKind:
         resizable: whether ``data.image_size`` means something.
         drawing: how its drawings are read, in sentences, for readers of the report; empty: that is plain.
         discrete: whether its elements are tokens of a vocabulary, which data sets then describe by a ``TokenInfo``.
+        packed: whether an example is several tensors, which data sets then describe by a ``Packing``.
     """
 
     name: ClassVar[str]
@@ -50,6 +51,7 @@ class ExampleKind:
     resizable: ClassVar[bool] = False
     drawing: ClassVar[str] = ""
     discrete: ClassVar[bool] = False
+    packed: ClassVar[bool] = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether one example can have this shape."""

@@ -79,9 +79,10 @@ class Column:
         return f"{cell * self.std + self.mean:.4g}"
 
 
-def numbers(d: int) -> tuple[Column, ...]:
-    """Return the columns of a table of which nothing is known: d numbers."""
-    return tuple(Column(f"column {i + 1}", "numeric", (i,)) for i in range(d))
+def numbers(d: int, names: Sequence[str] = ()) -> tuple[Column, ...]:
+    """Return the columns of a table of which nothing is known but perhaps ``names``: d numbers."""
+    names = names or [f"column {i + 1}" for i in range(d)]
+    return tuple(Column(name, "numeric", (i,)) for i, name in enumerate(names))
 
 
 def check_columns(columns: Sequence[Column], shape: tuple[int, ...], where: str) -> None:

@@ -14,7 +14,15 @@ from fedaudit.models.checkpoint import load_checkpoint, read_state, save_checkpo
 from fedaudit.models.families import MODELS, ModelBuilder, inputs_of
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
 from fedaudit.models.layers import Layer, layer_groups
-from fedaudit.models.own import keep_modes, keeps_evaluation_mode, own_copy, unwrapped
+from fedaudit.models.own import (
+    keep_modes,
+    keeps_evaluation_mode,
+    of_one_tensor,
+    own_copy,
+    packing_of,
+    packings_in,
+    unwrapped,
+)
 from fedaudit.models.vertical import Features, Top, VerticalModel, parts_of, server_network, share_shape
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import check_memory
@@ -33,7 +41,10 @@ __all__ = [
     "keep_modes",
     "layer_groups",
     "load_checkpoint",
+    "of_one_tensor",
     "own_copy",
+    "packing_of",
+    "packings_in",
     "read_state",
     "save_checkpoint",
     "set_training_mode",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from fedaudit.modalities import Packing
 from fedaudit.models.initialise import BATCH_NORM
 from fedaudit.utils.errors import BadInput
 
 _KEPT = "_fedaudit_keeps_evaluation_mode"
+_PLACE = -1  # among a module's hooks, which torch counts from 0
 _RENORMED = (WeightNorm, SpectralNorm)
 
 
@@ -86,3 +90,90 @@ def keep_modes(module: nn.Module) -> int:
 def keeps_evaluation_mode(part: nn.Module) -> bool:
     """Whether :func:`keep_modes` said so of a layer."""
     return bool(getattr(part, _KEPT, False))
+
+
+@dataclass(frozen=True)
+class _Unpacks:
+    """Before a pass: the one tensor becomes the arguments that the module takes."""
+
+    packing: Packing
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        return self.packing.arguments(args[0])
+
+
+@dataclass(frozen=True)
+class _Packs:
+    """After a pass: the module's outputs become one tensor."""
+
+    packing: Packing
+
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Tensor:
+        return self.packing.pack(output, "the model's output")
+
+
+def of_one_tensor(module: nn.Module, inputs: Packing | None, heads: Packing | None) -> nn.Module:
+    """Return a copy of a user's module that takes its inputs, and returns its outputs, packed into one tensor each.
+
+    It does so by hooks, so that the names in its state stay as they are.
+
+    Args:
+        module: the user's own.
+        inputs: as (n, size); None: it takes one tensor.
+        heads: as (n, size); None: it returns one tensor.
+
+    Raises:
+        BadInput: as of :func:`own_copy`.
+    """
+    made = own_copy(module)
+    # under one number, always: torch's own counts up, and a module's fingerprint would be another in every process
+    if inputs is not None:
+        made._forward_pre_hooks[_PLACE] = _Unpacks(inputs)
+        made._forward_pre_hooks_with_kwargs[_PLACE] = True
+    if heads is not None:
+        made._forward_hooks[_PLACE] = _Packs(heads)
+    return made
+
+
+def packings_in(module: nn.Module) -> tuple[Packing | None, Packing | None]:
+    """Return the packing of inputs and of outputs that :func:`of_one_tensor` gave a module."""
+    inputs = (hook.packing for hook in module._forward_pre_hooks.values() if isinstance(hook, _Unpacks))
+    heads = (hook.packing for hook in module._forward_hooks.values() if isinstance(hook, _Packs))
+    return next(inputs, None), next(heads, None)
+
+
+def packing_of(module: nn.Module, inputs: Packing | None, sample: Tensor) -> tuple[Packing | None, Packing | None]:
+    """Return how a user's module takes several inputs, as arguments or as one, and its several outputs; None: one.
+
+    It is tried on a few examples, in evaluation mode; what it returns where it fails otherwise is found elsewhere.
+
+    Args:
+        module: the user's own; its state and its mode stay as they are.
+        inputs: of the examples; None: one tensor.
+        sample: (n, ...) examples as the model sees them.
+
+    Raises:
+        BadInput: it takes the inputs neither as arguments nor as one, or an output isn't a tensor (n, ...).
+    """
+    tried = own_copy(module).eval()
+    ways = [inputs] if inputs is None else [replace(inputs, single=False), replace(inputs, single=True)]
+    first: Exception | None = None
+    for way in ways:
+        args, kwargs = ((sample,), {}) if way is None else way.arguments(sample)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                outputs = tried(*args, **kwargs)
+        except Exception as error:  # a user's own: it may raise anything
+            first = first or error
+            continue
+        heads = None
+        if isinstance(outputs, Mapping | tuple | list):
+            heads = Packing.of(outputs, "the model's output")
+            heads.pack(outputs, "the model's output")
+        return way, heads
+    if inputs is None:
+        return None, None  # whoever checks the model says why
+    raise BadInput(
+        f"the model takes the inputs {inputs} neither as arguments nor as one tuple or dictionary: "
+        f"{type(first).__name__}: {' '.join(str(first).split())[:300]}"
+    )

@@ -165,6 +165,10 @@ class Settings:
             with torch.no_grad():
                 told = torch.cat([module(info.normalise(part.inputs)) for part in parts])
             true = torch.cat([part.targets for part in parts])
+            if info.heads is not None:
+                with torch.no_grad():
+                    own, one = (float(transcript.loss(o, true)) for o in (told, told.mean(0).expand_as(told)))
+                return "" if own < one else f"{said}: its loss is no lower than that of one answer for all"
             if info.task_kind == "segmentation":
                 right, most = (
                     (told.argmax(dim=1) == true).double().mean(),

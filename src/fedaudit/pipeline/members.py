@@ -22,6 +22,8 @@ from fedaudit.capture.recorder import unusable, vocabulary_of
 from fedaudit.evaluation.blind import FEWEST, blind_scores, features
 from fedaudit.evaluation.statistics import SURE
 from fedaudit.modalities import TokenInfo, fitting_kind
+from fedaudit.modalities.packed import PACKED
+from fedaudit.models import of_one_tensor
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
 from fedaudit.transcript.files import Form, ObservedTask
@@ -396,6 +398,8 @@ class _Case:
             training=config,
         )
         module = copy.deepcopy(seen.module).cpu().eval()
+        if seen.packed_inputs or seen.heads:
+            module = of_one_tensor(module, seen.packed_inputs, seen.heads)
         module.load_state_dict(self._start)
         self.target = Target(module, *_task(seen, module, loss, self.inputs, self.labels))
 
@@ -467,7 +471,7 @@ def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, la
         if labels.ndim == 2 or words is None:
             raise BadInput("the model predicts the next token, and records have labels")
         tokens = TokenInfo(vocabulary=words, causal=False)
-    kind = fitting_kind(shape, discrete=tokens is not None)
+    kind = PACKED if seen.packed_inputs else fitting_kind(shape, discrete=tokens is not None)
     channels = kind.channels(shape)
     observed = ObservedTask(
         kind=kind.name,
@@ -480,5 +484,8 @@ def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, la
         label_smoothing=seen.label_smoothing,
         class_weights=seen.class_weights,
         tokens=tokens,
+        packed_inputs=seen.packed_inputs,
+        heads=seen.heads,
+        packed_targets=seen.packed_targets,
     )
     return complete_task(observed, {}, module, None, [])

@@ -13,6 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.attacks import ATTACKS
 from fedaudit.data import Dataset, load_dataset
+from fedaudit.data.dataset import of_heads
 from fedaudit.epsilon.canaries import CanarySpec
 from fedaudit.models import (
     BATCH_NORM,
@@ -23,7 +24,10 @@ from fedaudit.models import (
     keep_modes,
     layer_groups,
     load_checkpoint,
+    of_one_tensor,
     own_copy,
+    packing_of,
+    packings_in,
     unwrapped,
 )
 from fedaudit.models.inserted_module import with_inserted_module
@@ -101,6 +105,10 @@ def resolve(
                 "the scenario audits a user's own data; run it from Python: fedaudit.audit(scenario, data=…)"
             )
         dataset = _loaded(scenario, data_dir)
+    heads = None
+    if module is not None:
+        module, dataset = of_one_tensor_each(module, dataset)
+        heads = packings_in(module)[1]
     spec = scenario.model
     assert spec.batch_norm is not None  # spell_out() saw to it
     loss_name: str = spec.loss
@@ -110,7 +118,12 @@ def resolve(
         if loss_name == "custom":
             raise BadInput("the scenario trains with a user's own loss; run it from Python: fedaudit.audit(…, loss=…)")
         loss = loss_function(loss_name)
-    read = _recognised(loss, dataset, spec.spare_outputs) if loss_name == "custom" else None
+    if heads is not None and loss_name != "custom":
+        raise BadInput(
+            f"the model returns several outputs, {heads}: train it with a loss of your own, "
+            "loss=lambda outputs, targets: …, the mean over the batch"
+        )
+    read = _recognised(loss, dataset, spec.spare_outputs) if loss_name == "custom" and heads is None else None
     options = read or LossOptions(loss_name)
     task_info = TaskInfo(
         model=spec.name,
@@ -131,6 +144,9 @@ def resolve(
         label_smoothing=options.label_smoothing,
         class_weights=options.class_weights,
         summed=options.summed,
+        packed_inputs=dataset.packed_inputs,
+        heads=heads,
+        packed_targets=dataset.packed_targets,
     )
     loss = as_called(loss, task_info) if read is None else loss_function(*read)
     _check_causal(scenario, task_info)
@@ -204,6 +220,22 @@ def spell_out(
         scenario = scenario.model_copy(update={"attacks": chosen})
     module = model if isinstance(model, nn.Module) else None
     return scenario.model_copy(update={"model": _with_modes(scenario.model, module)}), dataset
+
+
+def of_one_tensor_each(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, Dataset]:
+    """Return a user's module, that takes and returns one tensor where it had several, and data with targets for it.
+
+    Raises:
+        BadInput: it doesn't take the data set's inputs, or returns something else than tensors.
+    """
+    if packings_in(module) != (None, None):
+        return module, dataset
+    inputs, heads = packing_of(module, dataset.packed_inputs, dataset.test.inputs[:2])
+    if heads is not None:
+        dataset = of_heads(dataset)
+    elif dataset.packed_targets is not None:
+        raise BadInput(f"the targets are several, {dataset.packed_targets}, and the model returns one tensor; give one")
+    return (module if inputs is heads is None else of_one_tensor(module, inputs, heads)), dataset
 
 
 def check_files(scenario: Scenario) -> None:

@@ -126,7 +126,7 @@ def identified(image: ImageResult) -> str:
 def label_of(result: AuditResult, label: int | None) -> str:
     """Return a label's name as the page writes it; of examples without classes what they are."""
     if label is None:
-        return example_kind(result.data.kind or "image").name
+        return example_kind(result.data.kind or "image").plural.removesuffix("s")
     names = result.data.class_names
     return f"“{names[label]}”" if names and 0 <= label < len(names) else f"class {label}"
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from fedaudit.modalities import EXAMPLE_KINDS, ExampleKind, TokenInfo, example_kind, register
+from fedaudit.modalities import EXAMPLE_KINDS, ExampleKind, Packing, TokenInfo, example_kind, register
 from fedaudit.modalities.columns import Column, check_columns
 from fedaudit.task.targets import BCE, CROSS_ENTROPY, TASKS, Task, check_loss, target_shape
 from fedaudit.task.training import LOSSES
@@ -80,6 +80,9 @@ class TaskInfo:
         task: what the model is asked for, one of :data:`fedaudit.task.targets.TASKS`; None: classification where there
             are classes, else regression.
         num_targets: labels or numbers that an example has, or classes that a mask's pixel can have.
+        packed_inputs: what stands where in examples of several inputs; None: a model of one.
+        heads: the same of several outputs, which the model returns as one (n, outputs) here; None: it has one.
+        packed_targets: the same of the targets that the loss of several outputs takes.
 
     Raises:
         BadInput: these don't fit together, or there is no such kind.
@@ -106,9 +109,13 @@ class TaskInfo:
     summed: bool = False
     task: Task | None = None
     num_targets: int = 1
+    packed_inputs: Packing | None = None
+    heads: Packing | None = None
+    packed_targets: Packing | None = None
 
     def __post_init__(self) -> None:
         self._check_task()
+        self._check_packing()
         self._check_loss_options()
         if self.inserted is not None and self.example_kind.discrete:
             raise BadInput(f"an inserted module is for real values, not for {self.example_kind.described}")
@@ -151,6 +158,23 @@ class TaskInfo:
             raise BadInput(f"num_classes is {self.num_classes}, which doesn't fit {TASKS[self.task_kind].targets}")
         if self.task_kind == "segmentation" and len(self.input_shape) < 2:
             raise BadInput(f"masks are of images, volumes and signals, not of {self.example_kind.described}")
+
+    def _check_packing(self) -> None:
+        size, shape = self.packed_inputs.size if self.packed_inputs else None, self.input_shape
+        if self.example_kind.packed != (size is not None) or size not in (None, *shape):
+            raise BadInput(f"inputs {self.packed_inputs} don't fit {self.example_kind.described} of {shape}")
+        if (self.heads is None) != (self.packed_targets is None):
+            raise BadInput("several outputs and their targets belong together")
+        if self.packed_targets and (self.task_kind != "regression" or self.packed_targets.size != self.num_targets):
+            asked = f"{self.num_targets} {TASKS[self.task_kind].targets}"
+            raise BadInput(f"targets {self.packed_targets} don't fit {asked}")
+        if self.heads and self.loss != "custom":
+            raise BadInput(f"a model of several outputs trains with a user's own loss, not with '{self.loss}'")
+
+    @property
+    def asked(self) -> str:
+        """What the model predicts, in words."""
+        return f"several outputs ({self.heads})" if self.heads else TASKS[self.task_kind].targets
 
     @property
     def task_kind(self) -> Task:
@@ -212,9 +236,12 @@ class TaskInfo:
 
     @property
     def outputs(self) -> int:
-        """Outputs of the model, of a mask for each pixel: one per class, and spare ones; one per label or number."""
+        """Outputs of the model, of a mask for each pixel: one per class, and spare ones; one per label or number.
+
+        Of several outputs their values, all together.
+        """
         if self.num_classes is None:
-            return self.num_targets
+            return self.heads.size if self.heads else self.num_targets
         return 1 if self.loss == BCE else self.num_classes + self.extra_classes
 
     def blank(self, count: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedaudit.modalities import NOTHING
+from fedaudit.modalities import NOTHING, Packing
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.targets import BCE, Task
 from fedaudit.task.training import Loss, loss_function
@@ -230,6 +230,18 @@ class _OfOneChannel:
         return self.loss(outputs, targets.unsqueeze(1))
 
 
+@dataclass(frozen=True)
+class _OfHeads:
+    """A loss that is given outputs and targets as they were before they were packed."""
+
+    loss: Loss
+    heads: Packing
+    targets: Packing
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(self.heads.unpack(outputs), self.targets.unpack(targets))
+
+
 def _works(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
     with _trying():
         try:
@@ -241,10 +253,14 @@ def _works(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
 def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
     """Return a user's own loss as it is called with the task's targets: those of a regression are (n, 1) here.
 
+    That of several outputs gets them, and the targets, as the user has them: as a tuple, or by name.
+
     Of masks (n, *spatial) one may want (n, 1, *spatial). One that takes the column out of the outputs (``squeeze(1)``)
     wants (n,): beside (n, 1) it would broadcast each target over all outputs, without an error. Then it doesn't matter
     to it which target is whose, as it does for (n,).
     """
+    if task_info.heads and task_info.packed_targets:
+        return _OfHeads(loss, task_info.heads, task_info.packed_targets)
     if task_info.task_kind == "segmentation":
         made, masks = _batches(task_info.outputs, None, "segmentation", len(task_info.target_shape))[-1]
         one = _OfOneChannel(loss)

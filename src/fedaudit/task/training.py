@@ -15,7 +15,7 @@ from fedaudit.task.targets import BCE, CROSS_ENTROPY, DICE, DICE_CROSS_ENTROPY, 
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.validation import LARGEST
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]  # of outputs and targets, tensors unless a model has several outputs
 
 _SMOOTH = 1e-5  # of Dice, in pixels: what a class that is neither there nor predicted counts
 
@@ -141,7 +141,7 @@ UNMODELLED = {
     "optimiser-state": "the optimiser kept its state (momentum, moments) from an earlier round",
     "optimiser-settings": "the optimiser's settings changed within an update in a way that isn't recorded",
     "gradients-changed": "gradients were changed between backward pass and step, by more than clipping",
-    "several-inputs": "the model takes several inputs, and only one tensor a pass is recorded",
+    "several-inputs": "the model takes several inputs in a form that isn't recorded",
     "several-losses": "a step's gradient comes from several losses or models",
     "loss": "clients minimise a loss that isn't one of fedaudit's",
     "nothing-seen": "no training step was seen: the model may be trained in another thread or process",

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedaudit.epsilon import Adjacency, Unit
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries
-from fedaudit.modalities import TokenInfo
+from fedaudit.modalities import Packing, TokenInfo
 from fedaudit.modalities.columns import Column
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.targets import Task
@@ -87,6 +87,9 @@ class ObservedTask(BaseModel):
     columns: tuple[Column, ...] | None = None
     tokens: TokenInfo | None = None
     task: Task | None = None
+    packed_inputs: Packing | None = None
+    heads: Packing | None = None
+    packed_targets: Packing | None = None
 
 
 class SentEntry(BaseModel):

@@ -209,12 +209,13 @@ def complete_task(
         raise BadInput(f"a vocabulary belongs to tokens; these examples are of the kind '{task.kind}'")
     if task.kind is None and (taken := example_kind(kind).said(shape, shape)):
         notes.append(f"{taken}; where they are something else, what is said of images is about no picture")
-    outputs = task.outputs or outputs_of(module, shape, task.tokens)
+    outputs = task.heads.size if task.heads else task.outputs or outputs_of(module, shape, task.tokens)
     name, options = task.loss, (task.label_smoothing, task.class_weights)
     summed = False
     if loss is not None:
         several = task.task in ("multi-label", "regression", "segmentation")
-        read = recognise(loss, outputs, None if several or outputs == 1 else outputs, task.task, len(shape) - 1)
+        known_classes = None if several or outputs == 1 else outputs
+        read = None if task.heads else recognise(loss, outputs, known_classes, task.task, len(shape) - 1)
         name, options = (read.name, read[1:3]) if read is not None else ("custom", (0.0, None))
         if read is not None:
             summed = read.summed and read.name != task.loss  # what was seen as a sum has it in its passes' weights
@@ -223,7 +224,8 @@ def complete_task(
         name = "cross-entropy"
         notes.append("the loss was not recorded: it is taken for cross-entropy")
     elif name == "custom":
-        raise BadInput("clients minimise a user's own loss; give it: --loss package.module:function, or loss=…")
+        of = f" of several outputs ({task.heads}), as loss(outputs, targets)" if task.heads else ""
+        raise BadInput(f"clients minimise a user's own loss{of}; give it: --loss package.module:function, or loss=…")
     asked = task.task or _task_of(name, outputs)
     classes = None if asked != "classification" else 2 if name == BCE else max(outputs, 2)
     classes = task.tokens.vocabulary if task.tokens and task.tokens.causal else classes
@@ -240,7 +242,7 @@ def complete_task(
         input_shape=shape,
         num_classes=classes,
         task=asked,
-        num_targets=1 if classes is not None else outputs,
+        num_targets=1 if classes is not None else task.packed_targets.size if task.packed_targets else outputs,
         mean=tuple(mean),
         std=tuple(std),
         dropout=True if task.dropout is None else task.dropout,
@@ -249,6 +251,9 @@ def complete_task(
         columns=task.columns or (),
         tokens=task.tokens,
         summed=summed,
+        packed_inputs=task.packed_inputs,
+        heads=task.heads,
+        packed_targets=task.packed_targets,
     )
     if loss is not None:
         return info, as_called(loss, info)

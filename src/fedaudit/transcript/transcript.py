@@ -14,10 +14,10 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
 from fedaudit.epsilon.canaries import Canaries
-from fedaudit.models import build_model, keep_modes, own_copy
+from fedaudit.models import build_model, keep_modes, of_one_tensor, own_copy, packings_in
 from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.losses import LossOptions, recognise
+from fedaudit.task.losses import LossOptions, as_called, recognise
 from fedaudit.task.training import Loss, loss_function
 from fedaudit.transcript.files import (
     INDEX,
@@ -306,6 +306,9 @@ class Transcript:
         if module is not None:
             module = own_copy(module)
             keep_modes(module)
+            known = header.task or header.observed
+            if packings_in(module) == (None, None) != (known.packed_inputs, known.heads):
+                module = of_one_tensor(module, known.packed_inputs, known.heads)
         if header.task is not None:
             module, loss = _architecture(folder, header.task, module, loss, vertical)
         assert module is not None
@@ -365,6 +368,8 @@ def _architecture(
     try:
         if task_info.loss != "custom":
             loss = loss_function(*options)
+        elif task_info.heads and loss is not None:
+            loss = as_called(loss, task_info)
         if module is None and vertical is not None:
             module = vertical_module(vertical.spec, vertical.parties, task_info)
         if module is None:

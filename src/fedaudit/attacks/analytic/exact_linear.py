@@ -21,7 +21,7 @@ from fedaudit.attacks.analytic.first_layer import (
 )
 from fedaudit.attacks.analytic.patches import CERTIFIED, LEFT_OVER, attended, attends, patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.base import GRIDS, Case, Progress, register
+from fedaudit.attacks.base import SEARCHED, Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
@@ -58,11 +58,11 @@ class ExactLinear(ClosedForm):
     """
 
     name = "exact-linear"
-    examples: ClassVar[tuple[str, ...]] = GRIDS
     summary = "closed form: a fully connected layer first, a ViT's patches, or its first attention"
     paper = "Phong et al. 2018; Geiping et al. 2020; Lu et al. 2022 (APRIL)"
+    examples: ClassVar[tuple[str, ...]] = SEARCHED
     needs = (
-        "images, volumes or signals, and a classifier",
+        "images, volumes, signals, or examples of several inputs, and a classifier",
         "one example in an update and a model that begins with a fully connected layer with a bias, or with a ViT's "
         "patch embedding or an attention; or a batch of different labels and a model of one layer",
     )

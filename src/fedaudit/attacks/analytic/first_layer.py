@@ -80,10 +80,11 @@ class ClosedForm(Attack):
         rows = torch.arange(count) % len(inputs)
         if certified is not None:
             certified = nn.functional.pad(certified[:count], (0, max(0, count - len(inputs))))
-        pixels = task_info.denormalise(inputs.view(-1, *task_info.input_shape).nan_to_num()).float()
-        bounds = task_info.example_kind.bounds
+        pixels = task_info.denormalise(inputs.view(-1, *task_info.input_shape).nan_to_num())
+        if (bounds := task_info.example_kind.bounds) is not None:
+            pixels = pixels.float().clamp(*bounds)
         return ImageFinding(
-            images=(pixels if bounds is None else pixels.clamp(*bounds))[rows],
+            images=pixels.float()[rows],
             labels=labels[rows],
             label_source=self.name,
             certified=certified,

@@ -8,7 +8,7 @@ import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, MOST_EXAMPLES, Case, Progress, register
+from fedaudit.attacks.base import ATTACK_CONFIG, GRIDS, MOST_EXAMPLES, SEARCHED, Case, Progress, register
 from fedaudit.attacks.findings import Trace
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import (
@@ -45,7 +45,7 @@ from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 
 _COARSE_RATE = 1e-2  # Xu et al. 2022, Section IV-A
 _SHORT = 0.3  # share of the iterations: each of two starts where there is no time for more
-_IMAGES = "images, volumes or signals, and a classifier"
+_IMAGES = "images, volumes, signals or examples of several inputs, and a classifier"
 _LABELS = "labels: given, or inferable from the last fully connected layer"
 _ONE_STEP = "a gradient, or a FedAvg update of a single local step"
 
@@ -71,6 +71,7 @@ class DLG(_ByLBFGS):
     """
 
     name = "dlg"
+    examples = SEARCHED
     summary = "squared distance of gradients, images and labels optimised jointly, L-BFGS"
     paper = "Zhu et al. 2019 (DLG)"
     needs = (_IMAGES, "the loss cross-entropy", _ONE_STEP)
@@ -100,6 +101,7 @@ class DLGAdam(GradientInversion):
     """
 
     name = "dlg-adam"
+    examples = SEARCHED
     summary = "squared distance of gradients, Adam"
     paper = "Zhu et al. 2019 (DLG), with Adam as in Xu et al. 2022"
     needs = (_IMAGES, _LABELS, "local training config, for FedAvg updates")
@@ -115,6 +117,7 @@ class IDLG(_ByLBFGS):
     """
 
     name = "idlg"
+    examples = SEARCHED
     summary = "the label from the gradient, then squared distance of gradients, L-BFGS; one example"
     paper = "Zhao et al. 2020 (iDLG)"
     needs = (_IMAGES, _LABELS, _ONE_STEP, "a single example")
@@ -164,6 +167,7 @@ class InvG(GradientInversion):
     """
 
     name = "invg"
+    examples: ClassVar[tuple[str, ...]] = SEARCHED
     summary = "cosine of gradients, total variation, signed Adam"
     paper = "Geiping et al. 2020 (Inverting Gradients)"
     needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "local training config, for FedAvg updates")
@@ -317,6 +321,7 @@ class AGICPlus(AGIC):
     """
 
     name = "agic-plus"
+    examples = GRIDS
     summary = "AGIC with the subspaces that gradients give away, raced starts, shifts and flips"
     paper = "this project, after Xu et al. 2022 (AGIC)"
 

@@ -73,7 +73,7 @@ class TabLeak(Attack):
         "a table; its columns' types, without which every position is taken for a number",
         "for a FedAvg update, how the client trained (threat.knows_training)",
     )
-    examples = ("table",)
+    examples = ("table", "packed")
     recovers = "rows of a table"
     finds = RowFinding
     first_settings: ClassVar[dict[str, Any]] = {"restarts": 10}  # a third of its own
@@ -92,7 +92,7 @@ class TabLeak(Attack):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.searchable and case.kind in cls.examples and case.can_simulate
+        return case.searchable and case.kind in cls.examples and not case.images and case.can_simulate
 
     def check(self, observation: Observation) -> None:
         """Raise unless the update is of a table's rows, and what it is a multiple of is known."""
@@ -144,7 +144,7 @@ class TabLeak(Attack):
         pool = torch.stack([one for restart in parts for one in restart.split(count)])
         pool = torch.stack([pool[0], *(table.in_order_of(pool[0], one) for one in pool[1:])])
         notes = [*prepared.notes, *([WITHOUT_DROPOUT] if prepared.victim.dropout else [])]
-        if not task_info.columns:
+        if not task_info.columns and task_info.packed_inputs is None:
             notes.append("the table's columns aren't known: every position was taken for a number")
         if epochs > 1:
             notes.append(f"{epochs} local epochs: each one's {count} rows were pooled like a restart")

@@ -50,7 +50,7 @@ from fedaudit.attacks.victim import (
 from fedaudit.models import Layer, has_batch_norm
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import TASKS, hard_targets
+from fedaudit.task.targets import hard_targets
 from fedaudit.task.training import LOSSES, TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.update import Update
@@ -231,7 +231,7 @@ class GradientInversion(Attack):
         message = observation.single()
         task_info = observation.task_info
         super().check(observation)
-        if min(task_info.input_shape[1:]) < 2:
+        if min(task_info.input_shape[1:], default=2) < 2:
             kind, sides = task_info.example_kind, " by ".join("2" * (len(task_info.input_shape) - 1))
             raise NotApplicable(f"{self.name} needs {kind.plural} of at least {sides} {kind.element}s")
         training = message.update.training
@@ -271,7 +271,7 @@ class GradientInversion(Attack):
         elif is_adaptive(update):
             why = "the update is Adam's"
         if why:
-            what, beside = TASKS[task_info.task_kind].targets, task_info.example_kind.plural
+            what, beside = task_info.asked, task_info.example_kind.plural
             raise NotApplicable(
                 f"{what} can't be sought beside the {beside}: {why}; grant them (threat.knows_labels=true)"
             )
