@@ -136,6 +136,7 @@ def test_the_average_precision_is_that_of_the_best_order(seed, n):
         assert any(average_precision(found, true, hits) == pytest.approx(score) for score in scores)
 
 
+@pytest.mark.slow
 def test_a_finding_of_its_own_update_is_a_leak_and_of_another_is_none():
     transcript, truth = recorded(6)
     runs = found_of(transcript)
