@@ -27,7 +27,7 @@ from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import derive_seed
 
-_DRAWS = 20_000
+_DRAWS = 10_000
 _FEWEST = 1_000  # draws, of large batches
 _WORK = 5_000_000  # entries of distances, by which draws are fewer
 _ASSIGNED = 200  # examples, beyond which labels are matched one by one
@@ -48,7 +48,7 @@ def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, trut
 
     The average precision is the micro-average over examples and labels. Without the attack it is what the label sets
     found get of other batches, of examples drawn from the candidates with all of their labels, so that what often
-    occurs together does so there, too. Luck is excluded by a Monte Carlo test: how many of these (20,000; of large
+    occurs together does so there, too. Luck is excluded by a Monte Carlo test: how many of these (10,000; of large
     batches fewer, 1,000 at least) the label sets found fit as well as the true ones. Beyond 200 examples labels are
     matched one by one, as if each example could have any: only their counts matter.
     """
@@ -120,10 +120,11 @@ def matched(found: Tensor, true: Tensor) -> tuple[int, int]:
     """Return how many labels (n, k) that were found are right in the order that fits best, and how many whole rows."""
     if len(true) > _ASSIGNED:
         return int(torch.minimum(found.sum(dim=0), true.sum(dim=0)).sum()), 0
-    apart = torch.cdist(found.float(), true.float(), p=1).numpy().round()
+    ours, theirs = found.numpy(), true.numpy()
+    both = ours @ theirs.T
+    apart = ours.sum(axis=1)[:, None] + theirs.sum(axis=1) - 2 * both
     rows, columns = linear_sum_assignment(apart)
-    own = found[torch.as_tensor(rows)] * true[torch.as_tensor(columns)]
-    return int(own.sum()), int((apart[rows, columns] == 0).sum())
+    return int(both[rows, columns].sum()), int((apart[rows, columns] == 0).sum())
 
 
 def average_precision(found: Tensor, true: Tensor, hits: int) -> float:

@@ -233,8 +233,11 @@ def _grouped(messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]
 
 def _notes(held: Stock, updates: int) -> tuple[str, ...]:
     least = min(len(rows) for cell in held.cells for rows in cell)
+    alike = held.labels.ndim == 1 and not held.labels.is_floating_point()
+    unmatched = "targets aren't classes, and differ between stand-ins, too: what tells clients apart may be these"
     many = f"{updates} stand-ins with the property and as many without, for each round and number of examples"
-    return (f"{many}, of {len(held.labels)} public examples; of the rarest sort of a class there are {least}",)
+    said = f"{many}, of {len(held.labels)} public examples; of the rarest sort of a class there are {least}"
+    return (said,) if alike else (said, unmatched)
 
 
 @dataclass(frozen=True)
