@@ -81,7 +81,7 @@ SCENARIO: dict[str, Any] = {
     "threat": {"records": 40},
     "attacks": [{"name": "labels"}, {"name": "loss-threshold"}, {"name": "invg", "iterations": 2}],
 }
-REFUSAL = "invg is for images or volumes or signals; these examples are waves, (24,)"
+REFUSAL = "invg is for images, volumes, signals or examples of several inputs; these examples are waves, (24,)"
 
 
 def recorded() -> Recording:
@@ -226,16 +226,17 @@ def test_an_attack_refuses_kinds_that_it_is_not_for(name: str, rows: Observation
     seen = rows.split(attack.default_scope)[0]
     if attack.threat_model.startswith("client"):
         seen = dataclasses.replace(seen, threat=ThreatModel(adversary="client"), messages=())
-    suited = " or ".join(example_kind(kind).plural for kind in attack.examples)
+    *first, last = (example_kind(kind).described for kind in attack.examples)
+    suited = f"{', '.join(first)} or {last}" if first else last
     with pytest.raises(NotApplicable, match=rf"^{name} is for {suited}; these examples are rows of a table, \(30,\)$"):
         attack.check(seen)
 
 
 def test_every_inversion_says_what_it_is_for():
-    searched = ("image", "volume", "signal")
+    searched = ("image", "volume", "signal", "packed")
     found = {e.name: e.value.examples for e in ATTACKS if e.value.recovers == "training images"}
     assert found["invg"] == searched
-    assert set(found.values()) == {("image",), searched}
+    assert set(found.values()) == {("image",), searched[:-1], searched}
 
 
 # The kinds that are there ---------------------------------------------------------------------------------------------

@@ -242,7 +242,8 @@ class Attack(Plugin, ABC):
         """
         task_info = observation.task_info
         if self.examples and task_info.kind not in self.examples:
-            suited = " or ".join(example_kind(name).plural for name in self.examples)
+            *first, last = (example_kind(name).described for name in self.examples)
+            suited = f"{', '.join(first)} or {last}" if first else last
             described = task_info.example_kind.described
             raise NotApplicable(
                 f"{self.name} is for {suited}; these examples are {described}, {tuple(task_info.input_shape)}"

@@ -54,7 +54,7 @@ class Choice:
     told: tuple[str, ...] = ()
 
 
-_NETWORKS = {"volume": ("cnn-3d",), "signal": ("cnn-1d", "lstm", "gru")}
+_NETWORKS = {4: ("cnn-3d",), 2: ("cnn-1d", "lstm", "gru")}  # by the axes of an example: of volumes and signals
 
 
 def models_for(dataset: Dataset) -> tuple[str, ...]:
@@ -63,12 +63,11 @@ def models_for(dataset: Dataset) -> tuple[str, ...]:
         return ("decoder", "decoder-lora") if dataset.tokens.causal else ("decoder", "encoder", "decoder-lora")
     if dataset.task == "segmentation":
         return ("unet",)
-    if dataset.kind in _NETWORKS:
-        return (*_NETWORKS[dataset.kind], "mlp")
-    if dataset.task == "regression" and dataset.kind == "table":
-        return ("linear", "mlp")
-    if dataset.kind == "table":
-        return ("mlp", "logistic")
+    axes = len(dataset.input_shape)
+    if axes == 1:
+        return ("linear", "mlp") if dataset.task == "regression" else ("mlp", "logistic")
+    if axes in _NETWORKS:
+        return (*_NETWORKS[axes], "mlp")
     return ("convnet-small", "lenet", "strided-cnn", "mlp", "resnet20")
 
 
@@ -122,9 +121,10 @@ def question_of(choice: Choice, dataset: Dataset) -> str:
                 f"--adversary {choice.adversary}: text is read in what clients send; take server or eavesdropper"
             )
         return "words"
+    axes = len(dataset.input_shape)
     if choice.adversary == MALICIOUS:
-        return "drawing" if dataset.kind == "image" and dataset.task == "classification" else "members"
-    if dataset.kind in ("image", *_NETWORKS) and choice.adversary != "client":
+        return "drawing" if axes == 3 and dataset.task == "classification" else "members"
+    if axes > 1 and choice.adversary != "client":
         return "inversion"
     return "attribute" if dataset.task == "regression" and dataset.attributes else "members"
 

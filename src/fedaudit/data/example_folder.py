@@ -24,7 +24,6 @@ from fedaudit.data.files import Numbers, read_csv
 from fedaudit.data.images import MAX_BYTES, resize
 from fedaudit.data.medical import Said, read_example, suffix_of
 from fedaudit.modalities import ExampleKind, example_kind
-from fedaudit.modalities.image import IMAGE
 from fedaudit.utils.errors import BadInput
 
 TABLE, MASKS = "labels.csv", "masks"
@@ -243,7 +242,7 @@ def _inputs(
     for i, path in enumerate(files):
         array, said = read_example(path)
         values = _as_kind(array, said, kind, path)
-        if kind is IMAGE:
+        if kind.resizable:
             deep = deep or (said.span is not None and said.span[1] > 255 and said.window is None and white is None)
             values = _unit(values, said, white, path)
         example = torch.from_numpy(np.ascontiguousarray(values))

@@ -77,12 +77,13 @@ def loss_name(loss: Loss) -> str:
     """
     if loss is nn.functional.binary_cross_entropy_with_logits:
         return BCE
-    if not isinstance(loss, nn.BCEWithLogitsLoss) or loss.pos_weight is not None:
+    several = isinstance(loss, nn.BCEWithLogitsLoss) and loss.pos_weight is not None and loss.pos_weight.numel() > 1
+    if not isinstance(loss, nn.BCEWithLogitsLoss) or several:
         return "custom"
-    if loss.weight is not None or loss.reduction != "mean":
+    if loss.weight is not None or loss.pos_weight is not None or loss.reduction != "mean":
         raise BadInput(
-            "BCEWithLogitsLoss is taken without weight, as the mean; labels that are 1 may weigh more (pos_weight), "
-            "and for other weights give the model two outputs, and nn.CrossEntropyLoss(weight=…)"
+            "BCEWithLogitsLoss of one logit is taken without weight and pos_weight, as the mean; for a weighted loss "
+            "give the model two outputs, and nn.CrossEntropyLoss(weight=…)"
         )
     return BCE
 
