@@ -30,7 +30,7 @@ from fedaudit.attacks import (
     SequenceFinding,
     TokenFinding,
 )
-from fedaudit.attacks.labels.attack import LabelFinding
+from fedaudit.attacks.labels.attack import LabelFinding, LabelSetFinding
 from fedaudit.attacks.records.source import SourceFinding
 from fedaudit.data import load_dataset
 from fedaudit.epsilon import CanaryScores
@@ -101,6 +101,26 @@ def labels(seed: int, *, planted: bool, clients: int = 10, batch: int = 16) -> s
             found = torch.cat([true[: batch // 2], found[batch // 2 :]])
         findings.append(labels_of(true.tolist(), found.tolist(), 10, client=client))
     return of_labels(findings).verdict
+
+
+def label_sets(seed: int, *, planted: bool, batch: int = 8, count: int = 6) -> str:
+    """Label sets of other people, of three batches, or for three quarters the own; some labels come together."""
+    dice = np.random.default_rng(seed)
+    public = dice.random((60, count)) < 0.3
+    public[:, 1] |= public[:, 0]
+    candidates = torch.from_numpy(public).float()
+    findings = []
+    for client in range(3):
+        true, found = (candidates[torch.from_numpy(dice.choice(60, batch, replace=False))] for _ in range(2))
+        if planted:
+            found = torch.cat([true[: 3 * batch // 4], found[3 * batch // 4 :]])
+        inputs = torch.arange(float(batch)).view(-1, 1, 1, 1)
+        truth = Truth({(0, client): inputs}, {(0, client): true}, torch.zeros(60, 1, 8, 8), candidates, {})
+        made = LabelSetFinding(
+            attack="a", labels=found, counts=found.sum(dim=0).double(), method="span", num_classes=count
+        )
+        findings.append(evaluate(made, seen(client, batch), truth, seed=seed).result)
+    return FINDING_TYPES["label-sets"].verdict(findings).verdict
 
 
 def pictures(
@@ -426,6 +446,9 @@ NULLS: dict[str, Null] = {
     "labels, ten clients": Null("labels", labels, "every class equally often, ten clients", "8 of 16 labels"),
     "class counts, five clients": Null(
         "labels", counts, "as many of each class as everybody has, five clients", "12 of 16 labels"
+    ),
+    "label sets, three batches": Null(
+        "label-sets", label_sets, "other people's label sets, three batches of 8", "the label sets of 6 of 8"
     ),
     "images named at random": Null("images", pictures(named), "pictures named among all of the digit", _PALE),
     "images, class means, one round": Null("images", _MEANS, "the digits' mean pictures", _PALE),

@@ -16,7 +16,6 @@ from fedaudit.attacks.labels.label_sets import SetEvidence, infer_label_sets, se
 from fedaudit.attacks.local_training import Way, is_adaptive
 from fedaudit.attacks.mean_update import mean_of
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, need_training, one_batch_gradient
-from fedaudit.task.targets import TASKS
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
@@ -108,7 +107,7 @@ class Labels(Attack):
         """Raise unless examples have a class, or labels."""
         task_info = observation.task_info
         if task_info.num_classes is None and task_info.task_kind != "multi-label":
-            asked = TASKS[task_info.task_kind].targets
+            asked = task_info.asked
             raise NotApplicable(f"{self.name} needs a class or labels of each example; this model predicts {asked}")
 
     def ways(self, _observation: Observation, message: Message) -> Sequence[Way]:

@@ -1,0 +1,116 @@
+"""Inversion of models of several labels, several numbers or masks: granted, and sought beside the images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedaudit
+from fedaudit.attacks import make_attack
+from fedaudit.simulation.local_training import gradient
+from fedaudit.task.targets import Task, hard_targets, soft_targets
+from fedaudit.task.training import loss_function
+from fedaudit.utils.errors import NotApplicable
+
+
+def dice(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+IMAGES = nn.functional.avg_pool2d(torch.rand(40, 1, 10, 10, generator=dice(1)), 3, stride=1)
+TARGETS: dict[Task, Tensor] = {
+    "multi-label": (torch.rand(40, 6, generator=dice(2)) < 0.4).float(),
+    "regression": torch.randn(40, 3, generator=dice(3)),
+    "segmentation": (IMAGES[:, 0] > IMAGES.median()).long(),
+}
+
+
+def net(task: Task) -> nn.Module:
+    torch.manual_seed(0)
+    body = [nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid()]
+    if task == "segmentation":
+        return nn.Sequential(*body, nn.Conv2d(8, 2, 3, padding=1))
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(8 * 64, TARGETS[task].shape[1]))
+
+
+def audited(
+    task: Task, attacks: list[Any], *, granted: bool, federation: dict[str, Any] | None = None, **more: Any
+) -> Any:
+    spec = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1, **(federation or {})}
+    scenario = {"federations": [spec], "threat": {"knows_labels": granted}, "evaluation": {"controls": False}}
+    done = fedaudit.audit(
+        scenario, attacks=attacks, data=(IMAGES, TARGETS[task]), model=net(task), progress=False, **more
+    )
+    return done.result
+
+
+@pytest.mark.parametrize("task", ["multi-label", "regression"])
+@pytest.mark.parametrize("granted", [False, True])
+def test_images_come_out_whether_targets_are_granted_or_sought(task: Task, granted: bool) -> None:
+    result = audited(task, [{"name": "invg", "iterations": 300, "total_variation": 1e-3}], granted=granted)
+    (finding,) = result.findings
+    (image,) = finding.images
+    assert image.psnr > 18
+    assert (image.true_label, image.label) == (None, None)
+    assert finding.label_source == ("given" if granted else "optimised")
+    assert result.federations[0].name == "f"
+
+
+def test_masks_that_are_granted_give_the_image() -> None:
+    result = audited("segmentation", [{"name": "dlg-adam", "iterations": 300}], granted=True)
+    assert result.findings[0].images[0].psnr > 18
+
+
+def seen_of(task: Task, federation: dict[str, Any] | None = None, **more: Any) -> Any:
+    spec = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1, **(federation or {})}
+    recording = fedaudit.simulate(
+        {"federations": [spec]}, data=(IMAGES, TARGETS[task]), model=net(task), progress=False, **more
+    )
+    return fedaudit.observe(recording.transcript, fedaudit.load_scenario(None).threat).split()[0], recording
+
+
+def test_labels_that_are_sought_are_the_true_ones() -> None:
+    seen, recording = seen_of("multi-label")
+    found: Any = make_attack("dlg-adam", {"iterations": 400})(seen, seed=0)
+    assert found.labels.equal(recording.truth.labels[0, 0])
+
+
+def test_what_cannot_be_sought_beside_images_is_refused() -> None:
+    def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.sigmoid() - targets).square().mean()
+
+    own, _ = seen_of("multi-label", loss=squared)
+    with pytest.raises(NotApplicable, match="a user's own, and may not take targets that aren't whole; grant them"):
+        make_attack("invg").check(own)
+    epochs = {"algorithm": "fedavg", "examples": 4, "batch_size": 2, "local_epochs": 2}
+    several, _ = seen_of("regression", epochs)
+    with pytest.raises(NotApplicable, match="several epochs"):
+        make_attack("invg").check(several)
+    with pytest.raises(NotApplicable, match="idlg looks for images of known labels"):
+        make_attack("idlg").check(seen_of("regression")[0])
+
+
+def test_soft_targets_become_hard_ones() -> None:
+    logits = torch.tensor([[50.0, -50.0, 50.0]])
+    torch.testing.assert_close(soft_targets(logits, "multi-label"), torch.tensor([[1.0, 0.0, 1.0]]))
+    assert hard_targets(torch.tensor([[0.2, -0.1]]), "multi-label").tolist() == [[1, 0]]
+    assert soft_targets(logits, "regression") is logits
+    masks = torch.randn(2, 3, 4, 4, generator=dice(4))
+    assert soft_targets(masks, "segmentation").sum(dim=1).allclose(torch.ones(2, 4, 4))
+    assert hard_targets(masks, "segmentation").equal(masks.argmax(dim=1))
+
+
+def test_a_mask_as_probabilities_has_the_loss_of_the_mask() -> None:
+    module, masks = net("segmentation"), TARGETS["segmentation"][:2]
+    sure = nn.functional.one_hot(masks, 2).movedim(-1, 1).float()
+    for name in ("cross-entropy", "dice", "dice-cross-entropy"):
+        loss = loss_function(name)
+        for one, other in zip(
+            gradient(module, loss, (IMAGES[:2], masks)).values(),
+            gradient(module, loss, (IMAGES[:2], sure)).values(),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
