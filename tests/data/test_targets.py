@@ -129,3 +129,23 @@ def test_losses_of_masks_are_means_over_examples(name):
     both = loss_function("dice")(outputs, masks) + loss_function("cross-entropy")(outputs, masks)
     assert float(loss_function("dice-cross-entropy")(outputs, masks)) == pytest.approx(float(both))
     assert recognise(lambda z, y: loss(z, y), 3, None, "segmentation") in (LossOptions("cross-entropy"), None)
+
+
+def test_what_is_unclear_is_asked():
+    with pytest.raises(BadInput, match="look like one-hot classes"):
+        made(np.eye(4)[RNG.integers(0, 4, 20)])
+    assert made(np.eye(4)[RNG.integers(0, 4, 20)], task="multi-label").num_targets == 4
+    with pytest.raises(BadInput, match=r"give -1 \(uncertain\) one of these"):
+        made(np.where(LABELS[:, :3] > 0, 1.0, -1.0) * (RNG.random((20, 3)) < 0.7))
+    with pytest.raises(BadInput, match="have no num_classes"):
+        made(LABELS, num_classes=4)
+    with pytest.raises(BadInput, match=r"the values 0, 255 up to 255.*masks > 0"):
+        made((MASKS > 0).astype(np.uint8) * 255)
+    series = RNG.random((20, 2, 6), dtype=np.float32)
+    with pytest.raises(BadInput, match="are labels or masks; say which"):
+        Dataset.from_tensors(series, RNG.integers(0, 2, (20, 6)), kind="signal")
+
+
+def test_a_list_of_volumes_is_examples():
+    volumes = [torch.rand(1, 4, 4, 4, generator=torch.Generator().manual_seed(i)) for i in range(10)]
+    assert Dataset.from_tensors(volumes, np.arange(10) % 2, kind="volume").input_shape == (1, 4, 4, 4)

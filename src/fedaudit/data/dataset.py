@@ -251,6 +251,10 @@ class Dataset:
             y_test = _as_targets(test[1], f"{where}, test split", classes, shape, known)[1]
         if x_kind is not test_kind or y.dtype != y_test.dtype or y.shape[1:] != y_test.shape[1:]:
             raise BadInput(f"{where}: train and test splits are of different kinds; give both in the same form")
+        if TASKS[task].dtype != torch.int64 and num_classes is not None:
+            raise BadInput(f"{where}: {y.shape[1]} {TASKS[task].targets} have no num_classes; leave it out")
+        if task == "segmentation" and num_classes is None and class_names is None:
+            _check_dense(torch.cat([y.flatten().unique(), y_test.flatten().unique()]).unique(), where)
         if TASKS[task].dtype == torch.int64 and num_classes is None:
             num_classes = len(class_names) if class_names is not None else int(max(y.max(), y_test.max())) + 1
         num_targets = (
@@ -267,6 +271,8 @@ class Dataset:
         if task == "regression":
             y, y_test, said = real_targets(y, y_test, raw=raw_targets)
             summary = f"{summary}; {said}" + f": {asked_of}" * (asked_of is not None)
+        elif task == "segmentation":
+            summary = f"{summary}; masks of {num_targets} classes"
         elif task == "multi-label":
             y, y_test = y.float(), y_test.float()
             summary = f"{summary}; {num_targets} labels, each 0 or 1"
@@ -521,10 +527,22 @@ def _as_targets(
         y = y.long()
     if task is None:
         several = y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all())
+        if masks and len(spatial) == 1 and several:
+            raise BadInput(f"{where}: 0 and 1 of shape {tuple(y.shape)} are labels or masks; say which: {_SAY}")
         if masks and not y.is_floating_point():
             task = "segmentation"
+        elif several and bool((y.sum(dim=1) == 1).all()):
+            raise BadInput(
+                f"{where}: targets with a single 1 in every row look like one-hot classes; give their numbers, "
+                "targets.argmax(1), or say that they are labels: task='multi-label'"
+            )
         elif several:
             task = "multi-label"
+        elif y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y.abs() == 1)).all()):
+            raise BadInput(
+                f"{where}: targets of -1, 0 and 1 in {y.shape[1]} columns are no labels, which are 0 or 1; give -1 "
+                "(uncertain) one of these, or say what they are: task='regression'"
+            )
         else:
             task = "regression" if y.is_floating_point() else "classification"
     if task == "segmentation":
@@ -547,6 +565,20 @@ def _as_targets(
     if len(y) and int(y.min()) < 0:
         raise BadInput(f"{where}: class target {int(y.min())} is negative; classes count from 0")
     return task, y
+
+
+def _check_dense(values: Tensor, where: str) -> None:
+    """Refuse masks whose classes have numbers far above how many there are, as pictures of masks have them."""
+    most, count = int(values[-1]), len(values)
+    if most > 1 and most + 1 >= 2 * count:
+        shown = ", ".join(map(str, values[:5].tolist())) + (", …" if count > 5 else "")
+        raise BadInput(
+            f"{where}: masks have the values {shown} up to {most}, which would be {most + 1} classes; number them from "
+            "0 (0 and 255: masks > 0; a value for ignored pixels: give them a class), or say num_classes"
+        )
+
+
+_SAY = "Dataset.from_tensors(…, task='multi-label') or 'segmentation'"
 
 
 def _so(spatial: tuple[int, ...]) -> str:

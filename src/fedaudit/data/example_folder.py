@@ -339,7 +339,6 @@ def _reader(kind: str) -> Reader:
         train, test, names = read_folder(
             paths[0].parent, kind, limit=request.limit, size=request.image_size, white=request.white
         )
-        classes = train.targets.ndim == 1
         found = Dataset.from_tensors(
             train.inputs,
             train.targets,
@@ -348,7 +347,7 @@ def _reader(kind: str) -> Reader:
             channels="first",
             name=request.name,
             summary=request.summary,
-            class_names=names if classes else None,
+            class_names=names or None,
             source=f"your own {example_kind(kind).plural}",
         )
         if train.groups is None:

@@ -243,10 +243,10 @@ def in_depth(train: Tensor, test: Tensor, where: str, plural: str) -> tuple[Tens
     if depth is None:
         raise BadInput(f"{where}: {plural} of whole numbers from {least} to {most} have more than 16 bits; {remedy}")
     low, high = depth
-    if least >= 0 and most < _DARK * high:
+    if (least >= 0 and most < _DARK * high) or (least < 0 and most - least < _DARK * (high - low)):
         raise BadInput(
             f"{where}: {plural} of values {least} to {most} use a small part of {low} to {high} and would be nearly "
-            f"black; {remedy}"
+            f"black, or all grey; {remedy}"
         )
     first, second = (x.float().sub_(low).div_(high - low) for x in (train, test))
     return first, second, f"values {low} to {high} are scaled to [0, 1]"

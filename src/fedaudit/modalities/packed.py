@@ -222,6 +222,8 @@ def several(given: Any, count: int | None = None) -> bool:
     if not isinstance(given, tuple | list) or not given or not all(hasattr(part, "shape") for part in given):
         return False
     shapes = [tuple(part.shape) for part in given]
+    if len(given) == count and len(set(shapes)) == 1:  # a list of examples
+        return False
     if all(shape[:1] == (count,) for shape in shapes) and len(given) != count:
         return True
     return len(set(shapes)) > 1 or any(len(shape) > 3 for shape in shapes)

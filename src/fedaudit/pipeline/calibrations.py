@@ -60,10 +60,11 @@ def own_images(observation: Observation, *, held_out: bool = False) -> OwnImages
         NotApplicable: the examples are no images.
     """
     chosen = slice(int(held_out), None, 2)
-    records = observation.records
+    records, info = observation.records, observation.task_info
     if records is not None and len(records.public_inputs[chosen]) >= distinct(observation.split()[0]):
-        return OwnImages(records.public_inputs[chosen], records.public_labels.flatten()[chosen], "public examples")
-    info, empty = observation.task_info, torch.zeros(0, dtype=torch.int64)
+        labels = records.public_labels if info.num_classes is None else records.public_labels.flatten()
+        return OwnImages(records.public_inputs[chosen], labels[chosen], "public examples")
+    empty = torch.zeros(0, dtype=torch.int64)
     made_up = _made_up(info.example_kind, info.input_shape, info.mean, info.std)
     if made_up is not None:
         return OwnImages(made_up[chosen], empty, f"made-up {info.example_kind.plural}")

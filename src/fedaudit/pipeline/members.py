@@ -25,6 +25,7 @@ from fedaudit.modalities import TokenInfo, fitting_kind
 from fedaudit.modalities.packed import PACKED
 from fedaudit.models import of_one_tensor
 from fedaudit.task.info import TaskInfo
+from fedaudit.task.targets import observed_task
 from fedaudit.task.training import Loss
 from fedaudit.transcript.files import Form, ObservedTask
 from fedaudit.transcript.observation import Message, Observation
@@ -475,6 +476,7 @@ def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, la
     channels = kind.channels(shape)
     observed = ObservedTask(
         kind=kind.name,
+        task=None if seen.heads else observed_task(labels, shape, seen.loss, labels.shape[-1]),
         input_shape=shape,
         mean=(0.0,) * channels,
         std=(1.0,) * channels,

@@ -372,7 +372,8 @@ def assess(
     unverified = {
         r.transcript.name
         for r in recordings
-        if r.transcript.recording and not any(replay.verifies for replay in r.transcript.replays.values())
+        if r.transcript.recording
+        and not (r.transcript.replays and all(x.verifies or x.contradicts for x in r.transcript.replays.values()))
     }
     summaries = [_with_cautions(summary, attacks, findings, unverified) for summary in summaries]
     lpips_used = any(image.lpips is not None for finding in findings for image in finding.images)

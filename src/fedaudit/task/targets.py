@@ -100,7 +100,9 @@ def check_loss(task: Task, num_classes: int | None, loss: str) -> None:
         return
     what = f"{num_classes} classes" if num_classes else kind.targets
     fits = ", ".join(kind.losses[:1] if task == "classification" else kind.losses)
-    if loss == BCE:
+    if loss == BCE and task == "segmentation":
+        fits += ", of a model with an output for each class, two where there is one thing to find"
+    elif loss == BCE:
         fits += f", or for the classes 0 and 1 Dataset.from_tensors(…, classes=True) and {BCE}"
     raise BadInput(f"the loss '{loss}' doesn't fit targets that are {what}; use {fits}")
 

@@ -8,6 +8,7 @@ as model and loss saw them (``seen/ROUND/CLIENT/inputs``), where nothing else is
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -368,8 +369,13 @@ def _examples(seen: Tensor, task_info: TaskInfo) -> Tensor:
 def _targets(targets: Tensor, task_info: TaskInfo) -> Tensor:
     """Return targets as the transcript has labels: int64 (n,), labels or real values (n, k), or masks (n, *spatial)."""
     if task_info.num_classes is None:
-        kind = TASKS[task_info.task_kind]
-        return targets.to(kind.dtype).view(len(targets), *task_info.target_shape)
+        kind, shape = TASKS[task_info.task_kind], task_info.target_shape
+        if targets[:1].numel() != math.prod(shape):
+            raise BadInput(
+                f"clients trained on targets of shape {tuple(targets.shape)}, and {kind.targets} of this model are "
+                f"{('n', *shape)}; of maps of pixels masks alone can be audited, of whole numbers"
+            )
+        return targets.to(kind.dtype).view(len(targets), *shape)
     if task_info.causal:
         return targets.long()
     if targets.is_floating_point() and targets.ndim == 2 and targets.shape[1] > 1:
