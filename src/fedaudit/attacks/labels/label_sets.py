@@ -33,6 +33,7 @@ from fedaudit.utils.errors import NotApplicable
 
 _MOST = 1 << 16  # label sets that are tried
 _LARGEST = 32  # batch whose label sets are looked for
+_MANY = 64  # labels, beyond which sets of two or three labels alone could be tried: too few of those that there are
 _ABOVE = 1.1  # times noise's largest singular value: what is less is noise
 _STARTS = 6  # of the search, each from another multiset
 _SWEEPS = 30  # of one search, at most
@@ -193,7 +194,7 @@ def _together(
 ) -> Tensor | None:
     """Return (n, k) label sets, by the span of the gradient's columns; None where it tells nothing."""
     rows, k = evidence.rows, len(evidence.rows)
-    if n > _LARGEST:
+    if n > _LARGEST or k > _MANY:
         return None
     joined = rows if evidence.bias is None else torch.cat([rows, evidence.bias[:, None]], dim=1)
     left, sizes, _ = torch.linalg.svd(joined, full_matrices=True)
