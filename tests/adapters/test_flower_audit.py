@@ -88,7 +88,7 @@ def test_who_was_in_is_asked_beside_without_a_further_line(tmp_path):
     [
         ("missing.npz", None, "missing.npz"),
         ("missing.csv", None, "missing.csv"),
-        ("others.txt", b"1,2", "give .npz with the arrays inputs and labels"),
+        ("others.txt", b"1,2", "give .npz or .safetensors with inputs and labels"),
         ("others.csv", b"a,b,label\n1,x,0\n", "rows of numbers of one length"),
         ("others.csv", b"label\n1\n", "at least two numbers"),
     ],
