@@ -52,8 +52,8 @@ REPLAY = "replay.json"
 # What a client sends: its weights after training, their difference to what it was sent, or a gradient.
 Form = Literal["weights", "difference", "gradient"]
 # Of the whole federation, in files of these names.
-Part = Literal["queries", "adversary-log", "canaries", "vertical"]
-PARTS: tuple[Part, ...] = ("queries", "adversary-log", "canaries", "vertical")
+TranscriptPart = Literal["queries", "adversary-log", "canaries", "vertical"]
+PARTS: tuple[TranscriptPart, ...] = ("queries", "adversary-log", "canaries", "vertical")
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
 _Examples = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -156,7 +156,7 @@ class Header(BaseModel):
     task: TaskInfo | None = None
     observed: ObservedTask = ObservedTask()
     partial: bool = False
-    parts: list[Part] = []
+    parts: list[TranscriptPart] = []
     notes: list[str] = []
     last: Digest | None = None
     digest: Digest
@@ -233,7 +233,7 @@ class Writer:
         self._before = self.header.last = self._write(file, entry, f"{self.header.id}/{file}")
         self.write_header()
 
-    def write_part(self, part: Part, tensors: Mapping[str, Tensor], entry: BaseModel | None = None) -> None:
+    def write_part(self, part: TranscriptPart, tensors: Mapping[str, Tensor], entry: BaseModel | None = None) -> None:
         """Write what there is of the whole federation, or write it anew; the header names it from its next writing on.
 
         Raises:
@@ -328,7 +328,7 @@ def read_rounds(folder: Path, header: Header) -> list[RoundEntry]:
     return entries
 
 
-def read_part(folder: Path, header: Header, part: Part) -> tuple[Any, dict[str, Tensor]] | None:
+def read_part(folder: Path, header: Header, part: TranscriptPart) -> tuple[Any, dict[str, Tensor]] | None:
     """Return what there is of the whole federation, an entry in plain values and tensors; None where there is nothing.
 
     Raises:

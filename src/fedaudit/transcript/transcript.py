@@ -25,8 +25,8 @@ from fedaudit.transcript.files import (
     CanariesEntry,
     Header,
     MessageEntry,
-    Part,
     RoundEntry,
+    TranscriptPart,
     Writer,
     read_header,
     read_part,
@@ -246,9 +246,9 @@ class Transcript:
             writer.write_tensors(file, {k: v for k, v in sent.items() if not v.equal(one.weights[k])})
         writer.close_round(entry)
 
-    def _parts(self) -> dict[Part, tuple[dict[str, Tensor], BaseModel | None]]:
+    def _parts(self) -> dict[TranscriptPart, tuple[dict[str, Tensor], BaseModel | None]]:
         """Return what there is of the whole federation, as it is written."""
-        parts: dict[Part, tuple[dict[str, Tensor], BaseModel | None]] = {}
+        parts: dict[TranscriptPart, tuple[dict[str, Tensor], BaseModel | None]] = {}
         if self.records is not None:
             parts["queries"] = self.records.stored(), None
         if self.adversary_log:
@@ -287,7 +287,7 @@ class Transcript:
         folder = Path(folder)
         header = read_header(folder)
 
-        def place(part: Part) -> Path:
+        def place(part: TranscriptPart) -> Path:
             return folder / f"{part}.safetensors"
 
         captured = header.source == "captured"
