@@ -488,8 +488,11 @@ class Capture:
             way = [name for name in way if name != "LogSoftmax"]
         whole = outputs.numel() == math.prod(seen.shape)
         mismatch = "" if same_elements(way, whole=whole) else "the loss is of something else than the model's output"
-        if call.name == BCE and seen.shape != (seen.shape[0], 1) and seen.shape != call.targets.shape:
+        masks = len(seen.shape) > 2 and seen.shape[1] == 1  # one logit a pixel
+        if call.name == BCE and not masks and seen.shape not in ((seen.shape[0], 1), call.targets.shape):
             mismatch = mismatch or "the model doesn't return one column of logits, or one for each label"
+        if call.name == BCE and len(seen.shape) > 2 and not masks:
+            mismatch = "the loss is of several labels a pixel; give the model one logit a pixel, or an output a class"
         if call.name == "mse" and not mismatch and call.targets.numel() == math.prod(seen.shape):
             call = dataclasses.replace(call, targets=call.targets.view(seen.shape))  # as the outputs, before a squeeze
         if precision(outputs.device.type) != seen.precision:

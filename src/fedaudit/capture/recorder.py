@@ -15,11 +15,11 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from fedaudit.modalities import fitting_kind
+from fedaudit.modalities import NOTHING, fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
 from fedaudit.models import has_batch_norm, of_one_tensor
 from fedaudit.simulation.secure_sum import training_of_sum
-from fedaudit.task.targets import observed_task
+from fedaudit.task.targets import BCE, Task, observed_task, read_targets, target_fault, target_shape, usual_task
 from fedaudit.task.training import LOSSES, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
     INDEX,
@@ -66,6 +66,8 @@ class Recorder:
         module: that clients train; without it the one that :meth:`capture` sees.
         mean, std: of the preprocessing, per channel; without them they are estimated from the range of the inputs.
         loss: registered name, where it isn't captured: cross-entropy, bce-with-logits or mse.
+        task: what the model is asked for, one of :data:`fedaudit.task.targets.TASKS`; without it the loss and the
+            targets of all batches say.
         tokens: of text, what everybody knows of it (:class:`fedaudit.modalities.TokenInfo`, or its fields): vocabulary,
             padding, end, whether the next token is learnt. Without it the vocabulary is the embedding's.
         columns: of a table, their names, types, positions and categories as the model sees them
@@ -87,6 +89,7 @@ class Recorder:
         mean: tuple[float, ...] | list[float] | None = None,
         std: tuple[float, ...] | list[float] | None = None,
         loss: str | None = None,
+        task: Task | None = None,
         tokens: TokenInfo | Mapping[str, Any] | None = None,
         columns: Sequence[Column | Mapping[str, Any]] | None = None,
         every: int = 1,
@@ -127,6 +130,9 @@ class Recorder:
             known = Header(source="captured", name=_printable(name), id=secrets.token_hex(16), digest=blank())
             self._header = known
         self._learn(**given)
+        self._said = task
+        if task is not None:
+            self._header.observed = self._observed(task=task)
         try:
             self._writer = Writer(self.folder, self._header, before)
         except OSError as error:
@@ -404,19 +410,25 @@ class Recorder:
         targets = torch.cat([y.detach() for y in captured.targets])
         randomness = torch.stack(list(captured.randomness)) if captured.randomness else None
         tensors = seen_tensors(index, client, inputs, targets, randomness)
-        self._learn_from(captured, inputs, notes)
+        before, why = self._header.observed, self._learn_from(captured, inputs, targets, notes)
+        if why is not None:
+            self._header.observed = before
+            notes.append(f"what a client trained on isn't recorded: {why}")
+            return
         try:
             save_part(self.folder / FOLDER / truth_file(index, client), self._header.id, tensors)
         except (OSError, ValueError) as error:
             raise self._full(error) from None
 
-    def _learn_from(self, captured: Capture, inputs: Tensor, notes: list[str]) -> None:
+    def _learn_from(self, captured: Capture, inputs: Tensor, targets: Tensor, notes: list[str]) -> str | None:
+        """Learn of the task what a client's training says; return why it can't be one that is known, if so."""
         task = self._header.observed
         shape = tuple(inputs.shape[1:])
         if not inputs.is_floating_point() and task.tokens is None:
             words = vocabulary_of(captured.module)
             assert words is not None
-            self._learn(tokens={"vocabulary": words, "causal": captured.targets[0].ndim == 2})
+            causal = targets.shape == inputs.shape and not targets.is_floating_point() and captured.loss != BCE
+            self._learn(tokens={"vocabulary": words, "causal": causal})
             notes.append(
                 f"the vocabulary is taken for the embedding's {words} tokens, and none of them fills up or ends a "
                 "sequence; tell more: Recorder(tokens=…)"
@@ -428,12 +440,12 @@ class Recorder:
                 module = captured.module if parts is heads is None else of_one_tensor(captured.module, parts, heads)
                 self._learn(outputs=outputs_of(module, shape, self._header.observed.tokens))
             except BadInput as error:
-                notes.append(str(error))
+                return str(error)
         kind = PACKED if parts else fitting_kind(shape, discrete=not inputs.is_floating_point())
-        outputs = self._header.observed.outputs
+        if why := self._learn_task(captured, inputs, targets):
+            return why
         self._learn(
             kind=kind.name,
-            task="regression" if heads else observed_task(captured.targets[0], shape, captured.loss, outputs),
             input_shape=shape,
             loss=captured.loss or "custom",
             batch_norm=captured.batch_norm,
@@ -452,15 +464,66 @@ class Recorder:
             self._header.observed = self._header.observed.model_copy(
                 update={"least": tuple(least.tolist()), "most": tuple(most.tolist())}
             )
+        return None
+
+    def _learn_task(self, captured: Capture, inputs: Tensor, targets: Tensor) -> str | None:
+        """Learn what the model is asked for; return why these targets can't be of it, if so.
+
+        A batch may look like less than it is: numbers that happen to be 0 and 1 look like labels. So every client's
+        targets are looked at, and a guess is corrected; what the user said isn't.
+        """
+        known = self._header.observed
+        shape, loss, outputs = tuple(inputs.shape[1:]), captured.loss or "custom", known.outputs
+        if captured.heads:
+            self._learn(task="regression")
+            return None
+        if known.tokens is not None and known.tokens.causal:
+            words, asked = known.tokens.vocabulary, targets[targets != NOTHING]
+            if targets.shape != inputs.shape or targets.is_floating_point() or outputs not in (None, words):
+                return (
+                    f"its targets {tuple(targets.shape)} aren't the token that follows each of {tuple(inputs.shape)}, of "
+                    f"{words}; models of text are asked for that, or for classes, labels or numbers of a whole text"
+                )
+            if asked.numel() and not 0 <= int(asked.min()) <= int(asked.max()) < words:
+                return f"its targets run from {int(asked.min())} to {int(asked.max())}, and there are {words} tokens"
+            return None
+        found = observed_task(targets, shape, loss, outputs)
+        before = known.task
+        if self._said is None and found is not None and found != before:
+            if before is not None and {before, found} != {"multi-label", "regression"}:
+                return f"its targets are {found}, others' {before}; say which: Recorder(task=…)"
+            if before != "regression":  # numbers may be 0 and 1
+                self._header.observed = self._observed(task=found)
+        if outputs is None:
+            return None
+        task = self._header.observed.task or usual_task(loss, outputs)
+        count = max(outputs, 2) if task in ("classification", "segmentation") else outputs
+        wanted = target_shape(task, count, shape)
+        try:
+            fault = target_fault(read_targets(targets, task, wanted).cpu(), task, count, wanted)
+        except BadInput as error:
+            fault = str(error)
+        if fault and self._said is not None:
+            return f"{fault}; Recorder(task='{task}') said so"
+        return fault and f"{fault}; where they are something else, say what: Recorder(task=…)"
+
+    def _observed(self, **values: Any) -> ObservedTask:
+        """Return what is known, with these values in its place.
+
+        Raises:
+            BadInput: one can't be used.
+        """
+        try:
+            return ObservedTask.model_validate(self._header.observed.model_dump() | values)
+        except ValidationError as error:
+            raise BadInput(explain(error, ObservedTask)) from None
 
     def _learn(self, **values: Any) -> None:
         """Keep what isn't known yet."""
         known = self._header.observed.model_dump()
-        new = {key: value for key, value in values.items() if value is not None and known[key] is None}
-        try:
-            self._header.observed = ObservedTask.model_validate(known | new)
-        except ValidationError as error:
-            raise BadInput(explain(error, ObservedTask)) from None
+        self._header.observed = self._observed(
+            **{key: value for key, value in values.items() if value is not None and known[key] is None}
+        )
 
     def _tensors(self, state: State) -> dict[str, Tensor]:
         """Return a state as tensors by name; a list's names are the global model's, or the module's.
@@ -567,7 +630,7 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
         )
     if len({tuple(x.shape[1:]) for x in inputs}) > 1:
         return "the inputs differ in shape from batch to batch"
-    if len({(y.ndim, y.dtype) for y in targets}) > 1:
+    if len({(y.ndim, y.is_floating_point() and captured.loss != BCE) for y in targets}) > 1:
         return "the targets differ in form from batch to batch"
     if sum(map(len, inputs)) != sum(config.batch_sizes):
         return f"{sum(map(len, inputs))} inputs were seen, of batches with {sum(config.batch_sizes)}"

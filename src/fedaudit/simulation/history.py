@@ -118,7 +118,7 @@ def answers(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
     modes = {part: part.training for part in model.modules()}
     device = next(model.parameters()).device
     model.eval()
-    counts = torch.zeros(2, task_info.num_classes or task_info.num_targets, dtype=torch.float64)
+    counts = torch.zeros(2, task_info.target_values, dtype=torch.float64)
     with torch.no_grad():
         for inputs, targets in zip(data.inputs.split(250), data.targets.split(250), strict=True):
             outputs = model(task_info.normalise(inputs.to(device))).cpu()
@@ -126,7 +126,7 @@ def answers(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
                 hit, targets = (outputs > 0) == (targets > 0), torch.arange(outputs.shape[1]).expand(outputs.shape)
             else:
                 hit = class_logits(outputs).argmax(dim=1) == targets
-            hit, targets = hit[targets >= 0], targets[targets >= 0]  # of a sequence, what isn't asked for is left out
+            hit, targets = hit[targets >= 0], targets[targets >= 0]  # of sequences and masks, what isn't asked for is left out
             counts.index_put_((hit.long(), targets), torch.ones(len(targets), dtype=torch.float64), accumulate=True)
     for part, mode in modes.items():
         part.training = mode

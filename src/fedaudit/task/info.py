@@ -71,7 +71,8 @@ class TaskInfo:
         mean, std: of the preprocessing, per channel; x_normalised = (x − mean) / std, unless the kind says otherwise.
         dropout: whether clients train with the model's dropout on, if it has any.
         label_smoothing, class_weights: of cross-entropy, as in ``torch.nn.functional.cross_entropy``; of a multi-label
-            task's binary cross-entropy ``class_weights`` is what each label weighs where it is 1 (``pos_weight``).
+            task's binary cross-entropy ``class_weights`` is what each label weighs where it is 1, and of masks of one
+            logit what its pixels do (``pos_weight``).
         summed: the loss is the sum over the batch, not the mean.
         extra_classes: outputs of the model beyond one a class, for labels that no example of the data set has.
         columns: of a table, their names, types and categories; none where they aren't known.
@@ -79,7 +80,8 @@ class TaskInfo:
         inserted: the module that a malicious server put before the network; None: nothing.
         task: what the model is asked for, one of :data:`fedaudit.task.targets.TASKS`; None: classification where there
             are classes, else regression.
-        num_targets: labels or numbers that an example has, or classes that a mask's pixel can have.
+        num_targets: labels or numbers that an example has, or classes that a mask's pixel can have; 1 of a mask: the
+            model returns one logit a pixel, of class 1 against class 0.
         packed_inputs: what stands where in examples of several inputs; None: a model of one.
         heads: the same of several outputs, which the model returns as one (n, outputs) here; None: it has one.
         packed_targets: the same of the targets that the loss of several outputs takes.
@@ -136,7 +138,7 @@ class TaskInfo:
         if self.width is not None and not 1 <= self.width <= _WIDEST:
             raise BadInput(f"width is {self.width}; it must be 1 to {_WIDEST:,}")
         if self.loss in LOSSES:
-            check_loss(self.task_kind, self.num_classes, self.loss)
+            check_loss(self.task_kind, self.num_classes, self.loss, self.outputs)
         if self.loss == BCE and self.num_classes not in (2, None):
             raise BadInput(f"the loss '{BCE}' is for the two classes 0 and 1, not for {self.num_classes} classes")
         channels = kind.channels(shape)
@@ -149,11 +151,8 @@ class TaskInfo:
             )
 
     def _check_task(self) -> None:
-        least = 2 if self.task_kind == "segmentation" else 1
-        if not least <= self.num_targets <= _WIDEST or (self.num_classes is not None and self.num_targets != 1):
-            raise BadInput(
-                f"num_targets is {self.num_targets}; it must be {least} to {_WIDEST:,}, and 1 beside classes"
-            )
+        if not 1 <= self.num_targets <= _WIDEST or (self.num_classes is not None and self.num_targets != 1):
+            raise BadInput(f"num_targets is {self.num_targets}; it must be 1 to {_WIDEST:,}, and 1 beside classes")
         if (self.task_kind == "classification") != (self.num_classes is not None):
             raise BadInput(f"num_classes is {self.num_classes}, which doesn't fit {TASKS[self.task_kind].targets}")
         if self.task_kind == "segmentation" and len(self.input_shape) < 2:
@@ -217,7 +216,7 @@ class TaskInfo:
             len(weights) != (self.num_classes or self.outputs) or not all(math.isfinite(w) and w >= 0 for w in weights)
         ):
             raise BadInput(f"class_weights has {len(weights)} values; it must have one from 0 for each class or label")
-        positive = self.task_kind == "multi-label" and self.loss == BCE and not self.label_smoothing
+        positive = self.num_classes is None and self.loss == BCE and not self.label_smoothing
         if (
             (self.label_smoothing or weights is not None)
             and self.loss not in (CROSS_ENTROPY, "custom")
@@ -243,6 +242,13 @@ class TaskInfo:
         if self.num_classes is None:
             return self.heads.size if self.heads else self.num_targets
         return 1 if self.loss == BCE else self.num_classes + self.extra_classes
+
+    @property
+    def target_values(self) -> int:
+        """How many classes an example, or a mask's pixel, can have; of other tasks the numbers an example has."""
+        if self.task_kind == "segmentation":
+            return max(self.num_targets, 2)
+        return self.num_classes or self.num_targets
 
     def blank(self, count: int) -> tuple[Tensor, Tensor]:
         """Return examples (count, ...) of zeros as the model sees them, and targets for them, of class 0 (or 0.0)."""

@@ -47,9 +47,10 @@ class LossCall:
 
     Attributes:
         name: registered name, or ``custom``.
-        targets: on the CPU; of binary cross-entropy of one logit int64 (n,) where they are whole.
+        targets: on the CPU; of binary cross-entropy of one logit int64 (n,), or of one logit a pixel in their own
+            shape, where they are whole. Of sequences and masks ``NOTHING`` stands for what the loss leaves out.
         label_smoothing: of cross-entropy.
-        class_weights: of cross-entropy; of binary cross-entropy what each label weighs where it is 1.
+        class_weights: of cross-entropy; of binary cross-entropy what each label or pixel weighs where it is 1.
         terms: that its sum has: the sum is ``terms`` times the mean. 1 where the call returned the mean.
         mismatch: why it isn't the registered loss, in words; empty where it is.
     """
@@ -75,7 +76,7 @@ def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     if name == "cross-entropy":
         classes = not targets.is_floating_point()
         asked = targets != bound.get("ignore_index", NOTHING)
-        if classes and targets.ndim == 2:  # of sequences, of which a causal task leaves out what nothing follows
+        if classes and targets.ndim > 1:  # of sequences a causal task leaves out what nothing follows, of masks pixels
             targets = targets.where(asked, NOTHING)
         elif classes and not bool(asked.all()):
             mismatch = "the loss leaves out some targets (ignore_index)"
@@ -86,22 +87,26 @@ def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             if weights is not None and classes:
                 terms = float(weights[targets[asked]].sum())
     else:
-        positive = bound.get("pos_weight")
+        positive, single = bound.get("pos_weight"), outputs.numel() == len(outputs)
         several = name == BCE and outputs.ndim == 2 and outputs.shape == targets.shape and outputs.shape[1] > 1
-        if weights is not None or (positive is not None and not (several and positive.numel() == outputs.shape[1])):
+        masks = name == BCE and outputs.ndim > 1 and outputs.shape == targets.shape and not single
+        count = 0 if positive is None else positive.numel()
+        fits = (several and count == outputs.shape[1]) or (masks and count == 1)
+        if weights is not None or (positive is not None and not fits):
             mismatch = "the loss weighs examples or classes (weight, pos_weight)"
         if outputs.shape != targets.shape and name != BCE:
             shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
             mismatch = mismatch or f"the loss is of outputs and targets of different shapes, {shapes}, which broadcast"
         terms = float(outputs.numel()) if _reduction(bound) != "mean" else 1.0
         if name == BCE:
-            single = outputs.numel() == len(outputs)
             mismatch = mismatch or "the loss has several logits an example, and not as many labels" * (
-                not (several or single)
+                not (several or single or masks)
             )
             whole = targets.long()
-            targets = whole.reshape(-1) if single and not mismatch and bool((whole == targets).all()) else targets
-        weights = positive.detach().cpu().flatten() if several and positive is not None else None
+            if (single or (masks and not several)) and not mismatch:
+                targets = whole if bool((whole == targets).all()) else targets
+                targets = targets.reshape(-1) if single else targets
+        weights = positive.detach().cpu().flatten() if fits and positive is not None else None
     told = None if weights is None else tuple(weights.tolist())
     return LossCall(name, targets, smoothing, told, terms, mismatch)
 
@@ -161,8 +166,11 @@ def recognise(
         axes: that masks have.
     """
     batches = _batches(outputs, classes, task, axes)
-    flat = [(made, wanted.flatten()) for made, wanted in batches]
-    return _recognised(loss, batches, batches) or (_recognised(loss, flat, batches) if classes is None else None)
+    if task == "segmentation" and outputs == 1:
+        ways = [[(made, way(wanted)) for made, wanted in batches] for way in _MASKS]
+    else:
+        ways = [batches, *([] if classes is not None else [[(made, wanted.flatten()) for made, wanted in batches]])]
+    return next((read for way in ways if (read := _recognised(loss, way, batches)) is not None), None)
 
 
 @contextmanager
@@ -184,7 +192,7 @@ def _batches(outputs: int, classes: int | None, task: Task | None = None, axes: 
         made = torch.randn(count, outputs, *spatial, generator=source)
         wanted = torch.rand(count, outputs if classes is None else 1, generator=source)
         if task == "segmentation":
-            wanted = torch.randint(outputs, (count, *spatial), generator=source)
+            wanted = torch.randint(max(outputs, 2), (count, *spatial), generator=source)
         elif task == "multi-label":
             wanted = wanted.round()
         found.append((made, wanted if classes is None else torch.arange(count) % classes))
@@ -220,14 +228,30 @@ class _OfFlatTargets:
         return self.loss(outputs, targets.flatten())
 
 
+def _one_channel(masks: Tensor) -> Tensor:
+    return masks.unsqueeze(1)
+
+
+def _real(masks: Tensor) -> Tensor:
+    return masks.float()
+
+
+def _real_channel(masks: Tensor) -> Tensor:
+    return masks.unsqueeze(1).float()
+
+
+_MASKS = (_real_channel, _real)  # in which form a loss of one logit a pixel may want masks (n, *spatial)
+
+
 @dataclass(frozen=True)
-class _OfOneChannel:
-    """A loss that is given masks as (n, 1, *spatial)."""
+class _OfMasks:
+    """A loss that is given masks in another form than (n, *spatial); probabilities are in their own."""
 
     loss: Loss
+    form: Callable[[Tensor], Tensor]
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(outputs, targets.unsqueeze(1))
+        return self.loss(outputs, targets if targets.ndim == outputs.ndim else self.form(targets))
 
 
 @dataclass(frozen=True)
@@ -255,7 +279,7 @@ def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
 
     That of several outputs gets them, and the targets, as the user has them: as a tuple, or by name.
 
-    Of masks (n, *spatial) one may want (n, 1, *spatial). One that takes the column out of the outputs (``squeeze(1)``)
+    Of masks (n, *spatial) one may want (n, 1, *spatial), of one logit a pixel real numbers. One that takes the column out of the outputs (``squeeze(1)``)
     wants (n,): beside (n, 1) it would broadcast each target over all outputs, without an error. Then it doesn't matter
     to it which target is whose, as it does for (n,).
     """
@@ -263,18 +287,23 @@ def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
         return _OfHeads(loss, task_info.heads, task_info.packed_targets)
     if task_info.task_kind == "segmentation":
         made, masks = _batches(task_info.outputs, None, "segmentation", len(task_info.target_shape))[-1]
-        one = _OfOneChannel(loss)
+        if task_info.outputs == 1:
+            forms = [_OfMasks(loss, form) for form in _MASKS]
+            return next((one for one in forms if _tells_pairs(one, made.sigmoid(), masks)), loss)
+        one = _OfMasks(loss, _one_channel)
         return one if not _works(loss, made, masks) and _works(one, made, masks) else loss
-    if task_info.num_classes is not None or task_info.num_targets > 1 or _tells_pairs(loss):
+    if task_info.num_classes is not None or task_info.num_targets > 1:
+        return loss
+    made, values = _batches(1, None)[-1]
+    made = made.sigmoid()  # some losses take probabilities alone
+    if _tells_pairs(loss, made, values):
         return loss
     flat = _OfFlatTargets(loss)
-    return flat if _tells_pairs(flat) else loss
+    return flat if _tells_pairs(flat, made, values) else loss
 
 
-def _tells_pairs(loss: Loss) -> bool:
+def _tells_pairs(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
     """Whether the value of a loss changes where targets change places."""
-    outputs, targets = _batches(1, None)[-1]
-    outputs = outputs.sigmoid()  # some losses take probabilities alone
     with _trying():
         try:
             return not _equal(loss(outputs, targets).sum(), loss(outputs, targets.roll(1, 0)).sum())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedaudit.modalities import NOTHING
 from fedaudit.utils.errors import BadInput
 
 Task = Literal["classification", "multi-label", "regression", "segmentation"]
@@ -18,6 +20,7 @@ CROSS_ENTROPY, BCE, MSE, DICE, DICE_CROSS_ENTROPY = (
     "dice",
     "dice-cross-entropy",
 )
+ONE_LOGIT = (BCE, DICE, DICE_CROSS_ENTROPY)  # of masks with one logit a pixel
 
 
 class TaskKind(NamedTuple):
@@ -25,7 +28,8 @@ class TaskKind(NamedTuple):
 
     Attributes:
         targets: of one example, in words, for several of them.
-        losses: registered ones that fit it; the first is the usual one.
+        losses: registered ones that fit it; the first is the usual one. Of masks with one logit a pixel these are
+            ``ONE_LOGIT``.
         letters: the shape of n examples' targets, as the documentation writes it.
         dtype: of targets.
     """
@@ -53,13 +57,15 @@ def target_shape(task: Task, num_targets: int, input_shape: tuple[int, ...]) -> 
 
 def soft_targets(logits: Tensor, task: Task) -> Tensor:
     """Return differentiable targets of (n, outputs, ...) variables, as a registered loss takes them."""
-    if task == "multi-label":
+    if task == "multi-label" or (task == "segmentation" and logits.shape[1] == 1):
         return logits.sigmoid()
     return logits if task == "regression" else logits.softmax(dim=1)
 
 
 def hard_targets(logits: Tensor, task: Task) -> Tensor:
     """Return the targets (n, ...), of their own type, that such variables stand for."""
+    if task == "segmentation" and logits.shape[1] == 1:
+        return (logits[:, 0] > 0).long()
     if task in ("classification", "segmentation"):
         return logits.argmax(dim=1)
     return soft_targets(logits, task).round() if task == "multi-label" else logits
@@ -69,7 +75,7 @@ def target_fault(targets: Tensor, task: Task, count: int, shape: tuple[int, ...]
     """Return why targets (n, ...) can't be those of such a task; None where they can.
 
     Args:
-        targets: of any type.
+        targets: of any type; of masks ``NOTHING`` where a pixel is ignored.
         task: what they are of.
         count: classes of a classification or of a mask's pixels, else values an example.
         shape: of one example's target.
@@ -79,6 +85,7 @@ def target_fault(targets: Tensor, task: Task, count: int, shape: tuple[int, ...]
         wanted = f"{str(kind.dtype).removeprefix('torch.')} {('n', *shape)}".replace("'", "")
         return f"{task} targets must be {wanted}, not {targets.dtype} {tuple(targets.shape)}"
     if kind.dtype == torch.int64:
+        targets = targets[targets != NOTHING] if task == "segmentation" else targets
         if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < count:
             worst = int(targets.max()) if int(targets.max()) >= count else int(targets.min())
             return f"class target {worst} is not in 0..{count - 1}; check the labels"
@@ -89,19 +96,27 @@ def target_fault(targets: Tensor, task: Task, count: int, shape: tuple[int, ...]
     return None
 
 
-def check_loss(task: Task, num_classes: int | None, loss: str) -> None:
+def check_loss(task: Task, num_classes: int | None, loss: str, outputs: int) -> None:
     """Check that a registered loss fits a task.
+
+    Args:
+        task: that it should fit.
+        num_classes: of a classification.
+        loss: registered name.
+        outputs: of the model, of a mask for each pixel.
 
     Raises:
         BadInput: it doesn't; the message says what does.
     """
-    kind = TASKS[task]
-    if loss in kind.losses:
+    kind, one_logit = TASKS[task], task == "segmentation" and outputs == 1
+    losses = ONE_LOGIT if one_logit else kind.losses
+    if loss in losses:
         return
-    what = f"{num_classes} classes" if num_classes else kind.targets
-    fits = ", ".join(kind.losses[:1] if task == "classification" else kind.losses)
+    what = f"{num_classes} classes" if num_classes else f"masks of {outputs} classes" if outputs > 1 else kind.targets
+    what = "masks of one logit a pixel" if one_logit else what if task == "segmentation" or num_classes else kind.targets
+    fits = ", ".join(losses[:1] if task == "classification" else losses)
     if loss == BCE and task == "segmentation":
-        fits += ", of a model with an output for each class, two where there is one thing to find"
+        fits += f", or {BCE} with a model of one logit a pixel where there is one thing to find"
     elif loss == BCE:
         fits += f", or for the classes 0 and 1 Dataset.from_tensors(…, classes=True) and {BCE}"
     raise BadInput(f"the loss '{loss}' doesn't fit targets that are {what}; use {fits}")
@@ -111,19 +126,62 @@ def observed_task(targets: Tensor, input_shape: tuple[int, ...], loss: str | Non
     """Return what a model is asked for that was seen with these targets; None where they don't tell.
 
     Args:
-        targets: (n, ...) as the loss was given them.
+        targets: (n, ...) as the loss was given them, of all batches that were seen.
         input_shape: of one example.
         loss: registered name, or ``custom``.
         outputs: of the model.
     """
     spatial, shape = input_shape[1:], tuple(targets.shape[1:])
-    if spatial and shape in (spatial, (1, *spatial)) and loss not in (BCE, MSE):
+    masks = spatial and (shape in (spatial, (1, *spatial)) or shape == (outputs, *spatial))
+    if masks and loss != MSE and (loss != BCE or outputs == 1):
         return "segmentation"
     several = len(shape) == 1 and shape[0] == outputs and shape[0] > 1
     if loss == BCE:
         return "multi-label" if several else "classification"
     if loss == MSE:
         return "regression"
-    if several and loss == "custom" and targets.is_floating_point():
+    if several and loss == "custom":
         return "multi-label" if bool(((targets == 0) | (targets == 1)).all()) else "regression"
     return None
+
+
+def usual_task(loss: str, outputs: int) -> Task:
+    """Return what a model is asked for by a loss whose targets don't tell, or weren't seen."""
+    if loss == MSE or (loss == "custom" and outputs == 1):
+        return "regression"
+    return "multi-label" if loss == BCE and outputs > 1 else "classification"
+
+
+def read_targets(seen: Tensor, task: Task, shape: tuple[int, ...]) -> Tensor:
+    """Return targets (n, ...) as data sets have them, of those (n, ...) that a loss was given.
+
+    Probabilities are read as what is likelier: of classes the largest, of labels and of masks of one logit from above
+    one half.
+
+    Args:
+        seen: of any type; of masks ``NOTHING`` where a pixel is ignored.
+        task: what they are of.
+        shape: of one example's target.
+
+    Raises:
+        BadInput: they can't be the task's.
+    """
+    kind, own = TASKS[task], tuple(seen.shape[1:])
+    if task in ("classification", "segmentation") and seen.is_floating_point():
+        chances = bool(((seen >= 0) & (seen <= 1)).all())
+        if len(own) == len(shape) + 1 and own[1:] == shape and own[0] > 1 and chances:
+            return seen.argmax(dim=1)  # as of mixed or one-hot labels
+        if not chances and not bool((seen == seen.round()).all()):
+            raise BadInput(f"the targets are real numbers, and {kind.targets} are whole numbers or probabilities")
+        seen = (seen > 0.5).long() if chances else seen
+    if seen[:1].numel() != math.prod(shape):
+        raise BadInput(
+            f"clients trained on targets of shape {tuple(seen.shape)}, and {kind.targets} of this model are "
+            f"{('n', *shape)}".replace("'", "") + "; of maps of pixels masks alone can be audited, of whole numbers"
+        )
+    if task == "multi-label":
+        if not bool(((seen >= 0) & (seen <= 1)).all()):
+            least, most = float(seen.min()), float(seen.max())
+            raise BadInput(f"labels of a multi-label task are 0 or 1, or between, and these are {least:g} to {most:g}")
+        seen = seen > 0.5
+    return seen.to(kind.dtype).view(len(seen), *shape)

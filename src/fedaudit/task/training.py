@@ -11,6 +11,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
+from fedaudit.modalities import NOTHING
 from fedaudit.task.targets import BCE, CROSS_ENTROPY, DICE, DICE_CROSS_ENTROPY, MSE
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.validation import LARGEST
@@ -26,37 +27,55 @@ def bce_with_logits(
     """Return the binary cross-entropy of logits (n, k), the mean over all of them.
 
     Args:
-        outputs: (n, k), of the classes 0 and 1 (n, 1).
-        targets: (n, k) labels, each 0 or 1; of the classes 0 and 1 int64 (n,).
+        outputs: (n, k), of the classes 0 and 1 (n, 1); of masks of these (n, 1, *spatial).
+        targets: (n, k) labels, each 0 or 1; of the classes 0 and 1 int64 (n,) or masks (n, *spatial), where a pixel
+            ``NOTHING`` counts nothing.
         reduction: ``mean`` or ``sum``.
-        pos_weight: (k,) what a label that is 1 weighs.
+        pos_weight: (k,) what a label that is 1 weighs; of masks (1,).
     """
+    if outputs.ndim > 2 and not targets.is_floating_point():
+        masks = targets.reshape(outputs.shape)
+        asked = (masks != NOTHING).to(outputs.dtype)
+        asked = asked if reduction == "sum" else asked * (asked.numel() / asked.sum())
+        return nn.functional.binary_cross_entropy_with_logits(
+            outputs, masks.to(outputs.dtype), asked, reduction=reduction, pos_weight=pos_weight
+        )
     wanted = targets.view(outputs.shape).to(outputs.dtype)
     return nn.functional.binary_cross_entropy_with_logits(outputs, wanted, reduction=reduction, pos_weight=pos_weight)
 
 
 def dice_loss(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Return 1 − Dice of softmax probabilities, the mean over examples and classes (Milletari et al. 2016, V-Net).
+    """Return 1 − Dice of probabilities, the mean over examples and classes (Milletari et al. 2016, V-Net).
 
-    Departures from its Section 3, as in MONAI: probabilities aren't squared, and the background is a class, too.
+    Departures from its Section 3, as in MONAI: probabilities aren't squared, and the background is a class, too. Of one
+    logit they are its sigmoid, and class 1 alone counts.
 
     Args:
-        outputs: (n, c, *spatial) logits.
-        targets: int64 (n, *spatial) classes, or (n, c, *spatial) probabilities of them.
+        outputs: (n, c, *spatial) logits; (n, 1, *spatial), of class 1 against class 0.
+        targets: int64 (n, *spatial) classes, where a pixel ``NOTHING`` counts nothing, or (n, c, *spatial)
+            probabilities of them.
         reduction: ``mean``; ``sum``: over examples and classes.
     """
-    likely = outputs.softmax(dim=1).flatten(2)
+    one = outputs.shape[1] == 1
+    likely = (outputs.sigmoid() if one else outputs.softmax(dim=1)).flatten(2)
     if targets.is_floating_point():
         true = targets.flatten(2)
     else:
-        true = nn.functional.one_hot(targets.flatten(1), outputs.shape[1]).movedim(-1, 1).to(likely.dtype)
+        asked = targets.flatten(1) != NOTHING  # without a branch: a GPU's recorded step has none
+        true = nn.functional.one_hot(targets.flatten(1) * asked, max(outputs.shape[1], 2)).movedim(-1, 1)
+        likely, true = likely * asked[:, None], true[:, -outputs.shape[1] :].to(likely.dtype) * asked[:, None]
     both, either = (likely * true).sum(dim=2), likely.sum(dim=2) + true.sum(dim=2)
     lost = 1 - (2 * both + _SMOOTH) / (either + _SMOOTH)
     return lost.sum() if reduction == "sum" else lost.mean()
 
 
 def dice_cross_entropy(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the sum of :func:`dice_loss` and cross-entropy, as nnU-Net and MONAI train (Isensee et al. 2021)."""
+    """Return the sum of :func:`dice_loss` and cross-entropy, as nnU-Net and MONAI train (Isensee et al. 2021).
+
+    Of one logit it is the binary cross-entropy.
+    """
+    if outputs.shape[1] == 1:
+        return dice_loss(outputs, targets, reduction) + bce_with_logits(outputs, targets, reduction)
     return dice_loss(outputs, targets, reduction) + nn.functional.cross_entropy(outputs, targets, reduction=reduction)
 
 
@@ -111,7 +130,7 @@ def loss_function(
     Args:
         name: one of ``LOSSES``.
         label_smoothing: of cross-entropy.
-        class_weights: of cross-entropy; of binary cross-entropy over labels what each weighs where it is 1.
+        class_weights: of cross-entropy; of binary cross-entropy over labels or pixels what each weighs where it is 1.
         summed: as torch's ``reduction='sum'``.
 
     Raises:

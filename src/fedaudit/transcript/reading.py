@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedaudit.modalities import TokenInfo, example_kind, fitting_kind
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import as_called, recognise
-from fedaudit.task.targets import BCE, MSE, Task
+from fedaudit.task.targets import BCE, usual_task
 from fedaudit.task.training import Loss, loss_function
 from fedaudit.transcript.files import MessageEntry, ObservedTask, RoundEntry, SentEntry, round_file
 from fedaudit.transcript.rounds import Files, Round, expected, labels_of, read_file
@@ -226,7 +226,7 @@ def complete_task(
     elif name == "custom":
         of = f" of several outputs ({task.heads}), as loss(outputs, targets)" if task.heads else ""
         raise BadInput(f"clients minimise a user's own loss{of}; give it: --loss package.module:function, or loss=…")
-    asked = task.task or _task_of(name, outputs)
+    asked = task.task or usual_task(name, outputs)
     classes = None if asked != "classification" else 2 if name == BCE else max(outputs, 2)
     classes = task.tokens.vocabulary if task.tokens and task.tokens.causal else classes
     channels = example_kind(kind).channels(shape)
@@ -258,13 +258,6 @@ def complete_task(
     if loss is not None:
         return info, as_called(loss, info)
     return info, loss_function(name, info.label_smoothing, info.class_weights, summed)
-
-
-def _task_of(loss: str, outputs: int) -> Task:
-    """Return what a model is asked for whose targets nobody saw."""
-    if loss == MSE or (loss == "custom" and outputs == 1):
-        return "regression"
-    return "multi-label" if loss == BCE and outputs > 1 else "classification"
 
 
 _Channels = tuple[float, ...]  # a value for each

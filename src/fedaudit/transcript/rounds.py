@@ -195,7 +195,7 @@ def check_labels(labels: Tensor, task_info: TaskInfo, where: str) -> None:
         wrong = labels.dtype != torch.int64 or labels.shape[1:] != task_info.input_shape or labels.ndim != 2
         wrong = wrong or bool(((labels < 0) & (labels != NOTHING) | (labels >= (classes or 0))).any())
     else:
-        count, kind = task_info.num_classes or task_info.num_targets, task_info.task_kind
+        count, kind = task_info.target_values, task_info.task_kind
         real = labels.float() if labels.is_floating_point() else labels  # a recording's may be of another precision
         wrong = target_fault(real, kind, count, task_info.target_shape) is not None
     if wrong:
@@ -208,7 +208,7 @@ def labels_of(values: list[int] | list[float], task_info: TaskInfo) -> Tensor:
     Raises:
         BadInput: they can't be the task's.
     """
-    kind, classes = TASKS[task_info.task_kind], task_info.num_classes or task_info.num_targets
+    kind, classes = TASKS[task_info.task_kind], task_info.target_values
     labels = torch.tensor(values)
     if kind.dtype == torch.int64 and (labels.is_floating_point() or bool((labels >= classes).any())):
         raise BadInput(f"a label is outside of 0..{classes - 1}")

@@ -8,7 +8,6 @@ as model and loss saw them (``seen/ROUND/CLIENT/inputs``), where nothing else is
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from fedaudit.modalities.columns import check_cells
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import TASKS
+from fedaudit.task.targets import read_targets
 from fedaudit.transcript.queries import UNUSED
 from fedaudit.transcript.rounds import REMEDY, check_examples, check_new
 from fedaudit.transcript.transcript import Transcript
@@ -368,19 +367,9 @@ def _examples(seen: Tensor, task_info: TaskInfo) -> Tensor:
 
 def _targets(targets: Tensor, task_info: TaskInfo) -> Tensor:
     """Return targets as the transcript has labels: int64 (n,), labels or real values (n, k), or masks (n, *spatial)."""
-    if task_info.num_classes is None:
-        kind, shape = TASKS[task_info.task_kind], task_info.target_shape
-        if targets[:1].numel() != math.prod(shape):
-            raise BadInput(
-                f"clients trained on targets of shape {tuple(targets.shape)}, and {kind.targets} of this model are "
-                f"{('n', *shape)}; of maps of pixels masks alone can be audited, of whole numbers"
-            )
-        return targets.to(kind.dtype).view(len(targets), *shape)
     if task_info.causal:
         return targets.long()
-    if targets.is_floating_point() and targets.ndim == 2 and targets.shape[1] > 1:
-        return targets.argmax(dim=1)  # probabilities, as of mixed or one-hot labels
-    return targets.flatten().long()
+    return read_targets(targets, task_info.task_kind, task_info.target_shape)
 
 
 def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:

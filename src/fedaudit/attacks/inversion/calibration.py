@@ -483,7 +483,7 @@ def likely_labels(observation: Observation, inputs: Tensor, generator: torch.Gen
         return torch.randn(len(inputs), info.num_targets, generator=generator)
     if info.task_kind == "segmentation":
         ranks = inputs.mean(dim=1).flatten(1).argsort(dim=1, stable=True).argsort(dim=1)
-        return (ranks * info.num_targets // ranks.shape[1]).view(len(inputs), *info.target_shape)
+        return (ranks * info.target_values // ranks.shape[1]).view(len(inputs), *info.target_shape)
     module = model_of(observation, "eval")
     with torch.no_grad():
         outputs = torch.cat([module(part) for part in info.normalise(inputs).split(256)])
