@@ -23,12 +23,12 @@ ON_LOSSES = ["loss-threshold", "gradient-norm", "loss-series", "shadow-models", 
 _THREAT = {"records": 48, "knows_public_data": True, "public_examples": 48}
 
 
-def examples(task: Task, n: int = 240, seed: int = 0) -> Dataset:
+def examples(task: Task, n: int = 240, seed: int = 0, classes: int = 3) -> Dataset:
     """Examples whose targets nothing in the inputs tells: who fits them has learnt them by heart."""
     rng = generator(seed, "targets of any task")
     if task == "segmentation":
         return Dataset.from_tensors(
-            torch.rand(n, 1, 8, 8, generator=rng), torch.randint(3, (n, 8, 8), generator=rng), task=task
+            torch.rand(n, 1, 8, 8, generator=rng), torch.randint(classes, (n, 8, 8), generator=rng), task=task
         )
     inputs = torch.randn(n, 24, generator=rng)
     if task == "multi-label":
@@ -39,37 +39,38 @@ def examples(task: Task, n: int = 240, seed: int = 0) -> Dataset:
 class Pixels(nn.Module):
     """A network that sees the whole image at every pixel, and can learn it by heart."""
 
-    def __init__(self, hidden: int = 128) -> None:
+    def __init__(self, outputs: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 3 * 64))
+        self.outputs = outputs
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, outputs * 64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(self.body(x)).view(-1, 3, 8, 8)
+        return torch.as_tensor(self.body(x)).view(-1, self.outputs, 8, 8)
 
 
-def model_of(task: Task) -> nn.Module:
+def model_of(task: Task, classes: int = 3) -> nn.Module:
     torch.manual_seed(0)
     if task == "segmentation":
-        return Pixels()
+        return Pixels(classes if classes > 2 else 1)
     outputs = {"multi-label": 5, "regression": 3}[task]
     return nn.Sequential(nn.Linear(24, 128), nn.ReLU(), nn.Linear(128, outputs))
 
 
-def recorded(task: Task, rounds: int) -> tuple[Observation, Truth]:
+def recorded(task: Task, rounds: int, classes: int = 3) -> tuple[Observation, Truth]:
     federation: dict[str, Any] = {"name": "f", "algorithm": "fedavg", "clients": 3, "rounds": rounds, "examples": 72}
     federation |= {"batch_size": 8, "local_epochs": 4, "learning_rate": 0.5 if task != "regression" else 0.1}
     made = simulate(
         {"federations": [federation], "threat": _THREAT, "attacks": ["loss-threshold"], "evaluation": {"updates": 1}},
-        model=model_of(task),
-        data=examples(task),
+        model=model_of(task, classes),
+        data=examples(task, classes=classes),
         progress=False,
     )
     return observe(made.transcript, ThreatModel(**_THREAT)), made.truth
 
 
-@pytest.fixture(scope="module", params=["multi-label", "regression", "segmentation"])
+@pytest.fixture(scope="module", params=["multi-label", "regression", "segmentation", "one logit"])
 def overfitted(request: pytest.FixtureRequest) -> tuple[Observation, Truth]:
-    return recorded(request.param, 25)
+    return recorded("segmentation", 25, 2) if request.param == "one logit" else recorded(request.param, 25)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -93,7 +94,7 @@ def test_an_overfitted_model_of_any_task_gives_its_members_away(name, overfitted
 def test_of_examples_that_nobody_trained_on_nothing_is_told(name, overfitted):
     seen, truth = overfitted
     assert seen.records is not None
-    others = examples(seen.task_info.task_kind, len(seen.records), seed=1)
+    others = examples(seen.task_info.task_kind, len(seen.records), seed=1, classes=seen.task_info.target_values)
     inputs, targets = (
         torch.cat([getattr(s, what) for s in (others.train, others.test)]) for what in ("inputs", "targets")
     )
@@ -108,7 +109,9 @@ def test_the_loss_of_an_example_is_the_mean_over_its_labels_or_pixels(overfitted
     seen.module.load_state_dict(seen.weights[-1])
     with torch.no_grad():
         z = seen.module.eval()(seen.task_info.normalise(x)).double()
-    if y.dtype == torch.int64:
+    if z.shape[1] == 1:
+        each = -torch.where(y[:, None] > 0, z, -z).sigmoid().log().flatten(1).mean(dim=1)
+    elif y.dtype == torch.int64:
         each = -z.log_softmax(dim=1).gather(1, y[:, None]).flatten(1).mean(dim=1)
     elif seen.task_info.task_kind == "regression":
         each = (z - y).square().mean(dim=1)

@@ -36,13 +36,20 @@ def net(task: Task) -> nn.Module:
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(8 * 64, TARGETS[task].shape[1]))
 
 
+def one_logit() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(), nn.Conv2d(8, 1, 3, padding=1))
+
+
 def audited(
     task: Task, attacks: list[Any], *, granted: bool, federation: dict[str, Any] | None = None, **more: Any
 ) -> Any:
     spec = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1, **(federation or {})}
     scenario = {"federations": [spec], "threat": {"knows_labels": granted}, "evaluation": {"controls": False}}
     done = fedaudit.audit(
-        scenario, attacks=attacks, data=(IMAGES, TARGETS[task]), model=net(task), progress=False, **more
+        scenario,
+        attacks=attacks,
+        **{"data": (IMAGES, TARGETS[task]), "model": net(task), "progress": False, **more},
     )
     return done.result
 
@@ -64,10 +71,79 @@ def test_masks_that_are_granted_give_the_image() -> None:
     assert result.findings[0].images[0].psnr > 18
 
 
+def soft_dice(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of the batch, as many write it for masks (n, 1, height, width)."""
+    likely = outputs.sigmoid()
+    return 1 - (2 * (likely * targets).sum() + 1) / (likely.sum() + targets.sum() + 1)
+
+
+@pytest.mark.parametrize("loss", [None, nn.BCEWithLogitsLoss(), soft_dice])
+@pytest.mark.parametrize("granted", [False, True])
+def test_masks_of_one_logit_give_the_image(loss: Any, granted: bool) -> None:
+    attack = {"name": "dlg-adam", "iterations": 300}
+    (finding,) = audited("segmentation", [attack], granted=granted, model=one_logit(), loss=loss).findings
+    if loss is soft_dice and not granted:
+        assert finding.status == "not applicable"
+        assert "grant them" in (finding.reason or "")
+        return
+    assert finding.images[0].psnr > (15 if granted else 10)
+    assert finding.label_source == ("given" if granted else "optimised")
+
+
+@pytest.mark.parametrize("own", [soft_dice, lambda z, y: soft_dice(z.squeeze(1), y)])
+def test_a_loss_of_one_logit_gets_masks_in_the_form_that_it_takes(own: Any) -> None:
+    _, recording = seen_of("segmentation", {"examples": 6, "batch_size": 6}, model=one_logit(), loss=own)
+    inputs, masks = recording.truth.inputs[0, 0], recording.truth.labels[0, 0]
+    model = one_logit()
+    images = recording.transcript.task_info.normalise(inputs)
+    wanted = torch.autograd.grad(soft_dice(model(images), masks[:, None].float()), list(model.parameters()))
+    for sent, oracle in zip(recording.transcript.rounds[0].updates[0].tensors.values(), wanted, strict=True):
+        torch.testing.assert_close(sent, oracle)
+
+
+def test_a_model_of_one_logit_is_said_by_the_loss_of_a_named_one() -> None:
+    scenario = {"model": {"name": "unet", "loss": "bce-with-logits"}, "federations": [{"name": "f", "clients": 1}]}
+    recording = fedaudit.simulate(scenario, data=(torch.rand(9, 1, 16, 16), torch.ones(9, 16, 16).long()), progress=False)
+    assert recording.transcript.task_info.output_shape == (1, 16, 16)
+    assert recording.history is not None
+    with pytest.raises(fedaudit.BadInput, match=r"\(2, 1, 8, 8\)|one logit a pixel"):
+        seen_of("segmentation", loss=nn.BCEWithLogitsLoss())
+
+
+def test_ignored_pixels_of_a_simulation_count_nothing() -> None:
+    masks = TARGETS["segmentation"].clone()
+    masks[:, :, :3] = -100
+    for model, loss in ((net("segmentation"), "cross-entropy"), (one_logit(), "bce-with-logits"), (one_logit(), "dice")):
+        recording = fedaudit.simulate(
+            {
+                "federations": [{"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 4, "batch_size": 4}],
+                "model": {"loss": loss},
+            },
+            data=(IMAGES, masks), model=model, progress=False,
+        )  # fmt: skip
+        seen, wanted = recording.truth.inputs[0, 0], recording.truth.labels[0, 0]
+        outputs = model(recording.transcript.task_info.normalise(seen))[..., 3:]
+        true = wanted[..., 3:]
+        if loss == "cross-entropy":
+            value = nn.functional.cross_entropy(outputs, true)
+        elif loss == "dice":
+            likely = outputs[:, 0].sigmoid().flatten(1)
+            both, either = (likely * true.flatten(1)).sum(1), likely.sum(1) + true.flatten(1).sum(1)
+            value = (1 - (2 * both + 1e-5) / (either + 1e-5)).mean()
+        else:
+            value = nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], true.float())
+        oracle = torch.autograd.grad(value, list(model.parameters()))
+        for sent, gradient_of_it in zip(recording.transcript.rounds[0].updates[0].tensors.values(), oracle, strict=True):
+            torch.testing.assert_close(sent, gradient_of_it)
+    with pytest.raises(fedaudit.BadInput, match="ignored pixels are -100"):
+        fedaudit.simulate({}, data=(IMAGES, masks.clamp(min=-1)), model=net("segmentation"), progress=False)
+
+
 def seen_of(task: Task, federation: dict[str, Any] | None = None, **more: Any) -> Any:
     spec = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1, **(federation or {})}
     recording = fedaudit.simulate(
-        {"federations": [spec]}, data=(IMAGES, TARGETS[task]), model=net(task), progress=False, **more
+        {"federations": [spec]},
+        **{"data": (IMAGES, TARGETS[task]), "model": net(task), "progress": False, **more},
     )
     return fedaudit.observe(recording.transcript, fedaudit.load_scenario(None).threat).split()[0], recording
 

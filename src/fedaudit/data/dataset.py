@@ -33,8 +33,8 @@ class Split:
     inputs: float32; images (n, C, H, W) and volumes (n, C, D, H, W) in [0, 1], signals (n, C, T), tables (n, d)
         standardised by the train split, or of another kind.
     targets: int64 (n,) for classification; float32 (n, k) of 0 and 1 for several labels; float32 (n, k) for regression,
-        standardised by the train split; int64 (n, *spatial) classes for segmentation; of a causal task int64
-        (n, length), at each position the token that follows, -100 where none does.
+        standardised by the train split; int64 (n, *spatial) classes for segmentation, -100 where a pixel is ignored; of
+        a causal task int64 (n, length), at each position the token that follows, -100 where none does.
     groups: int64 (n,) whose example it is, where the data set itself says so (partition ``natural``): a client's number
         from 0, or -1 for examples that are nobody's in particular.
     attributes: by name, int64 (n,) which of the values of the data set's :class:`Attribute` each example has.
@@ -562,19 +562,22 @@ def _as_targets(
     else:
         return task, y.reshape(len(y), -1).to(torch.float64)
     y = y.long()
-    if len(y) and int(y.min()) < 0:
-        raise BadInput(f"{where}: class target {int(y.min())} is negative; classes count from 0")
+    asked = y[y != NOTHING] if task == "segmentation" else y
+    if asked.numel() and int(asked.min()) < 0:
+        ignored = f", and ignored pixels are {NOTHING}" if task == "segmentation" else ""
+        raise BadInput(f"{where}: class target {int(asked.min())} is negative; classes count from 0{ignored}")
     return task, y
 
 
 def _check_dense(values: Tensor, where: str) -> None:
     """Refuse masks whose classes have numbers far above how many there are, as pictures of masks have them."""
-    most, count = int(values[-1]), len(values)
+    values = values[values != NOTHING]
+    most, count = int(values[-1]) if len(values) else 0, len(values)
     if most > 1 and most + 1 >= 2 * count:
         shown = ", ".join(map(str, values[:5].tolist())) + (", …" if count > 5 else "")
         raise BadInput(
             f"{where}: masks have the values {shown} up to {most}, which would be {most + 1} classes; number them from "
-            "0 (0 and 255: masks > 0; a value for ignored pixels: give them a class), or say num_classes"
+            f"0 (0 and 255: masks > 0; ignored pixels: {NOTHING}, which no loss counts), or say num_classes"
         )
 
 

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
+from fedaudit.modalities import NOTHING
 from fedaudit.models import has_batch_norm, own_copy
 from fedaudit.results import AttackSummary, FindingResult
 from fedaudit.scenario.scenario import Scenario, apply_override, scenario_from
 from fedaudit.simulation.history import answers
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
+from fedaudit.task.targets import hard_targets
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
@@ -170,10 +172,9 @@ class Settings:
                     own, one = (float(transcript.loss(o, true)) for o in (told, told.mean(0).expand_as(told)))
                 return "" if own < one else f"{said}: its loss is no lower than that of one answer for all"
             if info.task_kind == "segmentation":
-                right, most = (
-                    (told.argmax(dim=1) == true).double().mean(),
-                    true.flatten().bincount().max() / true.numel(),
-                )
+                answered = hard_targets(told, info.task_kind)[true != NOTHING]
+                true = true[true != NOTHING]
+                right, most = (answered == true).double().mean(), true.bincount().max() / true.numel()
                 return (
                     ""
                     if right > most

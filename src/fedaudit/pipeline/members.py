@@ -30,7 +30,7 @@ from fedaudit.task.training import Loss
 from fedaudit.transcript.files import Form, ObservedTask
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.queries import QuerySet
-from fedaudit.transcript.reading import complete_task
+from fedaudit.transcript.reading import complete_task, outputs_of
 from fedaudit.transcript.rounds import expected
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.update import Update
@@ -469,14 +469,16 @@ def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, la
     shape, tokens = tuple(inputs.shape[1:]), None
     if not inputs.is_floating_point():
         words = vocabulary_of(module)
-        if labels.ndim == 2 or words is None:
+        if words is None or (labels.shape == inputs.shape and not labels.is_floating_point()):
             raise BadInput("the model predicts the next token, and records have labels")
         tokens = TokenInfo(vocabulary=words, causal=False)
     kind = PACKED if seen.packed_inputs else fitting_kind(shape, discrete=tokens is not None)
     channels = kind.channels(shape)
+    outputs = None if seen.heads else outputs_of(module, shape, tokens)
     observed = ObservedTask(
         kind=kind.name,
-        task=None if seen.heads else observed_task(labels, shape, seen.loss, labels.shape[-1]),
+        outputs=outputs,
+        task=None if seen.heads else observed_task(labels, shape, seen.loss, outputs),
         input_shape=shape,
         mean=(0.0,) * channels,
         std=(1.0,) * channels,

@@ -41,8 +41,9 @@ from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import LossOptions, as_called, recognise
-from fedaudit.task.targets import BCE, TASKS
+from fedaudit.task.targets import BCE, ONE_LOGIT, TASKS
 from fedaudit.task.training import Loss, loss_function
+from fedaudit.transcript.reading import outputs_of
 from fedaudit.transcript.vertical import vertical_module
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import BadInput, MissingData
@@ -112,8 +113,10 @@ def resolve(
     spec = scenario.model
     assert spec.batch_norm is not None  # spell_out() saw to it
     loss_name: str = spec.loss
+    one_logit = _one_logit(module, dataset, loss_name)
     if loss_name == "auto":
-        loss_name = "custom" if loss else TASKS[dataset.task].losses[0]
+        loss_name = "custom" if loss else (ONE_LOGIT if one_logit else TASKS[dataset.task].losses)[0]
+    num_targets = 1 if one_logit else dataset.num_targets
     if loss is None:
         if loss_name == "custom":
             raise BadInput("the scenario trains with a user's own loss; run it from Python: fedaudit.audit(…, loss=…)")
@@ -123,7 +126,8 @@ def resolve(
             f"the model returns several outputs, {heads}: train it with a loss of your own, "
             "loss=lambda outputs, targets: …, the mean over the batch"
         )
-    read = _recognised(loss, dataset, spec.spare_outputs) if loss_name == "custom" and heads is None else None
+    own = loss_name == "custom" and heads is None
+    read = _recognised(loss, dataset, num_targets, spec.spare_outputs) if own else None
     options = read or LossOptions(loss_name)
     task_info = TaskInfo(
         model=spec.name,
@@ -134,7 +138,7 @@ def resolve(
         input_shape=dataset.input_shape,
         num_classes=dataset.num_classes,
         task=dataset.task,
-        num_targets=dataset.num_targets,
+        num_targets=num_targets,
         mean=dataset.mean,
         std=dataset.std,
         dropout=spec.dropout is not False,
@@ -148,7 +152,10 @@ def resolve(
         heads=heads,
         packed_targets=dataset.packed_targets,
     )
-    loss = as_called(loss, task_info) if read is None else loss_function(*read)
+    if read is not None:
+        loss = loss_function(*read)
+    elif loss_name == "custom":
+        loss = as_called(loss, task_info)
     _check_causal(scenario, task_info)
     if module is not None and scenario.federations[0].vertical is not None:
         raise BadInput("a vertical federation is made of fedaudit's models, a party's network each; name one of them")
@@ -343,11 +350,23 @@ def _federations(
     return federations
 
 
-def _recognised(loss: Loss, dataset: Dataset, spare: int) -> LossOptions | None:
+def _one_logit(module: nn.Module | None, dataset: Dataset, loss: str) -> bool:
+    """Whether masks of two classes are one logit a pixel: a user's own model returns that, or the loss asks for it."""
+    if dataset.task != "segmentation" or dataset.num_targets > 2:
+        return False
+    if module is None:
+        return loss == BCE
+    try:
+        return outputs_of(module, dataset.input_shape) == 1
+    except BadInput:  # which is said where all models are looked at
+        return False
+
+
+def _recognised(loss: Loss, dataset: Dataset, num_targets: int, spare: int) -> LossOptions | None:
     """Return which registered loss a user's own one is; None: none, or of a form that tasks don't have."""
     if dataset.tokens is not None and dataset.tokens.causal:
         return None
-    outputs = dataset.num_targets if dataset.num_classes is None else dataset.num_classes + spare
+    outputs = num_targets if dataset.num_classes is None else dataset.num_classes + spare
     read = recognise(loss, outputs, dataset.num_classes, dataset.task, len(dataset.input_shape) - 1)
     return None if read is not None and spare and read.class_weights is not None else read
 

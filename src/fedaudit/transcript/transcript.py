@@ -368,7 +368,7 @@ def _architecture(
     try:
         if task_info.loss != "custom":
             loss = loss_function(*options)
-        elif task_info.heads and loss is not None:
+        elif loss is not None:
             loss = as_called(loss, task_info)
         if module is None and vertical is not None:
             module = vertical_module(vertical.spec, vertical.parties, task_info)
