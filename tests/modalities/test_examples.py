@@ -286,6 +286,23 @@ def test_images_are_drawn_side_by_side_and_compared_pixel_by_pixel():
     torch.testing.assert_close(apart.double() / 60, mse(images[:1], images[1:2])[0])
 
 
+@pytest.mark.parametrize("most", [4095, 65535])
+def test_images_of_12_and_16_bits_are_told_apart_by_their_last_bit(most):
+    kind, rng = example_kind("image"), torch.Generator().manual_seed(0)
+    steps = torch.randint(most + 1, (5, 1, 6, 7), generator=rng).float()
+    steps[:, 0, 0, 0] = 1
+    near = steps.clone()
+    near[:, 0, 0, 0] += 1
+    prints = kind.fingerprints(steps / most)
+    assert not torch.isin(kind.fingerprints(near / most), prints).any()
+    mean, std = (0.3,), (0.07,)
+    again = kind.denormalise(kind.normalise(steps / most, mean, std), mean, std)
+    assert not again.equal(steps / most)
+    assert kind.fingerprints(again).equal(prints)
+    beside = torch.cat([steps / most, torch.rand(1, 1, 6, 7, generator=rng)])
+    assert kind.fingerprints(beside)[:5].equal(prints)
+
+
 def test_results_of_old_are_of_the_kind_that_their_shape_says():
     shapes = ((3, 32, 32), (30,), (1, 8, 16, 16), (12, 256))
     assert [fitting_kind(shape).plural for shape in shapes] == ["images", "records", "volumes", "signals"]

@@ -181,6 +181,32 @@ def test_a_volume_is_drawn_as_its_three_middle_planes():
     assert bool((small[:, 10] == 0.5).all())
 
 
+def test_one_broken_voxel_takes_no_contrast_away():
+    rng = torch.Generator().manual_seed(0)
+    body = 100 + 20 * torch.rand(12, 1, 8, 9, 10, generator=rng)
+    plain = Dataset.from_tensors(body, torch.arange(12) % 2, kind="volume")
+    broken = body.clone()
+    broken[0, 0, 1, 1, 1] = 30_000.0
+    data = Dataset.from_tensors(broken, torch.arange(12) % 2, kind="volume")
+    assert float(data.train.inputs.std()) > 0.9 * float(plain.train.inputs.std())
+    assert float(data.train.inputs.max()) == 1
+    assert "but for the outermost 0.1% at either end, which lie far off" in data.summary
+    assert "voxels of both splits beyond it clipped" in data.summary
+    # in [0, 1] the user's own scale stays; the drawing is stretched, of both in the same way
+    given = broken / 30_000
+    kept = Dataset.from_tensors(given, torch.arange(12) % 2, kind="volume")
+    assert kept.train.inputs[0].equal(given[0])
+    assert "PSNR is of [0, 1] and flatters them" in kept.summary
+    kind = example_kind("volume")
+    sheet = kind.draw(given[:1])
+    assert float(sheet.min()) < 0.05
+    assert float(sheet.max()) > 0.95
+    assert float(sheet.std()) > 0.2
+    assert kind.draw_over(given[0], given[0]).equal(sheet)
+    lighter = kind.draw_over(given[0] + 5 / 30_000, given[0])
+    assert 0.1 < float((lighter - sheet)[sheet != 0.5].mean()) < 0.3
+
+
 def test_a_signal_is_drawn_as_a_curve_a_channel():
     kind = example_kind("signal")
     rising = torch.linspace(-5, 5, 60)

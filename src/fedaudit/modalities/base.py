@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -162,14 +163,14 @@ class ExampleKind:
         """Return (n, p): of two examples, the squared distance of these vectors tells how far they are apart."""
         return examples.flatten(1)
 
-    def stored(self, examples: Tensor) -> Tensor:
-        """Return examples as a file would keep them: those that are equal in it are the same."""
-        return examples.detach().cpu()
+    def stored(self, examples: Tensor) -> Sequence[Tensor]:
+        """Return each of examples (n, ...) as a file would keep it: those that are equal in it are the same."""
+        return list(examples.detach().cpu())
 
     def fingerprints(self, examples: Tensor) -> Tensor:
         """Return (n,) int64: a hash of every example as it is stored, the same wherever the example came from."""
         shape = str(tuple(examples.shape[1:])).encode()
-        kept = self.stored(examples).contiguous()
+        kept = self.stored(examples)
         digests = [hashlib.sha256(shape + example.numpy().tobytes()).digest()[:8] for example in kept]
         return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
 

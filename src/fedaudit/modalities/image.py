@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,8 @@ from fedaudit.utils.errors import BadInput
 _CHANNELS = (1, 3, 4)
 _DEEP = (torch.uint16, torch.int16)
 _LONG = 4  # times as long as high, or the other way round: an array of three axes that may well be signals
+_STEPS = (4095, 65535)  # of 12 and of 16 bits
+_NEAR = 0.05  # of a step: normalising and undoing it moves a pixel by less
 _MIN_STD = 1e-3  # a channel that never varies is divided by one, not by nothing
 
 
@@ -115,15 +118,32 @@ class Image(ExampleKind):
         """Return both splits as they are, with the mean and standard deviation of the train split's channels."""
         return (train, test, *image_statistics(train))
 
-    def stored(self, examples: Tensor) -> Tensor:
-        """Return the 8-bit pixels."""
-        return eight_bit(examples)
+    def stored(self, examples: Tensor) -> Sequence[Tensor]:
+        """Return the pixels of 8 bits, and of images whose pixels are steps of 12 or 16 bits these steps.
+
+        Others, as resizing makes them, are told apart by 8 bits: their last bits are the resizer's.
+        """
+        kept = list(eight_bit(examples))
+        pixels = examples.detach().cpu().double().flatten(1)
+        unknown = ~_in_steps(pixels, 255)
+        for most in _STEPS:
+            deep = unknown & _in_steps(pixels, most)
+            for row in deep.nonzero()[:, 0].tolist():
+                kept[row] = (examples[row].detach().cpu().double() * most).round().to(torch.int32)
+            unknown &= ~deep
+        return kept
 
     def draw(self, examples: Tensor) -> Tensor:
         """Return (k, C, H, W) images side by side, one pixel of grey between: white reads as a part of white shapes."""
         gap = examples.new_full((*examples.shape[1:3], 1), 0.5)
         parts = [part for image in examples for part in (image, gap)]
         return torch.cat(parts[:-1], dim=2)
+
+
+def _in_steps(pixels: Tensor, most: int) -> Tensor:
+    """Return (n,) whether all pixels (n, p) are multiples of 1 / most, but for float32's rounding."""
+    steps = pixels * most
+    return (steps - steps.round()).abs().amax(dim=1) < _NEAR
 
 
 def _others(axes: int) -> str:

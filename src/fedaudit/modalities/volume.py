@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from fedaudit.utils.errors import BadInput
 _MIN_STD = 1e-3  # a channel that never varies is divided by one, not by nothing
 _WIDTH = 288  # pixels that the planes of a small volume are wide together, about
 _BLOBS = 12  # in a volume that is made up
+_ENDS, _WIDER = 0.001, 4  # of voxels at either end, which may be outliers, and how much wider they make the range
 
 
 class Volume(ExampleKind):
@@ -30,7 +32,9 @@ class Volume(ExampleKind):
     bounds: ClassVar[tuple[float, float] | None] = (0.0, 1.0)
     drawing: ClassVar[str] = (
         "A picture shows three planes through a volume's middle, from left to right: axial (across the depth), coronal "
-        "(across the height) and sagittal (across the width); in the latter two the depth runs upwards."
+        "(across the height) and sagittal (across the width); in the latter two the depth runs upwards. Where all but "
+        "the outermost thousandths of the true volume's voxels lie within less than a quarter of the range, black and "
+        "white are the ends of that part, in the reconstruction's picture, too."
     )
 
     def channels(self, shape: tuple[int, ...]) -> int:
@@ -61,7 +65,10 @@ class Volume(ExampleKind):
 
         Whole numbers are scaled by the range of their depth: 0 to 4095 where 12 bits hold them, −1024 to 3071 where
         they are Hounsfield units, else 16 bits. Floats in [0, 1] stay as they are; others are scaled by the train
-        split's range, all channels alike, and the test split's voxels beyond it are clipped.
+        split's range, all channels alike, and the test split's voxels beyond it are clipped. Where a thousandth of the
+        voxels at either end makes that range more than four times as wide (a metal artefact, a broken voxel), it ends
+        there, and what lies beyond is clipped: else all contrast would lie in a part of [0, 1], and PSNR, which is of
+        that whole range, would count differences that nobody sees as none.
 
         Raises:
             BadInput: one split has whole numbers and the other hasn't; all would be nearly black; no voxel differs.
@@ -69,16 +76,22 @@ class Volume(ExampleKind):
         if train.is_floating_point() != test.is_floating_point():
             raise BadInput(f"{where}: one split has whole numbers, and the other hasn't; give both in the same form")
         if not train.is_floating_point():
-            return in_depth(train, test, where, self.plural)
+            first, second, said = in_depth(train, test, where, self.plural)
+            return first, second, said + _narrow(first)
         low, high = float(train.min()), float(train.max())
         if low >= 0 and high <= 1 and float(test.min()) >= 0 and float(test.max()) <= 1:
-            return train, test, ""
+            return train, test, _narrow(train).removeprefix("; ")
         if low == high:
             raise BadInput(f"{where}: all voxels of the train split are {low:g}; there is nothing to scale them by")
+        what, whose = "the train split's range", "the test split"
+        inner = _without_ends(train, _ENDS)
+        if inner[0] < inner[1] and high - low > _WIDER * (inner[1] - inner[0]):
+            (low, high), whose = inner, "both splits"
+            what = f"the train split's range but for the outermost {_ENDS:.1%} at either end, which lie far off"
         first, second = ((x.double() - low).div_(high - low).clamp_(0, 1).float() for x in (train, test))
-        beyond = int(((test < low) | (test > high)).sum())
-        cut = f", {beyond:,} voxels of the test split beyond it clipped" if beyond else ""
-        return first, second, f"values {low:.6g} to {high:.6g}, the train split's range, are scaled to [0, 1]{cut}"
+        beyond = sum(int(((x < low) | (x > high)).sum()) for x in (train, test))
+        cut = f", {beyond:,} voxels of {whose} beyond it clipped" if beyond else ""
+        return first, second, f"values {low:.6g} to {high:.6g}, {what}, are scaled to [0, 1]{cut}"
 
     def said(self, given: tuple[int, ...], read: tuple[int, ...]) -> str:
         """Return what was taken for a volume, where it has no channels, or more than four."""
@@ -97,8 +110,19 @@ class Volume(ExampleKind):
 
         From left to right: axial (H, W), coronal (D, W), sagittal (D, H); the depth of the latter two runs upwards, as
         radiologists draw them where the first slice is the lowest. One voxel of grey between, two between volumes.
-        Other than 1 or 3 channels are drawn below one another. Small volumes are enlarged by a whole factor.
+        Other than 1 or 3 channels are drawn below one another. Small volumes are enlarged by a whole factor. Where all
+        but the outermost thousandths of the first volume's voxels lie within a quarter of [0, 1], these are stretched.
         """
+        return self._drawn(examples, examples[0])
+
+    def draw_over(self, recovered: Tensor, true: Tensor) -> Tensor:
+        """Return the planes of what was recovered, black and white as in the true volume's drawing."""
+        return self._drawn(recovered[None], true)
+
+    def _drawn(self, examples: Tensor, like: Tensor) -> Tensor:
+        low, high = _without_ends(like, _ENDS)
+        if low < high and _WIDER * (high - low) < 1:
+            examples = ((examples - low) / (high - low)).clamp(0, 1)
         sheet = _beside([_planes(volume) for volume in examples], 2)
         larger = max(1, round(_WIDTH / _planes(examples[0]).shape[2]))
         return sheet.repeat_interleave(larger, dim=1).repeat_interleave(larger, dim=2)
@@ -120,6 +144,25 @@ class Volume(ExampleKind):
         means, stds = (torch.tensor(values).view(at) for values in channel_statistics(volumes))
         volumes = (volumes - means) / stds.clamp_min(_MIN_STD)
         return (mean.view(at) + std.view(at) * volumes).clamp_(0, 1)
+
+
+def _narrow(voxels: Tensor) -> str:
+    """Return what is to be said of voxels in [0, 1] of which nearly all lie in a small part of it; "" of others."""
+    low, high = _without_ends(voxels, _ENDS)
+    if not low < high or _WIDER * (high - low) >= 1:
+        return ""
+    return (
+        f"; all voxels but the outermost {_ENDS:.1%} at either end lie in {low:.3g} to {high:.3g}: PSNR is of [0, 1] and "
+        "flatters them, so clip the others and scale these to [0, 1]"
+    )
+
+
+def _without_ends(voxels: Tensor, share: float) -> tuple[float, float]:
+    """Return the least and the largest value of voxels, a ``share`` of them (at least one) left out at either end."""
+    values = voxels.detach().flatten()
+    left = min(math.ceil(share * len(values)), (len(values) - 1) // 2)
+    # twice kthvalue: quantile takes 16 million values at most
+    return float(values.kthvalue(left + 1).values), float(values.kthvalue(len(values) - left).values)
 
 
 def _count(channels: int) -> str:
