@@ -12,6 +12,9 @@ from PIL import Image
 
 from fedaudit.data import load_dataset
 from fedaudit.data.example_folder import read_folder
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.scenario.scenario import scenario_from
+from fedaudit.transcript.queries import NOBODY
 from fedaudit.utils.errors import BadInput
 from tests.data.data_cases import one_line
 from tests.data.medical_cases import dicom, series, wfdb
@@ -218,3 +221,60 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, "volume", "x.npy is (1, 2, 3, 5)", "(1, 2, 3, 4)")
     (tmp_path / "test/a/x.npy").rename(tmp_path / "test/a/x.doc")
     refused(tmp_path, "volume", "has no files that are read")
+
+
+def people(folder: Path, targets: str, *, scans: int = 3, count: int = 40) -> dict[bytes, int]:
+    """Write scans of each person, and return whose each is, by its pixels."""
+    lines, whose = [f"file,patient,{targets}"], {}
+    for person in range(count):
+        for scan in range(scans):
+            image = RNG.random((1, 6, 6)).astype(np.float32)
+            save(folder / f"scans/{person}-{scan}.npy", image)
+            values = ",".join(str((person + i) % 2) for i in range(targets.count(",") + 1))
+            lines.append(f"scans/{person}-{scan}.npy,P{person},{values}")
+            whose[image.tobytes()] = person
+    (folder / "labels.csv").write_text("\n".join(lines))
+    return whose
+
+
+@pytest.mark.parametrize("targets", ["kind", "a,b,c"])
+def test_a_person_is_in_one_split_and_in_one_client_and_never_both_in_and_out(tmp_path: Path, targets: str) -> None:
+    whose = people(tmp_path, targets)
+
+    def persons(examples: torch.Tensor) -> set[int]:
+        return {whose[one.numpy().tobytes()] for one in examples}
+
+    data = load_dataset("scan-folder", data_dir=tmp_path)
+    train, test = persons(data.train.inputs), persons(data.test.inputs)
+    assert train.isdisjoint(test)
+    assert 4 <= len(test) <= 12
+    assert "of 40 persons, whose examples are shared out and held out together" in data.summary
+    for scheme in ("iid", "dirichlet", "classes-per-client")[: 3 if targets == "kind" else 1]:
+        federation: dict[str, Any] = {"name": "f", "clients": 3, "partition": {"scheme": scheme}, "examples": 50}
+        scenario = {
+            "federations": [federation],
+            "data": {"name": "scan-folder"},
+            "model": {"name": "mlp"},
+            "threat": {"records": 10},
+        }
+        federation["partition"] |= {"k": 1} if scheme == "classes-per-client" else {}
+        parts = resolve(scenario_from(scenario), data_dir=tmp_path).federations[0]
+        held = [persons(own.inputs) for own in parts.client_data]
+        assert sum(map(len, held)) == len(set.union(*held))
+        records, owners = parts.drawn.records, parts.drawn.owners
+        assert records is not None
+        assert persons(records.inputs[owners == NOBODY]).isdisjoint(set.union(*held))
+        assert persons(records.inputs[owners != NOBODY]) <= set.union(*held)
+        assert persons(parts.drawn.held_out.inputs).isdisjoint(set.union(*held))
+
+
+def test_a_person_on_both_sides_is_refused(tmp_path: Path) -> None:
+    people(tmp_path, "kind", count=4)
+    table = tmp_path / "labels.csv"
+    plain = table.read_text()
+    (tmp_path / "test").mkdir()
+    (tmp_path / "scans/0-1.npy").rename(tmp_path / "test/0-1.npy")
+    table.write_text(plain.replace("scans/0-1", "test/0-1"))
+    refused(tmp_path, "image", "the patient 'P0' has files in test/", "keep a person in one of them")
+    table.write_text(plain.replace("patient", "patient,subject").replace(",P", ",P,P"))
+    refused(tmp_path, "image", "patient and subject, which say the same")

@@ -38,12 +38,15 @@ class Split:
     groups: int64 (n,) whose example it is, where the data set itself says so (partition ``natural``): a client's number
         from 0, or -1 for examples that are nobody's in particular.
     attributes: by name, int64 (n,) which of the values of the data set's :class:`Attribute` each example has.
+    persons: int64 (n,) of which person each example is, the same numbers in both splits; None: that isn't known. All
+        examples of one are shared out together, and none of them passes for one that nobody trained on.
     """
 
     inputs: Tensor
     targets: Tensor
     groups: Tensor | None = None
     attributes: Mapping[str, Tensor] = field(default_factory=dict)
+    persons: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"Split({len(self)} examples of {tuple(self.inputs.shape[1:])})"
@@ -55,9 +58,9 @@ class Split:
         """Return the split of the chosen rows, in the order asked for."""
         rows = index if isinstance(index, (Tensor, slice)) else torch.as_tensor(index, dtype=torch.int64)
         groups = None if self.groups is None else self.groups[rows]
-        return Split(
-            self.inputs[rows], self.targets[rows], groups, {name: v[rows] for name, v in self.attributes.items()}
-        )
+        persons = None if self.persons is None else self.persons[rows]
+        attributes = {name: v[rows] for name, v in self.attributes.items()}
+        return Split(self.inputs[rows], self.targets[rows], groups, attributes, persons)
 
 
 @dataclass(frozen=True, eq=False)
@@ -598,8 +601,14 @@ def real_targets(train: Tensor, test: Tensor, *, raw: bool = False) -> tuple[Ten
     return *standardise(train, test), said
 
 
-def hold_out(targets: Tensor, where: str) -> Tensor:
-    """Mark one example in five of every class (of all, where there are none) for the test split; at least one."""
+def hold_out(targets: Tensor, where: str, persons: Tensor | None = None) -> Tensor:
+    """Mark one example in five of every class (of all, where there are none) for the test split; at least one.
+
+    Of ``persons`` (n,) one in five of those whose examples are mostly of a class is marked, with all examples.
+    """
+    if persons is not None:
+        units, of = persons.unique(return_inverse=True)
+        return hold_out(usual_targets(targets, of, len(units)), f"{where}, by person")[of]
     if len(targets) < 2:
         raise BadInput(
             f"{where}: {len(targets)} example cannot fill a train and a test split; give test=(inputs, targets)"
@@ -609,6 +618,19 @@ def hold_out(targets: Tensor, where: str) -> Tensor:
     if not bool(held_out.any()):
         held_out[-1] = True
     return held_out
+
+
+def usual_targets(targets: Tensor, of: Tensor, count: int) -> Tensor:
+    """Return for each of ``count`` persons the class that most examples have of which it is said to be, ``of`` (n,).
+
+    Of other targets than classes the first.
+    """
+    if targets.ndim > 1 or targets.is_floating_point():
+        first = torch.full((count,), len(of)).scatter_reduce_(0, of, torch.arange(len(of)), "amin")
+        return targets[first]
+    counts = torch.zeros(count, int(targets.max()) + 1)
+    counts.index_put_((of, targets), torch.ones(len(of)), accumulate=True)
+    return counts.argmax(dim=1)
 
 
 def within_class_rank(targets: Tensor) -> Tensor:

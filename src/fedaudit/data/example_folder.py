@@ -28,6 +28,7 @@ from fedaudit.utils.errors import BadInput
 
 TABLE, MASKS = "labels.csv", "masks"
 CLIENT = "client"  # the column of the table that says whose the example is
+PERSONS = ("patient", "subject")  # columns that say of which person it is, one at most
 TEST = ("test", "val", "validation")
 _ARRAYS = (".npy", ".npz")
 _DARK = 0.25  # of what a file could hold: values that use less of it would make a picture without contrast
@@ -41,26 +42,29 @@ class Examples:
     targets: int64 (n,) classes; float32 (n, k) of one column of real values or of several columns; int64 (n, H, W) or
         (n, D, H, W) masks.
     groups: int64 (n,), the number of each example's client; None if the table doesn't say.
+    persons: int64 (n,), the number of the person of whom each example is; None if the table doesn't say.
     """
 
     inputs: Tensor
     targets: Tensor
     groups: Tensor | None = None
+    persons: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class _Listed:
-    """Files that are to be read, with targets (n, ...), or with files of masks, and clients (n,)."""
+    """Files that are to be read, with targets (n, ...), or with files of masks, and clients and persons (n,)."""
 
     files: list[Path]
     targets: Tensor | list[Path]
     groups: Tensor | None = None
+    persons: Tensor | None = None
 
     def __getitem__(self, rows: Tensor) -> _Listed:
         chosen = rows.tolist()
         targets = self.targets[rows] if isinstance(self.targets, Tensor) else [self.targets[i] for i in chosen]
-        groups = None if self.groups is None else self.groups[rows]
-        return _Listed([self.files[i] for i in chosen], targets, groups)
+        groups, persons = (None if known is None else known[rows] for known in (self.groups, self.persons))
+        return _Listed([self.files[i] for i in chosen], targets, groups, persons)
 
 
 def read_folder(
@@ -100,7 +104,7 @@ def read_folder(
         cut = part if limit is None else part[_first(part, limit)]
         inputs, first = _inputs(cut.files, known, size, white, first)
         targets = cut.targets if isinstance(cut.targets, Tensor) else _masks(cut, inputs, size)
-        splits.append(Examples(inputs, targets, cut.groups))
+        splits.append(Examples(inputs, targets, cut.groups, cut.persons))
     return splits[0], splits[1], names
 
 
@@ -163,7 +167,9 @@ def _with_masks(folder: Path) -> list[_Listed]:
 def _by_table(table: Path) -> tuple[list[_Listed], tuple[str, ...] | None]:
     header, *rows = read_csv(table) or [[]]
     names = [name.strip() for name in header]
-    columns = [i for i, name in enumerate(names) if i and name != CLIENT]
+    columns = [i for i, name in enumerate(names) if i and name not in (CLIENT, *PERSONS)]
+    if len(about := [name for name in names[1:] if name in PERSONS]) > 1:
+        raise BadInput(f"{table} has the columns {' and '.join(about)}, which say the same; keep one")
     if not rows or not columns or len(set(names)) != len(names):
         raise BadInput(f"{table}: give a line of different names (file, then targets), and a line for each file")
     check_names(names, str(table))
@@ -176,18 +182,27 @@ def _by_table(table: Path) -> tuple[list[_Listed], tuple[str, ...] | None]:
     targets, found = _targets([[row[i].strip() for row in rows] for i in columns], table)
     if found is None and len(columns) > 1:
         found = tuple(names[i] for i in columns)
-    groups = None
-    if CLIENT in names[1:]:
-        owners = [row[names.index(CLIENT)].strip() for row in rows]
-        number = {owner: i for i, owner in enumerate(sorted(set(owners)))}
-        groups = torch.tensor([number[owner] for owner in owners])
-    whole = _Listed([table.parent / file for file in files], targets, groups)
+    groups, persons = (
+        _numbered([row[names.index(name)].strip() for row in rows]) if name in names[1:] else None
+        for name in (CLIENT, about[0] if about else PERSONS[0])
+    )
+    whole = _Listed([table.parent / file for file in files], targets, groups, persons)
     held_out = torch.tensor([file.parts[0] in TEST for file in files])
     if not bool(held_out.any()):
         return _parted(whole, str(table)), found
     if bool(held_out.all()):
         raise BadInput(f"{table} names files of the test split only; add those of train/")
+    if persons is not None and bool((both := held_out & torch.isin(persons, persons[~held_out])).any()):
+        row = int(both.nonzero()[0])
+        who = f"the {about[0]} '{rows[row][names.index(about[0])].strip()[:80]}'"
+        raise BadInput(f"{table}: {who} has files in {files[row].parts[0]}/ and in train/; keep a person in one of them")
     return [whole[torch.nonzero(rows)[:, 0]] for rows in (~held_out, held_out)], found
+
+
+def _numbered(names: list[str]) -> Tensor:
+    """Return (n,) a number for each name, from 0 in the order of the alphabet."""
+    number = {name: i for i, name in enumerate(sorted(set(names)))}
+    return torch.tensor([number[name] for name in names])
 
 
 def _named(cell: str, table: Path) -> PurePosixPath:
@@ -216,7 +231,8 @@ def _targets(columns: list[list[str]], table: Path) -> tuple[Tensor, tuple[str, 
 
 def _parted(whole: _Listed, where: str) -> list[_Listed]:
     classes = isinstance(whole.targets, Tensor) and whole.targets.ndim == 1
-    held_out = hold_out(whole.targets if classes else torch.zeros(len(whole.files), 1), where)  # type: ignore[arg-type]
+    targets = whole.targets if classes else torch.zeros(len(whole.files), 1)
+    held_out = hold_out(targets, where, whole.persons)  # type: ignore[arg-type]
     return [whole[torch.nonzero(rows)[:, 0]] for rows in (~held_out, held_out)]
 
 
@@ -350,10 +366,17 @@ def _reader(kind: str) -> Reader:
             class_names=names or None,
             source=f"your own {example_kind(kind).plural}",
         )
-        if train.groups is None:
-            return found
-        return replace(found, train=replace(found.train, groups=train.groups),
-                       test=replace(found.test, groups=test.groups))  # fmt: skip
+        if train.persons is not None and test.persons is not None:
+            many = len(torch.cat([train.persons, test.persons]).unique())
+            found = replace(
+                found,
+                summary=f"{found.summary}; of {many} persons, whose examples are shared out and held out together",
+            )
+        return replace(
+            found,
+            train=replace(found.train, groups=train.groups, persons=train.persons),
+            test=replace(found.test, groups=test.groups, persons=test.persons),
+        )
 
     return read
 

@@ -13,6 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Generator, Tensor
 
+from fedaudit.data.dataset import usual_targets
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.registry import Registry
 
@@ -33,6 +34,7 @@ def partition(
     groups: Tensor | None = None,
     lacking: Mapping[int, Collection[int]] | None = None,
     marks: Tensor | None = None,
+    persons: Tensor | None = None,
     **options: Any,
 ) -> list[Tensor]:
     """Share examples out among clients.
@@ -45,6 +47,8 @@ def partition(
         groups: int64 (n,) whose example each is, where the data set says so; for ``natural``.
         lacking: client to labels that it shouldn't have; for ``label-to-clients``, the others don't look at it.
         marks: bool (n,) which examples have the property by which ``attribute`` shares them out.
+        persons: int64 (n,) of which person each example is. Persons are shared out then, each with all examples and
+            counted once, under the class of most of them; but not by ``natural``, which says whose every example is.
         options: those of the scheme: ``alpha``, ``k``, ``shards_per_client``, ``m``, or those of ``attribute``.
 
     Returns:
@@ -53,6 +57,17 @@ def partition(
     Raises:
         BadInput: unknown scheme or option, or a sharing-out that is impossible; the message says why.
     """
+    if persons is not None and "groups" not in inspect.signature(PARTITIONS[scheme].value).parameters:
+        if marks is not None:
+            raise BadInput(
+                f"partition '{scheme}' shares out single examples, and those of one person stay together; take another "
+                "partition, or leave the table's column of persons out"
+            )
+        units, of = persons.unique(return_inverse=True)
+        own = usual_targets(targets, of, len(units))
+        whose = partition(scheme, own, clients, generator, lacking=lacking, **options)
+        rows = [torch.isin(of, part).nonzero()[:, 0] for part in whose]
+        return [part[torch.randperm(len(part), generator=generator)] for part in rows]
     share_out = PARTITIONS[scheme].value
     takes = inspect.signature(share_out).parameters
     given = {"lacking": lacking, "marks": marks, "groups": groups}

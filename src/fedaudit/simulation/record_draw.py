@@ -122,6 +122,7 @@ def draw_records(
                 records, public, client_data, spec.honest, rest, held_out, generator=rng, hidden=attribute, asked=asked
             )
         else:
+            rest, held_out = (_strangers(part, client_data) for part in (rest, held_out))
             drawn = RecordDraw(held_out if len(held_out) else _unheld(rest, client_data, set()))
             if public:
                 drawn = _with_public(drawn, public, seeds.generator(seed, spec.name, "records"))
@@ -164,8 +165,8 @@ def draw(
     Every member has a matched non-member of its class, and of its group (whose data it is like, where the data set
     knows) as far as there is one, so that a record isn't given away by what it is of. Where a class has more of
     clients' examples than of nobody's, fewer of it are drawn, and more of others. Equal examples are drawn once,
-    nothing that a malicious client holds is drawn, and nothing that any client holds passes for an example that nobody
-    trained on. These come from ``rest`` first, which is of the clients' own split, and then from ``held_out``. Accuracy
+    nothing that a malicious client holds is drawn, and nothing that any client holds, nor another example of a person of
+    whom one holds some, passes for an example that nobody trained on. These come from ``rest`` first, which is of the clients' own split, and then from ``held_out``. Accuracy
     is measured on what is left of ``held_out``, or where that is empty, on what is left of ``rest``.
 
     Args:
@@ -182,6 +183,7 @@ def draw(
     Raises:
         BadInput: there are too few examples.
     """
+    rest, held_out = (_strangers(part, client_data) for part in (rest, held_out))
     half = records // 2
     theirs = _joined(client_data[:honest])
     marks = [_digests(data) for data in client_data]
@@ -260,6 +262,17 @@ def _unheld(rest: Split, client_data: Sequence[Split], taken: set[int]) -> Split
     """Return the examples of ``rest`` that no client holds, without the rows in ``taken``."""
     held = {mark for data in client_data for mark in _digests(data)}
     return rest[[row for row, mark in enumerate(_digests(rest)) if mark not in held and row not in taken]]
+
+
+def _strangers(split: Split, client_data: Sequence[Split]) -> Split:
+    """Return the examples that are of no person of whom a client holds any; all where persons aren't known.
+
+    What clients hold themselves stays: it is left out by what it is, wherever it stands.
+    """
+    known = [data.persons for data in client_data if data.persons is not None]
+    if split.persons is None or not known:
+        return split
+    return split[~torch.isin(split.persons, torch.cat(known))]
 
 
 def _joined(parts: Sequence[Split]) -> Split:

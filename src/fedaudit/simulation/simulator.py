@@ -348,7 +348,15 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
             options["marks"] = held.attributes[name] == value
         if spec.malicious:
             options["lacking"] = dict.fromkeys(range(spec.honest, spec.clients), spec.malicious.lacks)
-        rows = partition(spec.partition.scheme, held.targets, spec.clients, rng, groups=held.groups, **options)
+        rows = partition(
+            spec.partition.scheme,
+            held.targets,
+            spec.clients,
+            rng,
+            groups=held.groups,
+            persons=held.persons,
+            **options,
+        )
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
     client_data = [held[own] for own in rows]
