@@ -253,7 +253,7 @@ def test_a_person_is_in_one_split_and_in_one_client_and_never_both_in_and_out(tm
         federation: dict[str, Any] = {"name": "f", "clients": 3, "partition": {"scheme": scheme}, "examples": 50}
         scenario = {
             "federations": [federation],
-            "data": {"name": "scan-folder"},
+            "data": {"name": "scan-folder", "split": "train"},
             "model": {"name": "mlp"},
             "threat": {"records": 10},
         }
