@@ -53,7 +53,7 @@ def known_shadows(
         half = pool[torch.randperm(len(pool), generator=generator(one // 2)).tensor_split(2)[one % 2]]
         inside[one, half] = True
     outputs = 2 * surer * torch.randn(count, 20, 3, generator=rng) + inside[..., None]
-    found = [ShadowFinding(inside=i, outputs=o) for i, o in zip(inside, outputs, strict=True)]
+    found = [ShadowFinding(inside=i, answers=o) for i, o in zip(inside, outputs, strict=True)]
     weights = {name: t.double().numpy() for name, t in seen.weights[0].items()}
     inputs, labels = torch.cat([x, x[:8] + 1]).double().numpy(), torch.cat([y, y[:8]]).numpy()
     rows = np.arange(20)
@@ -141,8 +141,8 @@ def test_stacked_scores_are_weighed_as_shadow_models_in_the_victim_s_place_teach
     for row in (1, 13):  # equal inputs have equal outputs
         label = int(torch.cat([seen.records.labels, seen.records.public_labels])[row])
         for one, shadow in enumerate(found):
-            shadow.outputs[row] = shadow.outputs[row - 1]
-            facts["shadows"][one, row] = log_softmax(shadow.outputs[row].double().numpy())[label]
+            shadow.answers[row] = shadow.answers[row - 1]
+            facts["shadows"][one, row] = log_softmax(shadow.answers[row].double().numpy())[label]
     scores = make_attack("stacked", {}).prepared(found)(seen)
     assert isinstance(scores, MembershipFinding)
 
@@ -308,7 +308,7 @@ def test_a_buffer_that_the_server_sent_is_part_of_a_shadow_model(overfitted) -> 
         sent = dataclasses.replace(seen, module=module, weights=({**state, "scale": torch.tensor([scale])},))
         (asked, *_) = make_attack("lira", {"shadows": 2, "epochs": 2}).beforehand(sent)
         found: Any = asked[0](asked[1], seed=0)
-        return torch.as_tensor(found.outputs)
+        return torch.as_tensor(found.answers)
 
     assert not said(1.0).allclose(said(0.0))
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedaudit import simulate
 from fedaudit.attacks import MembershipFinding, make_attack
+from fedaudit.attacks.records.target import Target
 from fedaudit.data.dataset import Dataset
 from fedaudit.evaluation import evaluate
 from fedaudit.task.targets import Task
@@ -120,3 +121,20 @@ def test_the_loss_of_an_example_is_the_mean_over_its_labels_or_pixels(overfitted
     found = make_attack("loss-threshold")(seen)
     assert isinstance(found, MembershipFinding)
     assert torch.allclose(found.scores, -each, rtol=1e-5, atol=1e-7)
+
+
+def test_a_shadow_model_keeps_a_number_an_example_and_holds_few_outputs_at_a_time(overfitted, monkeypatch):
+    seen, _ = overfitted
+    monkeypatch.setattr("fedaudit.attacks.records.target._MOST_VALUES", 3 * 64 * 10)
+    (asked, *_) = make_attack("lira", {"shadows": 2, "epochs": 1}).beforehand(seen)
+    found: Any = asked[0](asked[1], seed=0)
+    assert seen.records is not None
+    assert found.answers.shape == (len(seen.records) + len(seen.records.public_inputs), 1)
+    target, sizes = Target(seen.module.eval(), seen.task_info, seen.loss), []
+    handle = seen.module.register_forward_hook(lambda _, args, __: sizes.append(len(args[0])))
+    few = target.losses(seen.records.inputs, seen.records.labels)
+    handle.remove()
+    whole = target.losses_of(target.outputs(seen.records.inputs), seen.records.labels)
+    torch.testing.assert_close(few, whole, rtol=1e-6, atol=1e-9)
+    if seen.task_info.task_kind == "segmentation":
+        assert max(sizes) == 10 * 3 // seen.task_info.outputs

@@ -41,7 +41,8 @@ def partition(
 
     Args:
         scheme: one of ``PARTITIONS``.
-        targets: int64 (n,) labels; float (n, 1) regression targets can only be shared out by ``iid``.
+        targets: int64 (n,) labels; others, such as float (n, 1) of a regression, can only be shared out by ``iid``,
+            ``natural``, and ``attribute`` with natural labels.
         clients: how many clients, each of which gets at least one example.
         generator: the source of all randomness.
         groups: int64 (n,) whose example each is, where the data set says so; for ``natural``.
@@ -77,9 +78,12 @@ def partition(
             allowed = unknown_name("option", option, known) if known else f"it has no option '{option}'"
             raise BadInput(f"partition '{scheme}': {allowed}")
     _whole(scheme, "clients", clients, len(targets), "examples")
-    if (targets.is_floating_point() or targets.ndim == 2) and scheme != "iid" and "groups" not in takes:
-        what = "numbers (regression)" if targets.is_floating_point() else "sequences of tokens"
-        raise BadInput(f"partition '{scheme}' goes by class labels, but the targets are {what}; use 'iid'")
+    by_class = not (scheme == "iid" or "groups" in takes or ("labels" in takes and options.get("labels") == "natural"))
+    if by_class and (targets.is_floating_point() or targets.ndim > 1):
+        what = "several labels or" if targets.ndim == 2 and targets.shape[1] > 1 else ""
+        what = f"{what} numbers (regression)" if targets.is_floating_point() else "sequences of tokens, or masks"
+        instead = "labels: natural, or 'iid'" if "labels" in takes else "'iid'"
+        raise BadInput(f"partition '{scheme}' goes by class labels, but the targets are {what.strip()}; use {instead}")
     options |= {name: value for name, value in given.items() if name in takes}
     parts = share_out(targets, clients, generator, **options)
     return [part[torch.randperm(len(part), generator=generator)] for part in parts]
@@ -292,7 +296,7 @@ def by_attribute(
     having = clients // 2
     shares = [share] * having + [otherwise] * (clients - having)
     shares = [shares[i] for i in torch.randperm(clients, generator=generator).tolist()]
-    strata = torch.zeros_like(targets) if labels == "natural" else targets
+    strata = torch.zeros(len(targets), dtype=torch.int64) if labels == "natural" else targets
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
     for label in strata.unique():
         cells = [torch.nonzero((strata == label) & (marks == bool(mark)))[:, 0] for mark in range(2)]

@@ -15,6 +15,7 @@ from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, Finding
 from fedaudit.evaluation.records import roc
 from fedaudit.evaluation.statistics import SURE, proportion
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
+from fedaudit.modalities import NOTHING
 from fedaudit.results import Chart, FindingResult, Line
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
@@ -146,7 +147,7 @@ def covariates(labels: Sequence[Tensor], sizes: Sequence[int], by_label: np.ndar
     """Return (k, c): a column of ones, and what of the clients' labels and sizes differs between them.
 
     Args:
-        labels: of each client's examples; real-valued ones say nothing.
+        labels: of each client's examples, or pixels; real-valued ones say nothing.
         sizes: how many examples each client's updates are over.
         by_label: (k,) what labels alone say of the property.
     """
@@ -166,15 +167,27 @@ def covariates(labels: Sequence[Tensor], sizes: Sequence[int], by_label: np.ndar
 
 
 def _shares(labels: Sequence[Tensor]) -> np.ndarray:
-    """Return (k, classes) the share of each class at each client; no class where targets aren't classes."""
+    """Return (k, classes) the share of each class, or label, at each client; none where targets are neither."""
+    if _several(labels):
+        return torch.stack([own.double().mean(dim=0) for own in labels]).numpy()
     if any(own.is_floating_point() or own.ndim != 1 for own in labels):
         return np.zeros((len(labels), 0))
     classes = torch.cat(list(labels)).clamp_min(0).unique()
     return torch.stack([(own[:, None] == classes).double().mean(dim=0) for own in labels]).numpy()
 
 
+def _several(labels: Sequence[Tensor]) -> bool:
+    """Whether these are several labels an example, (n, k) of 0 and 1."""
+    return all(
+        own.is_floating_point() and own.ndim == 2 and own.shape[1] > 1 and bool(((own == 0) | (own == 1)).all())
+        for own in labels
+    )
+
+
 def _labels(observation: Observation, truth: Truth, client: int) -> Tensor:
-    return torch.cat([truth.labels[m.round, m.client] for m in observation.messages if m.client == client])
+    """Return what a client's examples are of; of masks the classes of all their pixels, one after the other."""
+    own = torch.cat([truth.labels[m.round, m.client] for m in observation.messages if m.client == client])
+    return own[own != NOTHING] if observation.task_info.task_kind == "segmentation" else own
 
 
 def _examples(observation: Observation, client: int) -> int:
@@ -185,14 +198,24 @@ def _examples(observation: Observation, client: int) -> int:
 def _log_ratios(observation: Observation, labels: Sequence[Tensor]) -> np.ndarray:
     """Return (k,) the mean log-likelihood ratio of each client's labels, with and without the property.
 
-    How often each class occurs with it and without is counted in the public examples, one added to every count.
+    How often each class occurs with it and without is counted in the public examples, one added to every count; of
+    several labels how often each is there, and isn't, as if they came independently.
     """
     records = observation.records
-    if records is None or records.public_labels.ndim != 1 or records.public_labels.is_floating_point():
+    if records is None:
         return np.zeros(len(labels))
-    k = 1 + int(max(int(own.max()) for own in [records.public_labels, *labels]))
-    marks = records.public_property
-    counts = [torch.bincount(records.public_labels[own], minlength=k).double() + 1 for own in (marks, ~marks)]
+    public, marks = records.public_labels, records.public_property
+    if _several([public, *labels]):
+        there = [(public[own].double().sum(dim=0) + 1) / (int(own.sum()) + 2) for own in (marks, ~marks)]
+        with_it, without = there[0].log() - there[1].log(), (1 - there[0]).log() - (1 - there[1]).log()
+        return np.array([float((own.double() @ with_it + (1 - own.double()) @ without).mean()) for own in labels])
+    if observation.task_info.task_kind == "segmentation":
+        asked = public != NOTHING
+        public, marks = public[asked], marks.view(-1, *[1] * (public.ndim - 1)).expand_as(public)[asked]
+    if public.ndim != 1 or public.is_floating_point():
+        return np.zeros(len(labels))
+    k = 1 + int(max(int(own.max()) for own in [public, *labels]))
+    counts = [torch.bincount(public[own], minlength=k).double() + 1 for own in (marks, ~marks)]
     ratio = (counts[0] / counts[0].sum()).log() - (counts[1] / counts[1].sum()).log()
     return np.array([float(ratio[own].mean()) for own in labels])
 

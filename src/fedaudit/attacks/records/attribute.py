@@ -112,7 +112,7 @@ class AttributeLoss(AttributeAttack):
 def _log_prior(records: QuerySet) -> Tensor:
     """Return (n, k) the logarithm of how often each value occurs among public examples of the record's class."""
     k = len(records.codes)
-    if records.labels.is_floating_point():
+    if records.labels.is_floating_point() or records.labels.ndim > 1:
         counts = torch.bincount(records.public_values, minlength=k).double().expand(len(records), k)
     else:
         same = (records.labels[:, None] == records.public_labels).double()

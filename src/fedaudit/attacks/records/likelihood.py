@@ -62,11 +62,11 @@ class LiRA(ShadowAttack):
             NotApplicable: as :meth:`ShadowAttack.models`.
         """
         shadows = self.models(observation, generator, progress)
-        odds = confidence(target, shadows.outputs, shadows.labels)
+        odds = confidence(target, shadows.answers, shadows.labels)
 
         def score(inputs: Tensor, labels: Tensor) -> Tensor:
             rows = shadows.rows(inputs, labels)
-            seen = confidence(target, target.outputs(inputs), labels)
+            seen = confidence(target, target.answers(inputs, labels), labels)
             mean, deviation = (part[rows] for part in normals(odds, ~shadows.inside))
             without = (seen - mean) / deviation
             if not self.online:
@@ -116,7 +116,7 @@ class RMIA(ShadowAttack):
             NotApplicable: as :meth:`ShadowAttack.models`.
         """
         shadows = self.models(observation, generator, progress)
-        known = chances(target, shadows.outputs, shadows.labels)
+        known = chances(target, shadows.answers, shadows.labels)
         usual = _log_mean(known, ~shadows.inside)
         if self.online:
             usual = usual.logaddexp(_log_mean(known, shadows.inside)) - math.log(2)
@@ -125,7 +125,7 @@ class RMIA(ShadowAttack):
             usual = (usual + math.log(1 + self.offline_a)).logaddexp(rest) - math.log(2)
 
         def favoured(inputs: Tensor, labels: Tensor) -> Tensor:
-            own = chances(target, target.outputs(inputs), labels)
+            own = chances(target, target.answers(inputs, labels), labels)
             return own - usual[shadows.rows(inputs, labels)]
 
         records = observation.records

@@ -54,7 +54,8 @@ class PropertyInference(Attack):
     tell them apart, and a client's labels would pass for the property. (3) The classifier is a ridge-regularised
     logistic regression: what labels do to its score is linear, too, so that the evaluation can take it out. ``forest``
     is a random forest; the authors' code has both, on absolute values of updates of unit length, which isn't linear.
-    (4) Updates of more than 65,536 elements are sketched: each element is added to one of so many sums, with a random
+    Of several labels as many are matched as leave half of the examples, those that go with the property most first;
+    numbers and masks aren't matched. (4) Updates of more than 65,536 elements are sketched: each element is added to one of so many sums, with a random
     sign. (5) Stand-ins train as the client did, in as many steps.
 
     Args:
@@ -233,8 +234,8 @@ def _grouped(messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]
 
 def _notes(held: Stock, updates: int) -> tuple[str, ...]:
     least = min(len(rows) for cell in held.cells for rows in cell)
-    alike = held.labels.ndim == 1 and not held.labels.is_floating_point()
-    unmatched = "targets aren't classes, and differ between stand-ins, too: what tells clients apart may be these"
+    alike = held.matched is None
+    unmatched = f"{held.matched} differ between stand-ins, too: what tells clients apart may be these"
     many = f"{updates} stand-ins with the property and as many without, for each round and number of examples"
     said = f"{many}, of {len(held.labels)} public examples; of the rarest sort of a class there are {least}"
     return (said,) if alike else (said, unmatched)
@@ -249,12 +250,14 @@ class Stock:
         labels: (m,) or (m, 1).
         cells: for each class that has both sorts, the rows without the property and those with it.
         frequencies: (classes,) of these classes.
+        matched: what of the targets isn't alike with the property and without; None: nothing.
     """
 
     inputs: Tensor
     labels: Tensor
     cells: tuple[tuple[Tensor, Tensor], ...]
     frequencies: Tensor
+    matched: str | None = None
 
     def pair(self, size: int, share: float, otherwise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return the rows (size,) of a stand-in with the property and of one without: the same classes, as often.
@@ -277,7 +280,7 @@ class Stock:
 
 
 def stock(records: QuerySet | None, info: TaskInfo) -> Stock:
-    """Return the adversary's examples of which it knows the property, sorted.
+    """Return the adversary's examples of which it knows the property, sorted by class, or by labels as far as it goes.
 
     Args:
         records: of which these are the public ones.
@@ -292,7 +295,14 @@ def stock(records: QuerySet | None, info: TaskInfo) -> Stock:
             "for example, threat.knows_public_data: true and threat.public_examples"
         )
     labels, marks = records.public_labels, records.public_property
-    classes = labels if labels.ndim == 1 and not labels.is_floating_point() else torch.zeros(len(labels))
+    differ = None
+    if info.task_kind == "multi-label":
+        classes, free = _by_labels(labels, marks)
+        differ = f"{free} of {labels.shape[1]} labels, which aren't matched," if free else None
+    elif labels.ndim == 1 and not labels.is_floating_point():
+        classes = labels
+    else:
+        classes, differ = torch.zeros(len(labels)), "targets aren't classes, and"
     cells = []
     for label in classes.unique():
         own = classes == label
@@ -306,7 +316,26 @@ def stock(records: QuerySet | None, info: TaskInfo) -> Stock:
         )
     frequencies = torch.tensor([float(len(without) + len(with_it)) for without, with_it in cells])
     inputs = info.normalise(records.public_inputs)
-    return Stock(inputs, labels, tuple(cells), frequencies / frequencies.sum())
+    return Stock(inputs, labels, tuple(cells), frequencies / frequencies.sum(), differ)
+
+
+def _by_labels(labels: Tensor, marks: Tensor) -> tuple[Tensor, int]:
+    """Return the strata (n,) that several labels make, and how many labels are left out of them.
+
+    Coarsened exact matching: the labels that correlate most with the property are joined to the strata one after the
+    other, unless strata with both sorts then hold less than half of the examples.
+    """
+    property_, own = marks.double() - marks.double().mean(), labels.double() - labels.double().mean(dim=0)
+    lengths = own.square().sum(dim=0).sqrt().clamp_min(1e-12)
+    order = (own.T @ property_).abs().div(lengths).argsort(descending=True, stable=True).tolist()
+    strata, used = torch.zeros(len(labels), dtype=torch.int64), 0
+    for label in order:
+        finer = (2 * strata + labels[:, label].long()).unique(return_inverse=True)[1]
+        both = torch.isin(finer, finer[marks]) & torch.isin(finer, finer[~marks])
+        if int(both.sum()) < len(labels) / 2:
+            continue
+        strata, used = finer, used + 1
+    return strata, labels.shape[1] - used
 
 
 def send(observation: Observation, message: Message, held: Stock, rows: Tensor, generator: torch.Generator) -> Tensor:

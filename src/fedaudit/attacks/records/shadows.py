@@ -41,11 +41,11 @@ class ShadowFinding(Finding, kind="shadow"):
 
     Attributes:
         inside: (n,) bool: on which of them it was trained.
-        outputs: (n, k) float32, of masks (n, classes, *spatial), in evaluation mode.
+        answers: (n, k) of classes float32 outputs, or (n, 1) float64 losses, in evaluation mode.
     """
 
     inside: Tensor
-    outputs: Tensor
+    answers: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,9 @@ class ShadowModel(Attack):
         rng = seeds.generator(seed, "training", self.index)
         model = self._trained(observation, inputs[chosen].to(device), labels[chosen].to(device), rng, progress)
         inside = torch.zeros(len(inputs), dtype=torch.bool).index_fill(0, chosen, True)
-        return ShadowFinding(inside=inside, outputs=model.outputs(inputs.to(device)).float().cpu())
+        answers = model.answers(inputs.to(device), labels.to(device)).cpu()
+        classes = observation.task_info.num_classes is not None
+        return ShadowFinding(inside=inside, answers=answers.float() if classes else answers)
 
     def _trained(
         self, observation: Observation, inputs: Tensor, labels: Tensor, rng: torch.Generator, progress: Progress
@@ -120,13 +122,14 @@ class Shadows:
     """What shadow models say of all that the adversary holds.
 
     Attributes:
-        outputs: (s, n, k) float64 of each model on the n records and public examples, of classes their logits.
+        answers: (s, n, k) float64 of each model on the n records and public examples, of classes their logits, else (s,
+            n, 1) their losses.
         labels: (n, ...) of these.
         inside: (s, n) bool: which model was trained on which.
         public: where the public examples begin among the n.
     """
 
-    outputs: Tensor
+    answers: Tensor
     labels: Tensor
     inside: Tensor
     public: int
@@ -134,7 +137,7 @@ class Shadows:
 
     def rows(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return (m,) where each of these examples, records or public ones with their labels, stands among the n."""
-        return torch.tensor([self._rows[example] for example in _examples(inputs, labels)], dtype=torch.int64)
+        return torch.tensor([self._rows[example] for example in examples_in(inputs, labels)], dtype=torch.int64)
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
@@ -244,11 +247,11 @@ class ShadowAttack(MembershipAttack):
         records = held(observation)
         inputs, labels = _all(records)
         return Shadows(
-            torch.stack([found.outputs.double() for found in known]),
+            torch.stack([found.answers.double() for found in known]),
             labels,
             torch.stack([found.inside for found in known]),
             len(records),
-            {example: row for row, example in enumerate(_examples(inputs, labels))},
+            {example: row for row, example in enumerate(examples_in(inputs, labels))},
         )
 
 
@@ -300,22 +303,22 @@ class ShadowModels(ShadowAttack):
         """
         shadows = self.models(observation, generator, progress)
         labels = shadows.labels[shadows.public :]
-        features = [_features(target, outputs[shadows.public :], labels) for outputs in shadows.outputs]
+        features = [_features(target, answers[shadows.public :], labels) for answers in shadows.answers]
         classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
         classifier.fit(torch.cat(features).numpy(), shadows.inside[:, shadows.public :].flatten().numpy())
 
         def score(inputs: Tensor, labels: Tensor) -> Tensor:
-            features = _features(target, target.outputs(inputs), labels)
+            features = _features(target, target.answers(inputs, labels), labels)
             return torch.as_tensor(classifier.decision_function(features.numpy()))
 
         return score
 
 
-def _features(target: Target, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return (n, d) float64: what a model says of each example by its outputs (n, ...); without classes the loss."""
+def _features(target: Target, answers: Tensor, labels: Tensor) -> Tensor:
+    """Return (n, d) float64: what a model says of each example by its answers (n, k); without classes the loss."""
     if target.task_info.num_classes is None:
-        return target.losses_of(outputs, labels)[:, None].clamp(-1e3, 1e3)
-    logits = class_logits(outputs)
+        return answers.clamp(-1e3, 1e3)
+    logits = class_logits(answers)
     logs = logits.log_softmax(dim=1)
     own = logs.gather(1, labels[:, None])
     entropy = -(logs.exp() * logs).sum(dim=1, keepdim=True)
@@ -323,26 +326,19 @@ def _features(target: Target, outputs: Tensor, labels: Tensor) -> Tensor:
     return torch.cat([-own, log_odds(logits, labels)[:, None], top, entropy], dim=1).clamp(-1e3, 1e3)
 
 
-def confidence(target: Target, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return (...) the log-odds φ of each label, of outputs (..., n, k); without classes minus the loss (s, n)."""
-    if target.task_info.num_classes is not None:
-        return log_odds(class_logits(outputs), labels)
-    return -losses_of_all(target, outputs, labels)
-
-
-def chances(target: Target, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return (...) the log-probability of each label, of outputs (..., n, k); without classes minus the loss."""
+def confidence(target: Target, answers: Tensor, labels: Tensor) -> Tensor:
+    """Return (...) the log-odds φ of each label, of answers (..., n, k); without classes minus the loss."""
     if target.task_info.num_classes is None:
-        return -losses_of_all(target, outputs, labels)
-    logs = class_logits(outputs).log_softmax(dim=-1)
+        return -answers[..., 0]
+    return log_odds(class_logits(answers), labels)
+
+
+def chances(target: Target, answers: Tensor, labels: Tensor) -> Tensor:
+    """Return (...) the log-probability of each label, of answers (..., n, k); without classes minus the loss."""
+    if target.task_info.num_classes is None:
+        return -answers[..., 0]
+    logs = class_logits(answers).log_softmax(dim=-1)
     return logs.gather(-1, labels.expand(logs.shape[:-1])[..., None])[..., 0]
-
-
-def losses_of_all(target: Target, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the losses (n,) of n examples by (n, ...) outputs, or (s, n) by those of s models."""
-    if outputs.ndim == 1 + len(target.task_info.output_shape):
-        return target.losses_of(outputs, labels)
-    return torch.stack([target.losses_of(one, labels) for one in outputs])
 
 
 def _all(records: QuerySet) -> tuple[Tensor, Tensor]:
@@ -350,7 +346,7 @@ def _all(records: QuerySet) -> tuple[Tensor, Tensor]:
     return torch.cat([records.inputs, records.public_inputs]), torch.cat([records.labels, records.public_labels])
 
 
-def _examples(inputs: Tensor, labels: Tensor) -> list[tuple[bytes, bytes]]:
+def examples_in(inputs: Tensor, labels: Tensor) -> list[tuple[bytes, bytes]]:
     """Return what tells each example from the others: equal inputs may have different labels."""
     return [(tensor_digest(one), tensor_digest(label)) for one, label in zip(inputs, labels, strict=True)]
 

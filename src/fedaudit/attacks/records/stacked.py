@@ -17,10 +17,9 @@ from fedaudit.attacks.base import Case, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.likelihood import RMIA, LiRA
 from fedaudit.attacks.records.membership import LossThreshold, Score
-from fedaudit.attacks.records.shadows import ShadowAttack, ShadowFinding
+from fedaudit.attacks.records.shadows import ShadowAttack, ShadowFinding, examples_in
 from fedaudit.attacks.records.target import Target, held, public
 from fedaudit.transcript.observation import Observation
-from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.validation import Count
 
 _MOST = 1e3  # of a score
@@ -30,10 +29,14 @@ _MOST = 1e3  # of a score
 class _Played(Target):
     """A shadow model in the place of the model that is asked: what it says of each example is known."""
 
-    said: Mapping[bytes, Tensor] = field(default_factory=dict)
+    said: Mapping[tuple[bytes, bytes], Tensor] = field(default_factory=dict)
 
-    def outputs(self, inputs: Tensor) -> Tensor:
-        return torch.stack([self.said[tensor_digest(one)] for one in inputs]).double()
+    def answers(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        return torch.stack([self.said[one] for one in examples_in(inputs, labels)]).double()
+
+    def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        answers = self.answers(inputs, labels)
+        return answers[:, 0] if self.task_info.num_classes is None else self.losses_of(answers, labels)
 
 
 @register
@@ -78,11 +81,11 @@ class Stacked(ShadowAttack):
         known = self.shadow_findings(observation, generator, progress)
         inputs, labels = public(observation)
         records = held(observation)
-        marks = [tensor_digest(one) for one in torch.cat([records.inputs, inputs])]
+        marks = examples_in(torch.cat([records.inputs, inputs]), torch.cat([records.labels, labels]))
         features, inside = [], []
         for i, found in enumerate(known):
             others = [other for j, other in enumerate(known) if j // 2 != i // 2]
-            said = dict(zip(marks, found.outputs, strict=True))
+            said = dict(zip(marks, found.answers, strict=True))
             played = _Played(target.module, target.task_info, target.loss, said=said)
             features.append(_scores(others, observation, played, inputs, labels))
             inside.append(found.inside[len(records) :])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,9 @@ from fedaudit.task.training import Loss
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import QuerySet
 from fedaudit.utils.errors import BadInput, NotApplicable
+
+_AT_ONCE = 250  # examples of which outputs are in memory, fewer where they are more than so many values
+_MOST_VALUES = 2**24
 
 ModelName = Literal["global", "client", "rebuilt"]
 
@@ -65,13 +69,30 @@ class Target:
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Return the model's outputs (n, k), of masks (n, classes, *spatial), float64, for examples of a data set."""
-        with torch.no_grad():
-            parts = [self.module(self.task_info.normalise(part)) for part in inputs.split(250)]
+        parts = [part for part, _ in self._in_parts(inputs, inputs)]
         return torch.cat(parts).double() if parts else torch.zeros(0, *self.task_info.output_shape).double()
 
+    def answers(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return what attacks need to know of each example: its outputs (n, classes), or without classes its loss (n, 1).
+
+        So masks, whose outputs are as large as the examples, take no more memory than other answers.
+        """
+        if self.task_info.num_classes is not None:
+            return self.outputs(inputs)
+        return self.losses(inputs, labels)[:, None]
+
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss (n,) of each example by itself, float64."""
-        return self.losses_of(self.outputs(inputs), labels)
+        """Return the loss (n,) of each example by itself, float64; the outputs of a few are in memory at a time."""
+        parts = [self.losses_of(part.double(), own) for part, own in self._in_parts(inputs, labels)]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+    def _in_parts(self, inputs: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield outputs of some examples at a time, with their labels."""
+        size = max(1, min(_AT_ONCE, _MOST_VALUES // math.prod(self.task_info.output_shape)))
+        for part, own in zip(inputs.split(size), labels.split(size), strict=True):
+            if len(part):
+                with torch.no_grad():
+                    yield self.module(self.task_info.normalise(part)), own
 
     def losses_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the same of outputs (n, ...): of several labels, numbers or pixels of an example the mean."""
