@@ -22,7 +22,10 @@ from fedaudit import Recorder, Transcript
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.capture.capture import Capture
 from fedaudit.simulation.secure_sum import sums_only
+from fedaudit.transcript.files import REPLAY, read_header, read_replay, write_replay
+from fedaudit.transcript.update import Replay
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
+from fedaudit.utils.integrity import blank, sealed
 from tests.capture.recording_cases import MEAN, STD, Net, audited, federation, held, train
 from tests.transcript.integrity_cases import seal_again
 
@@ -426,3 +429,20 @@ def test_a_state_that_is_known_is_not_copied() -> None:
         train(model, held(0))
     assert {name for name, value in seen.start.items() if value is known[name]} == set(known) - {first}
     assert all(value.equal(wanted[name]) for name, value in seen.start.items())
+
+
+def test_a_contradiction_of_a_version_that_asked_for_no_rounding_is_computed_again(tmp_path: Path) -> None:
+    federation(tmp_path / "r")
+    header = read_header(tmp_path / "r")
+    old = [{"round": r, "client": c, "error": error} for (r, c), error in
+           {(0, 0): 0.4, (0, 1): None, (1, 0): 1e-6}.items()]  # fmt: skip
+    text = json.dumps({"updates": old, "digest": blank()}, indent=2)
+    (tmp_path / "r" / REPLAY).write_bytes(sealed(text, f"{header.id}/{REPLAY}"))
+    assert read_replay(tmp_path / "r", header.id) == {(1, 0): Replay(1e-6)}
+    (record,) = audited(tmp_path / "r", tmp_path / "out", module=Net()).federations
+    assert record.recording is not None
+    assert record.recording.facts == "verified"
+    assert sorted(r.error for r in record.recording.replays) == [0, 0, 0, 1e-6]
+    # what this version wrote says of itself that rounding was asked for
+    write_replay(tmp_path / "r", header.id, {(0, 0): Replay(0.4)})
+    assert read_replay(tmp_path / "r", header.id) == {(0, 0): Replay(0.4)}

@@ -28,7 +28,7 @@ from fedaudit.task.info import TaskInfo
 from fedaudit.task.targets import Task
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.rounds import REMEDY, Digest, Files
-from fedaudit.transcript.update import Replay, SanitiserInfo
+from fedaudit.transcript.update import CONTRADICTED, Replay, SanitiserInfo
 from fedaudit.utils.bounds import JSON, TENSORS, check_file, read_bytes
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.integrity import (
@@ -405,6 +405,9 @@ class _Replays(BaseModel):
 def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], Replay]:
     """Return what an earlier replay check of the transcript found: (round, client) to how close it came.
 
+    A version before kept no rounding, so that what it took for a contradiction may be none: that is left out, as what
+    was never checked, and checked again where the truth is there.
+
     Raises:
         CorruptTranscript: the file is damaged or was changed.
         BadInput: its digest can't be checked with the key that there is.
@@ -423,6 +426,7 @@ def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], Replay]:
     return {
         (e.round, e.client): Replay(*(math.inf if value is None else value for value in (e.error, e.rounding)))
         for e in found.updates
+        if "rounding" in e.model_fields_set or (e.error is not None and e.error <= CONTRADICTED)
     }
 
 
