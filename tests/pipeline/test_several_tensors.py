@@ -174,6 +174,20 @@ def test_all_parts_of_an_example_come_out_of_its_gradient() -> None:
     assert rows.columns[-1] == "[1] 4"
 
 
+def test_what_inversion_lacks_of_parts_is_said() -> None:
+    recording = simulated(Two(), ((IMAGES, NUMBERS), LABELS))
+    found = fedaudit.attack(recording, [{"name": "agic-plus", "iterations": 4}, {"name": "agic", "iterations": 1}],
+                            progress=False)  # fmt: skip
+    refused = {str(one) for one in found if isinstance(one, NotApplicable)}
+    assert refused == {
+        "agic-plus is for images, volumes or signals; an example has several inputs here, [0] 1 x 4 x 4, [1] 5 numbers; "
+        "exact-linear, invg, agic and tableak look for all of them"
+    }
+    for one in found:
+        if not isinstance(one, NotApplicable):
+            assert any("([0] 1 x 4 x 4, [1] 5 numbers) are searched for in the units" in note for note in one.notes)
+
+
 def test_a_model_of_two_outputs_leaks_its_inputs_where_targets_are_granted() -> None:
     threat = {"knows_labels": True}
     own = (IMAGES, NUMBERS), (LABELS, SCORES)

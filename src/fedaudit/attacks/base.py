@@ -244,10 +244,13 @@ class Attack(Plugin, ABC):
         if self.examples and task_info.kind not in self.examples:
             *first, last = (example_kind(name).described for name in self.examples)
             suited = f"{', '.join(first)} or {last}" if first else last
-            described = task_info.example_kind.described
-            raise NotApplicable(
-                f"{self.name} is for {suited}; these examples are {described}, {tuple(task_info.input_shape)}"
-            )
+            these = f"these examples are {task_info.example_kind.described}, {tuple(task_info.input_shape)}"
+            if task_info.packed_inputs is not None:
+                these = (
+                    f"an example has several inputs here, {task_info.packed_inputs}; exact-linear, invg, agic and tableak "
+                    "look for all of them"
+                )
+            raise NotApplicable(f"{self.name} is for {suited}; {these}")
         if self.vertical and observation.vertical is None:
             raise NotApplicable(
                 f"{self.name} is for vertical federations, and this one isn't: its clients hold whole examples; set "

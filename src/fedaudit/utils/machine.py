@@ -10,7 +10,7 @@ import importlib
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ def full_precision(device: str) -> Iterator[None]:
     """Compute on a GPU as exactly as on the CPU, and alike every time.
 
     Torch lets a GPU round what convolutions multiply to TF32, 10 bits of mantissa, unless told otherwise. That is
-    coarser than the finite differences of attacks, and changes what they find.
+    coarser than the finite differences of attacks, and changes what they find. Recurrent layers run without cuDNN, whose
+    own have no gradient in evaluation mode, and none of a gradient.
 
     Args:
         device: ``cuda``, or ``cpu``, where nothing is to be done.
@@ -57,10 +58,42 @@ def full_precision(device: str) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        with (
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
+            _recurrent_without_cudnn(),
+        ):
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def _recurrent_without_cudnn() -> Iterator[None]:
+    """Switch cuDNN off while a recurrent layer is called, of whatever model, in this thread and others."""
+    import torch
+    from torch.nn.modules import module as module_hooks
+
+    off: list[ExitStack] = []
+
+    def before(module: torch.nn.Module, _: object) -> None:
+        if isinstance(module, torch.nn.RNNBase):
+            stack = ExitStack()
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False, deterministic=True, allow_tf32=False))
+            off.append(stack)
+
+    def after(module: torch.nn.Module, *_: object) -> None:
+        if off and isinstance(module, torch.nn.RNNBase):
+            off.pop().close()
+
+    hooks = (
+        module_hooks.register_module_forward_pre_hook(before),
+        module_hooks.register_module_forward_hook(after, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

@@ -318,7 +318,15 @@ class GradientInversion(Attack):
 
     def notes(self, prepared: Prepared) -> list[str]:
         """Return what the user should know about this run."""
-        return [WITHOUT_DROPOUT] if prepared.victim.dropout else []
+        said = [WITHOUT_DROPOUT] if prepared.victim.dropout else []
+        parts = prepared.task_info.packed_inputs
+        if parts is not None:
+            said.append(
+                f"all inputs ({parts}) are searched for in the units in which the model is given them, with nothing that is "
+                "known of images (no total variation): one far from mean 0 and deviation 1 is hardly found, so standardise "
+                "each before the model"
+            )
+        return said
 
     def _run(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
