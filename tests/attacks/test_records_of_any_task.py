@@ -67,7 +67,13 @@ def test_what_a_batch_made_layers_receive_gives_it_away(task: Task) -> None:
 def test_records_are_pushed_and_repaired(task: Task) -> None:
     threat = {"adversary": "client", "records": 40}
     seen, truth = seen_of(
-        task, threat, clients=4, examples=80, rounds=14, local_epochs=4, malicious={"behaviour": {"name": "agrevader", "start": 2}}
+        task,
+        threat,
+        clients=4,
+        examples=80,
+        rounds=14,
+        local_epochs=4,
+        malicious={"behaviour": {"name": "agrevader", "start": 2}},
     )
     losses = seen.adversary_log["agrevader/losses"]
     assert losses.shape == (12, 40)
@@ -82,7 +88,9 @@ def test_an_attribute_is_filled_in_by_the_loss(task: Task) -> None:
     inputs = torch.randn(240, 24, generator=generator(0, "rows"))
     inputs[:, 0] = (inputs[:, 1] + inputs[:, 2] > 0).float()
     wanted = {
-        "multi-label": torch.stack([inputs[:, 0], inputs[:, 3] > 0, inputs[:, 4] > 0, inputs[:, 0], inputs[:, 5] > 0], 1),
+        "multi-label": torch.stack(
+            [inputs[:, 0], inputs[:, 3] > 0, inputs[:, 4] > 0, inputs[:, 0], inputs[:, 5] > 0], 1
+        ),
         "regression": inputs[:, :1] * torch.tensor([3.0, -2.0, 1.0]) + 0.1 * inputs[:, 3:6],
     }[task]
     data = with_column(Dataset.from_tensors(inputs, wanted, task=task), "side", [0], ["left", "right"])
@@ -118,7 +126,7 @@ def test_an_attribute_of_images_with_masks_is_told_from_features_or_refused() ->
         make_attack("attribute-features")(dataclasses.replace(seen, module=nets, weights=(nets.state_dict(),)))
 
 
-# Properties, and the labels that go with them --------------------------------------------------------------------------
+# Properties, and the labels that go with them -------------------------------------------------------------------------
 
 
 def records_of(labels: Tensor, marks: Tensor) -> QuerySet:
@@ -160,9 +168,7 @@ def test_a_property_that_the_labels_tell_is_no_leak_of_the_updates(task: Task) -
     )
     threat = {"client_property": "left=bright", "knows_public_data": True, "public_examples": 100}
     spread = {"scheme": "attribute", "attribute": "left=bright", "labels": "natural"}
-    seen, truth = seen_of(
-        task, threat, data, clients=24, examples=480, rounds=1, local_epochs=1, partition=spread
-    )
+    seen, truth = seen_of(task, threat, data, clients=24, examples=480, rounds=1, local_epochs=1, partition=spread)
     names = sorted({m.client for m in seen.messages})
     own = [truth.labels[0, c] for c in names]
     rows = [y[:, 0].mean() if task == "multi-label" else (y == 0).double().mean() for y in own]

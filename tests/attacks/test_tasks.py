@@ -103,7 +103,9 @@ def test_a_loss_of_one_logit_gets_masks_in_the_form_that_it_takes(own: Any) -> N
 
 def test_a_model_of_one_logit_is_said_by_the_loss_of_a_named_one() -> None:
     scenario = {"model": {"name": "unet", "loss": "bce-with-logits"}, "federations": [{"name": "f", "clients": 1}]}
-    recording = fedaudit.simulate(scenario, data=(torch.rand(9, 1, 16, 16), torch.ones(9, 16, 16).long()), progress=False)
+    recording = fedaudit.simulate(
+        scenario, data=(torch.rand(9, 1, 16, 16), torch.ones(9, 16, 16).long()), progress=False
+    )
     assert recording.transcript.task_info.output_shape == (1, 16, 16)
     assert recording.history is not None
     with pytest.raises(fedaudit.BadInput, match=r"\(2, 1, 8, 8\)|one logit a pixel"):
@@ -113,7 +115,11 @@ def test_a_model_of_one_logit_is_said_by_the_loss_of_a_named_one() -> None:
 def test_ignored_pixels_of_a_simulation_count_nothing() -> None:
     masks = TARGETS["segmentation"].clone()
     masks[:, :, :3] = -100
-    for model, loss in ((net("segmentation"), "cross-entropy"), (one_logit(), "bce-with-logits"), (one_logit(), "dice")):
+    for model, loss in (
+        (net("segmentation"), "cross-entropy"),
+        (one_logit(), "bce-with-logits"),
+        (one_logit(), "dice"),
+    ):
         recording = fedaudit.simulate(
             {
                 "federations": [{"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 4, "batch_size": 4}],
@@ -133,7 +139,9 @@ def test_ignored_pixels_of_a_simulation_count_nothing() -> None:
         else:
             value = nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], true.float())
         oracle = torch.autograd.grad(value, list(model.parameters()))
-        for sent, gradient_of_it in zip(recording.transcript.rounds[0].updates[0].tensors.values(), oracle, strict=True):
+        for sent, gradient_of_it in zip(
+            recording.transcript.rounds[0].updates[0].tensors.values(), oracle, strict=True
+        ):
             torch.testing.assert_close(sent, gradient_of_it)
     with pytest.raises(fedaudit.BadInput, match="ignored pixels are -100"):
         fedaudit.simulate({}, data=(IMAGES, masks.clamp(min=-1)), model=net("segmentation"), progress=False)

@@ -165,7 +165,8 @@ def test_what_the_user_says_of_the_task_counts(tmp_path: Path) -> None:
     assert "0 or 1" in refused
     assert "these are 0 to 7" in refused
     assert "Recorder(task='multi-label') said so" in refused
-    assert len(load_truth(tmp_path / "s" / FOLDER, Transcript.load(tmp_path / "s", linear(4), loss=Pinball())).labels) == 1
+    transcript = Transcript.load(tmp_path / "s", linear(4), loss=Pinball())
+    assert len(load_truth(tmp_path / "s" / FOLDER, transcript).labels) == 1
     with pytest.raises(BadInput, match="task"):
         fedaudit.Recorder(tmp_path / "t", task="labels")  # type: ignore[arg-type]
 
@@ -184,7 +185,7 @@ def test_what_is_no_task_is_refused_while_it_is_recorded(tmp_path: Path) -> None
     several = (torch.rand(4, 3, 6, 5, generator=DICE) > 0.5).float()
     pixel = refusal(tmp_path / "p", pixels(3), IMAGES, [several], functional.binary_cross_entropy_with_logits)
     assert "isn't recorded" in pixel
-    with pytest.raises(BadInput, match="isn't recorded|labels of a multi-label task"):
+    with pytest.raises(BadInput, match=r"isn't recorded|labels of a multi-label task"):
         Transcript.load(tmp_path / "s", linear(4))
 
 

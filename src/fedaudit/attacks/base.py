@@ -247,8 +247,8 @@ class Attack(Plugin, ABC):
             these = f"these examples are {task_info.example_kind.described}, {tuple(task_info.input_shape)}"
             if task_info.packed_inputs is not None:
                 these = (
-                    f"an example has several inputs here, {task_info.packed_inputs}; exact-linear, invg, agic and tableak "
-                    "look for all of them"
+                    f"an example has several inputs here, {task_info.packed_inputs}; exact-linear, invg, agic and "
+                    "tableak look for all of them"
                 )
             raise NotApplicable(f"{self.name} is for {suited}; {these}")
         if self.vertical and observation.vertical is None:

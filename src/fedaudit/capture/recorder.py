@@ -481,8 +481,8 @@ class Recorder:
             words, asked = known.tokens.vocabulary, targets[targets != NOTHING]
             if targets.shape != inputs.shape or targets.is_floating_point() or outputs not in (None, words):
                 return (
-                    f"its targets {tuple(targets.shape)} aren't the token that follows each of {tuple(inputs.shape)}, of "
-                    f"{words}; models of text are asked for that, or for classes, labels or numbers of a whole text"
+                    f"its targets {tuple(targets.shape)} aren't the token that follows each of {tuple(inputs.shape)}, "
+                    f"of {words}; models of text are asked for that, or for classes, labels or numbers of a whole text"
                 )
             if asked.numel() and not 0 <= int(asked.min()) <= int(asked.max()) < words:
                 return f"its targets run from {int(asked.min())} to {int(asked.max())}, and there are {words} tokens"

@@ -195,7 +195,7 @@ def _by_table(table: Path) -> tuple[list[_Listed], tuple[str, ...] | None]:
     if persons is not None and bool((both := held_out & torch.isin(persons, persons[~held_out])).any()):
         row = int(both.nonzero()[0])
         who = f"the {about[0]} '{rows[row][names.index(about[0])].strip()[:80]}'"
-        raise BadInput(f"{table}: {who} has files in {files[row].parts[0]}/ and in train/; keep a person in one of them")
+        raise BadInput(f"{table}: {who} has files in {files[row].parts[0]}/ and in train/; keep a person in one")
     return [whole[torch.nonzero(rows)[:, 0]] for rows in (~held_out, held_out)], found
 
 

@@ -152,8 +152,8 @@ def _narrow(voxels: Tensor) -> str:
     if not low < high or _WIDER * (high - low) >= 1:
         return ""
     return (
-        f"; all voxels but the outermost {_ENDS:.1%} at either end lie in {low:.3g} to {high:.3g}: PSNR is of [0, 1] and "
-        "flatters them, so clip the others and scale these to [0, 1]"
+        f"; all voxels but the outermost {_ENDS:.1%} at either end lie in {low:.3g} to {high:.3g}: PSNR is of [0, 1] "
+        "and flatters them, so clip the others and scale these to [0, 1]"
     )
 
 

@@ -126,7 +126,8 @@ def answers(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
                 hit, targets = (outputs > 0) == (targets > 0), torch.arange(outputs.shape[1]).expand(outputs.shape)
             else:
                 hit = class_logits(outputs).argmax(dim=1) == targets
-            hit, targets = hit[targets >= 0], targets[targets >= 0]  # of sequences and masks, what isn't asked for is left out
+            asked = targets >= 0  # of sequences and masks the rest is left out
+            hit, targets = hit[asked], targets[asked]
             counts.index_put_((hit.long(), targets), torch.ones(len(targets), dtype=torch.float64), accumulate=True)
     for part, mode in modes.items():
         part.training = mode

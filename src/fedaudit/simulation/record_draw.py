@@ -165,9 +165,10 @@ def draw(
     Every member has a matched non-member of its class, and of its group (whose data it is like, where the data set
     knows) as far as there is one, so that a record isn't given away by what it is of. Where a class has more of
     clients' examples than of nobody's, fewer of it are drawn, and more of others. Equal examples are drawn once,
-    nothing that a malicious client holds is drawn, and nothing that any client holds, nor another example of a person of
-    whom one holds some, passes for an example that nobody trained on. These come from ``rest`` first, which is of the clients' own split, and then from ``held_out``. Accuracy
-    is measured on what is left of ``held_out``, or where that is empty, on what is left of ``rest``.
+    nothing that a malicious client holds is drawn, and nothing that any client holds, nor another example of a person
+    of whom one holds some, passes for an example that nobody trained on. These come from ``rest`` first, which is of
+    the clients' own split, and then from ``held_out``. Accuracy is measured on what is left of ``held_out``, or where
+    that is empty, on what is left of ``rest``.
 
     Args:
         records: how many.

@@ -279,9 +279,9 @@ def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
 
     That of several outputs gets them, and the targets, as the user has them: as a tuple, or by name.
 
-    Of masks (n, *spatial) one may want (n, 1, *spatial), of one logit a pixel real numbers. One that takes the column out of the outputs (``squeeze(1)``)
-    wants (n,): beside (n, 1) it would broadcast each target over all outputs, without an error. Then it doesn't matter
-    to it which target is whose, as it does for (n,).
+    Of masks (n, *spatial) one may want (n, 1, *spatial), of one logit a pixel real numbers. One that takes the column
+    out of the outputs (``squeeze(1)``) wants (n,): beside (n, 1) it would broadcast each target over all outputs,
+    without an error. Then it doesn't matter to it which target is whose, as it does for (n,).
     """
     if task_info.heads and task_info.packed_targets:
         return _OfHeads(loss, task_info.heads, task_info.packed_targets)

@@ -112,8 +112,8 @@ def check_loss(task: Task, num_classes: int | None, loss: str, outputs: int) -> 
     losses = ONE_LOGIT if one_logit else kind.losses
     if loss in losses:
         return
-    what = f"{num_classes} classes" if num_classes else f"masks of {outputs} classes" if outputs > 1 else kind.targets
-    what = "masks of one logit a pixel" if one_logit else what if task == "segmentation" or num_classes else kind.targets
+    what = f"{num_classes} classes" if num_classes else kind.targets
+    what = "masks of one logit a pixel" if one_logit else what
     fits = ", ".join(losses[:1] if task == "classification" else losses)
     if loss == BCE and task == "segmentation":
         fits += f", or {BCE} with a model of one logit a pixel where there is one thing to find"
@@ -177,7 +177,8 @@ def read_targets(seen: Tensor, task: Task, shape: tuple[int, ...]) -> Tensor:
     if seen[:1].numel() != math.prod(shape):
         raise BadInput(
             f"clients trained on targets of shape {tuple(seen.shape)}, and {kind.targets} of this model are "
-            f"{('n', *shape)}".replace("'", "") + "; of maps of pixels masks alone can be audited, of whole numbers"
+            f"{('n', *shape)}".replace("'", "")
+            + "; of maps of pixels masks alone can be audited, of whole numbers"
         )
     if task == "multi-label":
         if not bool(((seen >= 0) & (seen <= 1)).all()):

@@ -102,8 +102,8 @@ def loss_name(loss: Loss) -> str:
     if loss.weight is not None or loss.pos_weight is not None or loss.reduction != "mean":
         raise BadInput(
             "BCEWithLogitsLoss of one logit is taken without weight and pos_weight, as the mean; for a weighted loss "
-            "give the model two outputs, and nn.CrossEntropyLoss(weight=…); for masks call binary_cross_entropy_with_logits "
-            "in a function of your own"
+            "give the model two outputs, and nn.CrossEntropyLoss(weight=…); for masks call "
+            "binary_cross_entropy_with_logits in a function of your own"
         )
     return BCE
 

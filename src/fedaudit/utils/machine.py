@@ -44,8 +44,8 @@ def full_precision(device: str) -> Iterator[None]:
     """Compute on a GPU as exactly as on the CPU, and alike every time.
 
     Torch lets a GPU round what convolutions multiply to TF32, 10 bits of mantissa, unless told otherwise. That is
-    coarser than the finite differences of attacks, and changes what they find. Recurrent layers run without cuDNN, whose
-    own have no gradient in evaluation mode, and none of a gradient.
+    coarser than the finite differences of attacks, and changes what they find. Recurrent layers run without cuDNN,
+    whose own have no gradient in evaluation mode, and none of a gradient.
 
     Args:
         device: ``cuda``, or ``cpu``, where nothing is to be done.

@@ -322,9 +322,9 @@ class GradientInversion(Attack):
         parts = prepared.task_info.packed_inputs
         if parts is not None:
             said.append(
-                f"all inputs ({parts}) are searched for in the units in which the model is given them, with nothing that is "
-                "known of images (no total variation): one far from mean 0 and deviation 1 is hardly found, so standardise "
-                "each before the model"
+                f"all inputs ({parts}) are searched for in the units in which the model is given them, with nothing "
+                "that is known of images (no total variation): one far from mean 0 and deviation 1 is hardly found, so "
+                "standardise each before the model"
             )
         return said
 

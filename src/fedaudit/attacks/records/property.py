@@ -55,8 +55,8 @@ class PropertyInference(Attack):
     logistic regression: what labels do to its score is linear, too, so that the evaluation can take it out. ``forest``
     is a random forest; the authors' code has both, on absolute values of updates of unit length, which isn't linear.
     Of several labels as many are matched as leave half of the examples, those that go with the property most first;
-    numbers and masks aren't matched. (4) Updates of more than 65,536 elements are sketched: each element is added to one of so many sums, with a random
-    sign. (5) Stand-ins train as the client did, in as many steps.
+    numbers and masks aren't matched. (4) Updates of more than 65,536 elements are sketched: each element is added to
+    one of so many sums, with a random sign. (5) Stand-ins train as the client did, in as many steps.
 
     Args:
         updates: stand-ins with the property, and as many without, for each round and number of examples.

@@ -73,7 +73,7 @@ class Target:
         return torch.cat(parts).double() if parts else torch.zeros(0, *self.task_info.output_shape).double()
 
     def answers(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return what attacks need to know of each example: its outputs (n, classes), or without classes its loss (n, 1).
+        """Return what attacks need to know of each example: its outputs (n, k), or without classes its loss (n, 1).
 
         So masks, whose outputs are as large as the examples, take no more memory than other answers.
         """
