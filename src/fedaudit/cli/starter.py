@@ -194,6 +194,8 @@ def _model(choice: Choice, question: str) -> dict[str, Any]:
         values["width"] = 128
     if name == "convnet-small":
         values["width"] = 32 if question == "inversion" else 16
+    if name == "unet":
+        values |= {"width": 8, "batch_norm": "train"}
     if name == "lenet" and question == "inversion":
         values["initialisation"] = "uniform"
     if "convnet" in name or name.startswith(("resnet", "cnn-")):
@@ -217,19 +219,22 @@ def _federation(choice: Choice, dataset: Dataset, question: str, held: int) -> d
         known.pop("rounds", None)
     else:
         most = held if question == "drawing" else held // 3
-        usual = 40 if choice.model in _SMALL else 10
+        masks = dataset.task == "segmentation"  # which take long to learn by heart
+        usual = 40 if choice.model in _SMALL else 30 if masks else 10
         if question == "drawing":
             usual = 40 if max(dataset.input_shape) <= 16 else 25
         values |= {
             "rounds": usual * (2 if sends_gradients else 1),
-            "examples": max(clients, min(most, clients * (200 if question == "drawing" else 60))),
+            "examples": max(clients, min(most, clients * (200 if question == "drawing" else 20 if masks else 60))),
             "batch_size": 8 if question == "drawing" else 10,
         }
-        local = {"local_epochs": 1 if question == "drawing" else 2}
+        local = {"local_epochs": 1 if question == "drawing" else 4 if masks else 2}
         rate = 0.02 if dataset.task == "regression" else 0.05 if question == "drawing" else 0.1
     if not sends_gradients:
         values |= {name: known.pop(name) for name in ("local_steps", "local_epochs") if name in known} or local
     values["learning_rate"] = rate
+    if choice.model == "unet":
+        values["momentum"] = 0.9
     if choice.algorithm == "fedprox":
         values["proximal_mu"] = 0.01
     if choice.adversary == MALICIOUS:
