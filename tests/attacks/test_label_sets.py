@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from fedaudit.data.dataset import Dataset
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.label_sets import average_precision, matched
 from fedaudit.pipeline.run import run_audit
+from fedaudit.report.label_sets import DrawnSet, DrawnSets, _labels, drawn_sets
+from fedaudit.report.page import render_report
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
@@ -128,9 +131,11 @@ def test_the_average_precision_is_that_of_the_best_order(seed, n):
     orders = [found[list(order)] for order in itertools.permutations(range(n))]
     least = min(float((one != true).sum()) for one in orders)
     best = [one for one in orders if float((one != true).sum()) == least]
-    hits, whole = matched(found, true)
-    assert hits in {int((one * true).sum()) for one in best}
-    assert whole <= n
+    hits, whole, order = matched(found, true)
+    assert sorted(order.tolist()) == list(range(n))
+    assert float((found[order] != true).sum()) == least
+    assert hits == int((found[order] * true).sum())
+    assert whole == int((found[order] == true).all(dim=1).sum())
     if bool(true.any()):
         scores = [average_precision_score(true.flatten(), one.flatten()) for one in best]
         assert any(average_precision(found, true, hits) == pytest.approx(score) for score in scores)
@@ -172,6 +177,24 @@ def test_findings_that_know_nothing_pass_for_leaks_no_oftener_than_they_may():
 def test_an_audit_says_what_label_sets_tell():
     plan = {"name": "f", "algorithm": "fedsgd", "clients": 3, "rounds": 1, "batch_size": 4}
     made = scenario_from({"federations": [plan], "attacks": ["labels"], "evaluation": {"updates": 3}})
-    (summary,) = run_audit(made, dataset=photographs(), model=network()).result.summaries
+    result = run_audit(made, dataset=photographs(), model=network()).result
+    (summary,) = result.summaries
     assert summary.verdict == "inferred"
     assert "which labels a client's examples have" in summary.headline
+    (drawn,) = drawn_sets(result)
+    (whole,) = (metric.value for metric in summary.metrics if metric.name == "whole_label_sets")
+    assert (len(drawn.sets), drawn.total) == (12, 12)
+    assert drawn.whole == sum(one.whole for one in drawn.sets) == round(whole.mean * 12)
+    page = render_report(result, Path())
+    assert f"{drawn.whole} of 12 label sets without a fault" in page
+    shares = [metric for metric in summary.metrics if metric.name != "whole_label_sets"]
+    assert all(0 <= metric.value.low <= metric.value.high <= 1 for metric in shares)
+
+
+def test_a_label_that_was_missed_and_one_that_is_not_there_are_marked():
+    names = ["oedema", "nodule", "mass"]
+    one = DrawnSets("f", "labels", [DrawnSet(1, "client 0", _labels({"true": [0, 2], "found": [1, 2]}, names))], 0, 1)
+    told = [(label.name, label.true, label.found) for label in one.sets[0].labels]
+    assert told == [("oedema", True, False), ("nodule", False, True), ("mass", True, True)]
+    assert not one.sets[0].whole
+    assert DrawnSet(1, "", _labels({"true": [2], "found": [2]}, None)).whole

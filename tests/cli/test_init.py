@@ -9,20 +9,25 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 
 from fedaudit.cli import app as cli
 from fedaudit.cli import starter
 from fedaudit.cli.starter import ADVERSARIES, ALGORITHMS, EMBEDDED, Choice, complete, models_for, scenario_text
-from fedaudit.data import DATASETS, Dataset, load_dataset
+from fedaudit.data import DATASETS, Dataset, folder_data, load_dataset
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
 from tests.conftest import Command, refused
+from tests.data.medical_cases import dicom, wfdb
 
+RNG = np.random.default_rng(3)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 
 
@@ -181,6 +186,112 @@ def test_own_images_from_a_folder(command: Command, tmp_path: Path):
     assert f"--data-dir {tmp_path / 'data'}" in done.out
     assert f"fedaudit audit '{file}' --out 'own images-audit'" in done.out
     resolve(load_scenario(file), data_dir=tmp_path / "data")
+
+
+def scans_of_findings(folder: Path) -> None:
+    """DICOM X-rays, with two findings each in a table."""
+    rows = ["file,oedema,nodule"]
+    for i in range(24):
+        dicom(folder / f"train/{i:02}.dcm", RNG.integers(0, 4096, (20, 24), dtype=np.uint16), BitsStored=12, HighBit=11)
+        rows.append(f"train/{i:02}.dcm,{i % 2},{i // 2 % 2}")
+    (folder / "labels.csv").write_text("\n".join(rows))
+
+
+def scans_with_masks(folder: Path) -> None:
+    """PNGs, and for each a mask of three classes."""
+    from PIL import Image
+
+    for i in range(40):
+        for part, most in (("train", 255), ("masks/train", 3)):
+            path = folder / part / f"{i:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(RNG.integers(0, most, (16, 16), dtype=np.uint8)).save(path)
+
+
+def volumes_by_class(folder: Path) -> None:
+    """Arrays (C, D, H, W)."""
+    for split, name, i in itertools.product(("train", "test"), ("ill", "well"), range(6)):
+        path = folder / split / name / f"{i}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, RNG.random((1, 8, 8, 8)).astype(np.float32))
+
+
+def ecgs_by_class(folder: Path) -> None:
+    """WFDB records of two leads."""
+    for split, name, i in itertools.product(("train", "test"), ("sinus", "flutter"), range(6)):
+        wfdb(folder / split / name, RNG.integers(-900, 900, (2, 48)), name=f"r{i}", rate=250)
+
+
+@pytest.mark.parametrize(
+    ("fill", "data", "model", "attacks"),
+    [
+        (scans_of_findings, "scan-folder", "convnet-small", ["labels", "invg", "agic"]),
+        (scans_with_masks, "scan-folder", "unet", ["loss-threshold", "gradient-norm"]),
+        (volumes_by_class, "volume-folder", "cnn-3d", ["invg", "agic"]),
+        (ecgs_by_class, "signal-folder", "cnn-1d", ["invg", "agic"]),
+    ],
+)
+def test_a_folder_of_ones_own_gives_a_scenario_that_runs(
+    command: Command, tmp_path: Path, fill: Callable[[Path], None], data: str, model: str, attacks: list[str]
+):
+    if fill is scans_of_findings:
+        pytest.importorskip("pydicom", reason="DICOM is written by pydicom")
+    folder, file = tmp_path / "mine", tmp_path / "s.yaml"
+    fill(folder)
+    done = command("init", file, "--data-dir", folder, "-y", "--clients", "2")
+    assert done.code == 0, done
+    loaded = load_scenario(file)
+    assert (loaded.data.name, loaded.model.name) == (data, model)
+    assert [attack.name for attack in loaded.attacks] == attacks
+    quick = [f"attacks.{i}.iterations=2" for i, name in enumerate(attacks) if name in ("invg", "agic")]
+    quick += ["federations.0.rounds=1", "evaluation.controls=false", "evaluation.accuracy_every=1"]
+    words = [word for setting in quick for word in ("--set", setting)]
+    ran = command("audit", file, "--data-dir", folder, "--out", tmp_path / "out", "--workers", "1", *words)
+    assert ran.code == 0, ran
+    result = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {finding["status"] for finding in result["findings"]} == {"done"}
+
+
+def test_large_images_are_cut_and_large_volumes_get_fewer_iterations(datasets):
+    large = Dataset.from_tensors(torch.rand(40, 1, 100, 90), torch.arange(40) % 2, kind="image", name="scans")
+    scenario = yaml.safe_load(scenario_text(complete(Choice("scan-folder"), large), large))
+    assert scenario["data"]["image_size"] == 64
+    assert (
+        "image_size"
+        not in yaml.safe_load(scenario_text(complete(Choice(), datasets["photos"]), datasets["photos"]))["data"]
+    )
+    effort = []
+    for side in (16, 64):
+        volumes = Dataset.from_tensors(
+            torch.rand(40, 1, side, side, side), torch.arange(40) % 2, kind="volume", name="v"
+        )
+        made = complete(Choice("volume-folder", model="mlp"), volumes)
+        effort.append(yaml.safe_load(scenario_text(made, volumes))["attacks"][0]["iterations"])
+    assert effort == [600, 50]
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"), [((3, 16, 16), "scan-folder"), ((1, 8, 8, 8), "volume-folder"), ((12, 80), None)]
+)
+def test_what_lies_in_a_folder_is_told_or_asked(
+    command: Command, tmp_path: Path, shape: tuple[int, ...], data: str | None
+):
+    (tmp_path / "train").mkdir()
+    for i in range(10):
+        np.save(tmp_path / f"train/{i}.npy", RNG.random(shape).astype(np.float32))
+    (tmp_path / "labels.csv").write_text("file,ill\n" + "\n".join(f"train/{i}.npy,{i % 2}" for i in range(10)))
+    words = ["init", tmp_path / "s.yaml", "-y", "--data-dir", tmp_path, "--clients", "2"]
+    if data is None:
+        refused(command(*words), "of shape (12, 80) may be an image, a volume or a signal; say which")
+        words += ["--data", "signal-folder"]
+    assert command(*words).code == 0
+    assert load_scenario(tmp_path / "s.yaml").data.name == (data or "signal-folder")
+
+
+def test_a_folder_without_ones_own_examples_says_nothing(tmp_path: Path):
+    assert folder_data(tmp_path) is None
+    (tmp_path / "train").mkdir()
+    assert folder_data(tmp_path) is None
 
 
 # A Flower app ---------------------------------------------------------------------------------------------------------

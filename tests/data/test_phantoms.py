@@ -84,6 +84,32 @@ def test_xrays() -> None:
     assert float((small - images[:1]).abs().mean()) < 0.05  # the same chest, finer
 
 
+def test_slices_are_one_head_s_and_have_its_lesions() -> None:
+    heads, masks = load_dataset("head-slices"), load_dataset("slice-tissues")
+    assert (heads.kind, heads.class_names, len(heads.train), len(heads.test)) == (
+        "image",
+        ("no lesion", "lesion"),
+        320,
+        80,
+    )
+    assert (masks.task, masks.class_names, masks.train.targets.shape) == ("segmentation", TISSUES, (320, 32, 32))
+    assert torch.equal(heads.train.inputs, masks.train.inputs)
+    sick = (masks.train.targets == TISSUES.index("lesion")).flatten(1).any(dim=1)
+    assert torch.equal(sick, heads.train.targets == 1)
+    bright = masks.train.inputs[:, 0]
+    assert float(bright[masks.train.targets == TISSUES.index("white matter")].mean()) > 0.6
+    assert float(bright[masks.train.targets == TISSUES.index("air")].mean()) < 0.1
+    assert load_dataset("head-slices", image_size=128, limit=2).train.inputs.shape == (2, 1, 128, 128)
+
+
+def test_xrays_of_one_label_are_the_same_images_with_their_first_finding() -> None:
+    several, one = (load_dataset(name, image_size=16) for name in ("xray-phantoms", "xray-single-label"))
+    assert one.class_names == ("no finding", *FINDINGS)
+    assert torch.equal(several.test.inputs, one.test.inputs)
+    for found, label in zip(several.test.targets.tolist(), one.test.targets.tolist(), strict=True):
+        assert label == (1 + found.index(1) if 1 in found else 0)
+
+
 # --- ECGs ----------------------------------------------------------------------------------------------------------
 
 

@@ -39,7 +39,8 @@ def init(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Data set; those that don't come with fedaudit need --data-dir; image-folder: your own images."
+            help="Data set; those that don't come with fedaudit need --data-dir. Left out: what lies in --data-dir, "
+            "be it images, scans, volumes or signals, by class, with a labels.csv or with masks; else photos."
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -58,8 +59,9 @@ def init(
     """Write a commented scenario that runs within minutes; asks for what no flag gives."""
     _check_file(file)
     check_data_dir(data_dir)
+    own = _own(data, data_dir)
     choice = Choice(
-        data=data or EMBEDDED[0],
+        data=data or own or EMBEDDED[0],
         model=model,
         algorithm=algorithm,
         clients=clients,
@@ -78,7 +80,7 @@ def init(
         )
     left = [name for name, value in given.items() if value is None]
     if left and not yes and _on_terminal():
-        choice, dataset = _ask(choice, left, data_dir)
+        choice, dataset = _ask(choice, left, data_dir, (own,) if own else ())
     else:
         dataset = _load(choice.data, data_dir)
     choice = complete(choice, dataset)
@@ -124,10 +126,20 @@ def _load(name: str, data_dir: Path | None) -> Dataset:
     return load_dataset(name, data_dir=data_dir)
 
 
-def _ask(choice: Choice, left: Sequence[str], data_dir: Path | None) -> tuple[Choice, Dataset]:
+def _own(data: str | None, data_dir: Path | None) -> str | None:
+    """Return the data set that the user's own folder is, unless another is named; None where there is none."""
+    if data is not None or data_dir is None:
+        return None
+    from fedaudit.data import folder_data
+
+    return folder_data(data_dir)
+
+
+def _ask(choice: Choice, left: Sequence[str], data_dir: Path | None, own: tuple[str, ...]) -> tuple[Choice, Dataset]:
     """Ask for what is left open, in an order in which each answer decides what may follow."""
     if "data" in left:
-        choice = replace(choice, data=_one_of("Data", EMBEDDED, EMBEDDED[0], _DATA_OF_FILES, free=data_dir is not None))
+        free = data_dir is not None
+        choice = replace(choice, data=_one_of("Data", (*own, *EMBEDDED), choice.data, _DATA_OF_FILES, free=free))
     dataset = _load(choice.data, data_dir)
     if "adversary" in left:
         lines = "\n".join(f"  {name}: {meaning}" for name, meaning in ADVERSARIES.items())

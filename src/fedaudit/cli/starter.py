@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 EMBEDDED = (
     *("photos", "digits", "digits-parity", "breast-cancer", "diabetes", "leaf-synthetic", "notes", "notes-causal"),
-    *("head-phantoms", "head-tissues", "xray-phantoms", "ecg-synthetic"),
+    *("head-phantoms", "head-tissues", "head-slices", "slice-tissues", "xray-phantoms", "xray-single-label"),
+    "ecg-synthetic",
 )
 ALGORITHMS = ("fedsgd", "fedavg", "fedprox")
 MALICIOUS = "malicious-client"
@@ -28,7 +30,9 @@ _A_ROUND = 10  # clients that take part in a round, at most
 _ATTACKED = 4  # updates
 _RECORDS = 200
 _SMALL = ("mlp", "logistic", "linear")  # models that train in moments
-_QUICK = (*_SMALL, "convnet-small", "lenet", "strided-cnn")  # that can be attacked in minutes
+_QUICK = (*_SMALL, "convnet-small", "lenet", "strided-cnn", "cnn-1d")  # that can be attacked in minutes
+_SIDE = 64  # pixels, to which larger images are cut
+_VALUES = 20_000  # of an example; of larger ones fewer iterations are run
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def usual_model(adversary: str, dataset: Dataset) -> str:
 
 def question_of(choice: Choice, dataset: Dataset) -> str:
     """Return what is attacked: images, volumes and signals are rebuilt, text is read, and of tables members or a hidden
-    attribute are told.
+    attribute are told. Of images with masks members are told, too: a U-Net is hardly inverted.
 
     Returns:
         ``inversion``, ``words``, ``members``, ``attribute`` or ``drawing``.
@@ -124,7 +128,7 @@ def question_of(choice: Choice, dataset: Dataset) -> str:
     axes = len(dataset.input_shape)
     if choice.adversary == MALICIOUS:
         return "drawing" if axes == 3 and dataset.task == "classification" else "members"
-    if axes > 1 and choice.adversary != "client":
+    if axes > 1 and choice.adversary != "client" and dataset.task != "segmentation":
         return "inversion"
     return "attribute" if dataset.task == "regression" and dataset.attributes else "members"
 
@@ -149,7 +153,7 @@ def scenario_text(choice: Choice, dataset: Dataset) -> str:
         choice=choice,
         asked=question,
         hidden=_hidden(dataset),
-        data={"name": choice.data, "split": split},
+        data=_data(choice, dataset, split),
         model=_model(choice, question),
         federation=federation,
         threat=_threat(choice, dataset, question, federation),
@@ -172,6 +176,15 @@ def _written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
+def _data(choice: Choice, dataset: Dataset, split: str) -> dict[str, Any]:
+    from fedaudit.modalities import example_kind  # takes torch, which a command's help does without
+
+    values: dict[str, Any] = {"name": choice.data, "split": split}
+    if example_kind(dataset.kind).resizable and max(dataset.input_shape[1:]) > _SIDE:
+        values["image_size"] = _SIDE
+    return values
+
+
 def _model(choice: Choice, question: str) -> dict[str, Any]:
     name = choice.model or ""
     values: dict[str, Any] = {"name": name}
@@ -181,9 +194,11 @@ def _model(choice: Choice, question: str) -> dict[str, Any]:
         values["width"] = 128
     if name == "convnet-small":
         values["width"] = 32 if question == "inversion" else 16
+    if name == "unet":
+        values |= {"width": 8, "batch_norm": "train"}
     if name == "lenet" and question == "inversion":
         values["initialisation"] = "uniform"
-    if "convnet" in name or name.startswith("resnet"):
+    if "convnet" in name or name.startswith(("resnet", "cnn-")):
         values["batch_norm"] = "eval"
     return values
 
@@ -204,19 +219,22 @@ def _federation(choice: Choice, dataset: Dataset, question: str, held: int) -> d
         known.pop("rounds", None)
     else:
         most = held if question == "drawing" else held // 3
-        usual = 40 if choice.model in _SMALL else 10
+        masks = dataset.task == "segmentation"  # which take long to learn by heart
+        usual = 40 if choice.model in _SMALL else 30 if masks else 10
         if question == "drawing":
             usual = 40 if max(dataset.input_shape) <= 16 else 25
         values |= {
             "rounds": usual * (2 if sends_gradients else 1),
-            "examples": max(clients, min(most, clients * (200 if question == "drawing" else 60))),
+            "examples": max(clients, min(most, clients * (200 if question == "drawing" else 20 if masks else 60))),
             "batch_size": 8 if question == "drawing" else 10,
         }
-        local = {"local_epochs": 1 if question == "drawing" else 2}
+        local = {"local_epochs": 1 if question == "drawing" else 4 if masks else 2}
         rate = 0.02 if dataset.task == "regression" else 0.05 if question == "drawing" else 0.1
     if not sends_gradients:
         values |= {name: known.pop(name) for name in ("local_steps", "local_epochs") if name in known} or local
     values["learning_rate"] = rate
+    if choice.model == "unet":
+        values["momentum"] = 0.9
     if choice.algorithm == "fedprox":
         values["proximal_mu"] = 0.01
     if choice.adversary == MALICIOUS:
@@ -259,8 +277,10 @@ def _hidden(dataset: Dataset) -> str:
 def _attacks(choice: Choice, dataset: Dataset, question: str) -> list[str]:
     if question == "inversion":
         usual = 600 if choice.model in _QUICK else 100
+        usual = max(50, min(usual, usual * _VALUES // math.prod(dataset.input_shape)))
         iterations = usual if choice.algorithm == "fedsgd" else usual // 2
-        return [f"{{name: {name}, iterations: {iterations}}}" for name in ("invg", "agic")]
+        labels = ["labels"] if dataset.task == "multi-label" else []
+        return [*labels, *(f"{{name: {name}, iterations: {iterations}}}" for name in ("invg", "agic"))]
     if question == "words":
         return ["dager", "which-tokens"]
     if question == "drawing":

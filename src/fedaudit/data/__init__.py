@@ -5,7 +5,7 @@ from fedaudit.data import photos, embedded, synthetic, notes, phantoms, ecg  # n
 from fedaudit.data import local_images, tables, image_folder, arrays, example_folder  # noqa: F401
 from fedaudit.data.catalogue import DATA_DIR_VARIABLE, DATASETS, find_dataset, how_to_get, load_dataset, reading_once
 from fedaudit.data.dataset import Attribute, Dataset, Split
-from fedaudit.data.example_folder import Examples, read_folder
+from fedaudit.data.example_folder import Examples, folder_data, read_folder
 from fedaudit.data.own import from_frame
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Examples",
     "Split",
     "find_dataset",
+    "folder_data",
     "from_frame",
     "how_to_get",
     "load_dataset",

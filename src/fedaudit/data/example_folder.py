@@ -21,7 +21,7 @@ from torch import Tensor
 from fedaudit.data.catalogue import Layout, Reader, Request, add_dataset
 from fedaudit.data.dataset import Dataset, balanced, check_names, hold_out
 from fedaudit.data.files import Numbers, read_csv
-from fedaudit.data.images import MAX_BYTES, resize
+from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, resize
 from fedaudit.data.medical import Said, read_example, suffix_of
 from fedaudit.modalities import ExampleKind, example_kind
 from fedaudit.utils.errors import BadInput
@@ -65,6 +65,45 @@ class _Listed:
         targets = self.targets[rows] if isinstance(self.targets, Tensor) else [self.targets[i] for i in chosen]
         groups, persons = (None if known is None else known[rows] for known in (self.groups, self.persons))
         return _Listed([self.files[i] for i in chosen], targets, groups, persons)
+
+
+def folder_data(folder: Path) -> str | None:
+    """Return the data set as which a user's folder is read, by its layout and its first example.
+
+    Returns:
+        ``scan-folder``, ``volume-folder``, ``signal-folder`` or ``image-folder``; None if it is laid out otherwise.
+
+    Raises:
+        MissingData: a package that reads the first example isn't installed.
+        BadInput: a damaged file, or an array of which the shape doesn't tell what it is.
+    """
+    masks = (folder / MASKS).is_dir()
+    if (folder / TABLE).is_file():
+        rows = read_csv(folder / TABLE)[1:]
+        first = [folder / _named(rows[0][0].strip(), folder / TABLE)] if rows else []
+    elif not (folder / "train").is_dir():
+        return None
+    else:
+        parts = _examples_in(folder / "train")
+        first = parts if masks else [file for part in parts if part.is_dir() for file in _examples_in(part)[:1]]
+    if not first or not first[0].exists():
+        return None
+    path = first[0]
+    array, said = read_example(path)
+    if said.rate is not None:
+        return "signal-folder"
+    bare = path.is_file() and suffix_of(path) in _ARRAYS  # whose axes nothing tells but their number
+    colours = array.ndim == 3 and len(array) in (1, 3)
+    if array.ndim == 4 or (array.ndim == 3 and not colours and not bare):
+        return "volume-folder"
+    if colours or (array.ndim == 2 and (masks or not bare)):
+        by_class = not masks and not (folder / TABLE).is_file()
+        coloured = array.ndim == 3 and path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES
+        return "image-folder" if by_class and coloured else "scan-folder"
+    raise BadInput(
+        f"{path} of shape {array.shape} may be an image, a volume or a signal; "
+        "say which: --data scan-folder, volume-folder or signal-folder"
+    )
 
 
 def read_folder(

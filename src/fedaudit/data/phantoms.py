@@ -423,9 +423,35 @@ def _tissues(_paths: list[Path], request: Request) -> Dataset:
     return _as_dataset(request, volumes, tissues, _DRAWN, kind="volume", class_names=TISSUES)
 
 
+def _slice(request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """Return head phantoms of one slice, through the middle and the lesions: images (n, 1, H, W), classes, masks."""
+    side = request.image_size or SHAPE[-1]
+    images, lesions, tissues = head_phantoms(_TRAIN + _TEST, shape=(1, side, side), seed=request.seed)
+    return images[:, :, 0], lesions, tissues[:, 0]
+
+
+def _slices(_paths: list[Path], request: Request) -> Dataset:
+    images, lesions, _ = _slice(request)
+    return _as_dataset(request, images, lesions, _DRAWN, class_names=("no lesion", "lesion"))
+
+
+def _slice_tissues(_paths: list[Path], request: Request) -> Dataset:
+    images, _, tissues = _slice(request)
+    return _as_dataset(request, images, tissues, _DRAWN, class_names=TISSUES)
+
+
+_CHESTS = "chests as radiographs show them"
+
+
 def _chests(_paths: list[Path], request: Request) -> Dataset:
     images, findings = xray_phantoms(_TRAIN + _TEST, side=request.image_size or SIDE, seed=request.seed)
-    return _as_dataset(request, images, findings, "chests as radiographs show them", class_names=FINDINGS)
+    return _as_dataset(request, images, findings, _CHESTS, class_names=FINDINGS)
+
+
+def _chests_of_one_label(_paths: list[Path], request: Request) -> Dataset:
+    images, findings = xray_phantoms(_TRAIN + _TEST, side=request.image_size or SIDE, seed=request.seed)
+    first = torch.where(findings.sum(dim=1) > 0, 1 + findings.argmax(dim=1), 0)
+    return _as_dataset(request, images, first, _CHESTS, class_names=("no finding", *FINDINGS))
 
 
 add_dataset(
@@ -446,10 +472,32 @@ add_dataset(
     needs="nothing",
 )
 add_dataset(
+    "head-slices",
+    "400 drawn slices of heads as of MRI, 32x32 pixels, half of them with lesions",
+    "drawn by fedaudit",
+    Layout(_slices),
+    needs="nothing",
+)
+add_dataset(
+    "slice-tissues",
+    "the same 400 drawn slices, with the tissue of every pixel: masks of 7 classes",
+    "drawn by fedaudit",
+    Layout(_slice_tissues),
+    task="segmentation",
+    needs="nothing",
+)
+add_dataset(
     "xray-phantoms",
     "400 drawn chest X-rays, 64x64 pixels, with several of 14 findings each",
     "drawn by fedaudit",
     Layout(_chests),
     task="multi-label",
+    needs="nothing",
+)
+add_dataset(
+    "xray-single-label",
+    "the same 400 drawn chest X-rays, each with the first of its findings alone, or none: 15 classes",
+    "drawn by fedaudit",
+    Layout(_chests_of_one_label),
     needs="nothing",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
@@ -33,12 +34,14 @@ class Metric:
         summary: what it measures, in words.
         unit: empty for shares and ratios.
         higher_is_better: whether a higher value means that the attack did better.
+        ends: the least and the largest value that it can have; the interval of a mean over runs ends there.
     """
 
     name: str
     summary: str
     unit: str = ""
     higher_is_better: bool = True
+    ends: tuple[float, float] = (-math.inf, math.inf)
 
     def of(self, value: float, baseline: float | None = None, **counted: Any) -> MetricResult:
         """Return ``value`` as it goes into the result, with what there is without the attack.

@@ -33,13 +33,18 @@ _WORK = 5_000_000  # entries of distances, by which draws are fewer
 _ASSIGNED = 200  # examples, beyond which labels are matched one by one
 
 SETS = Metric(
-    "label_average_precision", "average precision of all examples' labels, each example matched with a label set found"
+    "label_average_precision",
+    "average precision of all examples' labels, each example matched with a label set found",
+    ends=(0, 1),
 )
 PRESENCE = Metric(
     "presence_average_precision",
     "average precision of which labels occur in the batch, by how often each was estimated to",
+    ends=(0, 1),
 )
-WHOLE = Metric("whole_label_sets", "share of the examples whose label set was found without a fault")
+WHOLE = Metric("whole_label_sets", "share of the examples whose label set was found without a fault", ends=(0, 1))
+_SHOWN = 64  # examples of a batch, whose label sets are kept for the report
+_TOGETHER = ("sign", "span")  # methods that tell which labels occur together
 
 
 @evaluate.register
@@ -63,7 +68,7 @@ def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, trut
         )
     draws = max(_FEWEST, min(_DRAWS, _WORK // len(true) ** 2))
     others = _other_batches(truth.candidate_labels, uses, draws, seed)
-    hits, whole = matched(found, true)
+    hits, whole, order = matched(found, true)
     value = average_precision(found, true, hits)
     of_other = np.array(
         [[average_precision(own, batch, matched(own, batch)[0]) for own in (found, true)] for batch in others]
@@ -90,8 +95,17 @@ def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, trut
         leak=leaks(value > guess, p_value),
         p_value=p_value,
         p_value_at_best=at_best,
+        details={"label_sets": _as_numbers(found[order], true)} if finding.method in _TOGETHER else {},
     )
     return Evaluation(result)
+
+
+def _as_numbers(found: Tensor, true: Tensor) -> list[dict[str, list[int]]]:
+    """Return the numbers of each example's labels (n, k), true and found, of the first examples."""
+    return [
+        {"true": there.nonzero()[:, 0].tolist(), "found": named.nonzero()[:, 0].tolist()}
+        for named, there in zip(found[:_SHOWN], true[:_SHOWN], strict=True)
+    ]
 
 
 def _true(finding: LabelSetFinding, observation: Observation, truth: Truth) -> tuple[Tensor, Tensor]:
@@ -116,15 +130,18 @@ def _other_batches(candidates: Tensor, uses: Tensor, draws: int, seed: int) -> I
         yield candidates[torch.from_numpy(rows)].repeat_interleave(uses, dim=0)
 
 
-def matched(found: Tensor, true: Tensor) -> tuple[int, int]:
-    """Return how many labels (n, k) that were found are right in the order that fits best, and how many whole rows."""
+def matched(found: Tensor, true: Tensor) -> tuple[int, int, Tensor]:
+    """Return how many labels (n, k) that were found are right in the order that fits best, how many whole rows, and
+    (n,) which row found belongs to each true one, by that order.
+    """
     if len(true) > _ASSIGNED:
-        return int(torch.minimum(found.sum(dim=0), true.sum(dim=0)).sum()), 0
+        return int(torch.minimum(found.sum(dim=0), true.sum(dim=0)).sum()), 0, torch.arange(len(true))
     ours, theirs = found.numpy(), true.numpy()
     both = ours @ theirs.T
     apart = ours.sum(axis=1)[:, None] + theirs.sum(axis=1) - 2 * both
     rows, columns = linear_sum_assignment(apart)
-    return int(both[rows, columns].sum()), int((apart[rows, columns] == 0).sum())
+    order = torch.from_numpy(rows[columns.argsort()])
+    return int(both[rows, columns].sum()), int((apart[rows, columns] == 0).sum()), order
 
 
 def average_precision(found: Tensor, true: Tensor, hits: int) -> float:

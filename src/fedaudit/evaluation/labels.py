@@ -30,11 +30,17 @@ from fedaudit.utils.seeds import derive_seed, generator
 
 _DRAWS = 20_000
 
-ACCURACY = Metric("label_accuracy", "share of the labels that were found, both sides counted with duplicates")
-COUNTS = Metric(
-    "count_accuracy", "share of the model's classes whose number of examples is right, absent ones included"
+ACCURACY = Metric(
+    "label_accuracy", "share of the labels that were found, both sides counted with duplicates", ends=(0, 1)
 )
-EXISTENCE = Metric("existence_accuracy", "share of the model's classes of which it is right whether they occur")
+COUNTS = Metric(
+    "count_accuracy",
+    "share of the model's classes whose number of examples is right, absent ones included",
+    ends=(0, 1),
+)
+EXISTENCE = Metric(
+    "existence_accuracy", "share of the model's classes of which it is right whether they occur", ends=(0, 1)
+)
 
 
 @evaluate.register

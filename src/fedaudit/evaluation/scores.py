@@ -97,7 +97,8 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
         found = [m for f in done for m in f.metrics if m.name == name]
         known = metric(name)
         together = pooled(found)
-        mean = together or over([m.value for m in found])
+        ends = known.ends if known else ()
+        mean = together or over([m.value for m in found], *ends)
         assert mean is not None  # there is one value at least
         rows.append(
             MetricSummary(
@@ -107,7 +108,7 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
                 higher_is_better=found[0].higher_is_better,
                 value=mean,
                 of=(together and found[0].of) or "runs",
-                baseline=over([m.baseline for m in found if m.baseline is not None]),
+                baseline=over([m.baseline for m in found if m.baseline is not None], *ends),
             )
         )
     return rows

@@ -44,7 +44,7 @@ def paired_interval(differences: Sequence[float]) -> Interval:
     """Return mean, median and the 95 % Student interval of the mean of paired differences."""
     data = np.asarray(differences, dtype=float)
     low = high = float(data.mean())
-    if len(data) > 1 and np.ptp(data) > 0:
+    if len(data) > 1 and np.ptp(data) > 1e-12 * np.abs(data).max():  # less is rounding
         ends = ttest_1samp(data, 0.0).confidence_interval(0.95)
         low, high = float(ends.low), float(ends.high)
     return Interval(mean=float(data.mean()), median=float(np.median(data)), low=low, high=high, n=len(data))

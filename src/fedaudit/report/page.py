@@ -11,6 +11,7 @@ import yaml
 
 from fedaudit.modalities import ExampleKind, example_kind, fitting_kind
 from fedaudit.report import epsilon, exposure, figures, frontier, recovered_text  # noqa: F401
+from fedaudit.report import label_sets as _label_sets  # noqa: F401
 from fedaudit.report import rows as _rows  # noqa: F401
 from fedaudit.report.advice import advice, command
 from fedaudit.report.conclusion import (

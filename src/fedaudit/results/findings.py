@@ -394,7 +394,7 @@ class FindingResult(Record):
         default=[], description="of random answers, the shares that are right about 0, 1, 2, ... labels"
     )
     details: dict[str, Any] = Field(
-        default={}, description="what a kind of another package has beside metrics, charts and sheets, for its panel"
+        default={}, description="what a kind has beside metrics, charts and sheets, for its panel on the page"
     )
     reason: str | None = optional("why the attack could not be run, and the remedy")
     images: list[ImageResult] = Field(default=[], description="of an attack on images, one a victim")
