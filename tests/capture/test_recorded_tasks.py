@@ -123,17 +123,21 @@ def test_labels_between_0_and_1_are_repeated_as_they_are_and_reported_as_what_is
     assert torch.cat([truth.labels[0, 0], truth.labels[0, 1]]).equal(LABELS[:8])
 
 
-def test_classes_between_0_and_1_are_not_cut_off(tmp_path: Path) -> None:
+def of_columns(z: Tensor, y: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(z, y[:, None])
+
+
+def of_rows(z: Tensor, y: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(z.flatten(), y)
+
+
+@pytest.mark.parametrize("loss", [of_columns, of_rows])
+def test_classes_between_0_and_1_are_not_cut_off(loss: Loss, tmp_path: Path) -> None:
     soft = torch.tensor([0.9, 0.1, 1.0, 0.0])  # the second step's are whole
-    for way in (lambda z, y: (z, y[:, None]), lambda z, y: (z.flatten(), y)):
-        folder = tmp_path / f"r{len(list(tmp_path.iterdir()))}"
-        recorded(
-            folder, linear(1), ROWS, [soft],
-            lambda z, y, way=way: functional.binary_cross_entropy_with_logits(*way(z, y)),
-        )  # fmt: skip
-        transcript, truth = read(folder, linear(1))
-        assert repeated(transcript)
-        assert truth.labels[0, 0].tolist() == [1, 0, 1, 0]
+    recorded(tmp_path / "r", linear(1), ROWS, [soft], loss)
+    transcript, truth = read(tmp_path / "r", linear(1))
+    assert repeated(transcript)
+    assert truth.labels[0, 0].tolist() == [1, 0, 1, 0]
 
 
 class Pinball(nn.Module):

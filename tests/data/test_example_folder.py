@@ -260,12 +260,13 @@ def test_a_person_is_in_one_split_and_in_one_client_and_never_both_in_and_out(tm
         federation["partition"] |= {"k": 1} if scheme == "classes-per-client" else {}
         parts = resolve(scenario_from(scenario), data_dir=tmp_path).federations[0]
         held = [persons(own.inputs) for own in parts.client_data]
-        assert sum(map(len, held)) == len(set.union(*held))
+        everybody = {person for own in held for person in own}
+        assert sum(map(len, held)) == len(everybody)
         records, owners = parts.drawn.records, parts.drawn.owners
         assert records is not None
-        assert persons(records.inputs[owners == NOBODY]).isdisjoint(set.union(*held))
-        assert persons(records.inputs[owners != NOBODY]) <= set.union(*held)
-        assert persons(parts.drawn.held_out.inputs).isdisjoint(set.union(*held))
+        assert persons(records.inputs[owners == NOBODY]).isdisjoint(everybody)
+        assert persons(records.inputs[owners != NOBODY]) <= everybody
+        assert persons(parts.drawn.held_out.inputs).isdisjoint(everybody)
 
 
 def test_a_person_on_both_sides_is_refused(tmp_path: Path) -> None:
@@ -275,6 +276,6 @@ def test_a_person_on_both_sides_is_refused(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
     (tmp_path / "scans/0-1.npy").rename(tmp_path / "test/0-1.npy")
     table.write_text(plain.replace("scans/0-1", "test/0-1"))
-    refused(tmp_path, "image", "the patient 'P0' has files in test/", "keep a person in one of them")
+    refused(tmp_path, "image", "the patient 'P0' has files in test/", "keep a person in one")
     table.write_text(plain.replace("patient", "patient,subject").replace(",P", ",P,P"))
     refused(tmp_path, "image", "patient and subject, which say the same")

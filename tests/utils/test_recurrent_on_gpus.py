@@ -13,11 +13,11 @@ from fedaudit.utils.machine import full_precision
 class Watched(nn.LSTM):
     """Notes whether cuDNN was on while it was called."""
 
-    def forward(self, *args: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
+    def forward(self, signals: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
         SEEN.append(torch.backends.cudnn.enabled)
-        if args[0].shape[-1] != self.input_size:
+        if signals.shape[-1] != self.input_size:
             raise ValueError("no such input")
-        found: tuple[Tensor, tuple[Tensor, Tensor]] = super().forward(*args)
+        found: tuple[Tensor, tuple[Tensor, Tensor]] = super().forward(signals)
         return found
 
 
@@ -49,5 +49,5 @@ def test_gradients_of_gradients_in_evaluation_mode(name: str) -> None:
         signals = torch.randn(2, 3, 20, device="cuda", requires_grad=True)
         value = nn.functional.cross_entropy(model(signals), torch.tensor([0, 1], device="cuda"))
         grads = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
-        (found,) = torch.autograd.grad(sum(g.square().sum() for g in grads), signals)
+        (found,) = torch.autograd.grad(torch.stack([g.square().sum() for g in grads]).sum(), signals)
         assert bool(found.isfinite().all())

@@ -130,7 +130,7 @@ class Recorder:
             known = Header(source="captured", name=_printable(name), id=secrets.token_hex(16), digest=blank())
             self._header = known
         self._learn(**given)
-        self._said = task
+        self._said, self._loss = task, loss
         if task is not None:
             self._header.observed = self._observed(task=task)
         try:
@@ -473,7 +473,7 @@ class Recorder:
         targets are looked at, and a guess is corrected; what the user said isn't.
         """
         known = self._header.observed
-        shape, loss, outputs = tuple(inputs.shape[1:]), captured.loss or "custom", known.outputs
+        shape, loss, outputs = tuple(inputs.shape[1:]), self._loss or captured.loss or "custom", known.outputs
         if captured.heads:
             self._learn(task="regression")
             return None

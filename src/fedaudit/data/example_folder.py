@@ -232,9 +232,9 @@ def _by_table(table: Path) -> tuple[list[_Listed], tuple[str, ...] | None]:
     if bool(held_out.all()):
         raise BadInput(f"{table} names files of the test split only; add those of train/")
     if persons is not None and bool((both := held_out & torch.isin(persons, persons[~held_out])).any()):
-        row = int(both.nonzero()[0])
-        who = f"the {about[0]} '{rows[row][names.index(about[0])].strip()[:80]}'"
-        raise BadInput(f"{table}: {who} has files in {files[row].parts[0]}/ and in train/; keep a person in one")
+        at = int(both.nonzero()[0])
+        who = f"the {about[0]} '{rows[at][names.index(about[0])].strip()[:80]}'"
+        raise BadInput(f"{table}: {who} has files in {files[at].parts[0]}/ and in train/; keep a person in one")
     return [whole[torch.nonzero(rows)[:, 0]] for rows in (~held_out, held_out)], found
 
 

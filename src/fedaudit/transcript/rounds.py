@@ -190,6 +190,7 @@ def check_labels(labels: Tensor, task_info: TaskInfo, where: str) -> None:
     Raises:
         CorruptTranscript: they don't; ``where`` names them.
     """
+    fault = None
     if task_info.causal:
         classes = task_info.num_classes
         wrong = labels.dtype != torch.int64 or labels.shape[1:] != task_info.input_shape or labels.ndim != 2
@@ -197,9 +198,10 @@ def check_labels(labels: Tensor, task_info: TaskInfo, where: str) -> None:
     else:
         count, kind = task_info.target_values, task_info.task_kind
         real = labels.float() if labels.is_floating_point() else labels  # a recording's may be of another precision
-        wrong = target_fault(real, kind, count, task_info.target_shape) is not None
+        fault = target_fault(real, kind, count, task_info.target_shape)
+        wrong = fault is not None
     if wrong:
-        raise CorruptTranscript(f"{where}: the labels are none of this model's")
+        raise CorruptTranscript(f"{where}: the labels are none of this model's{f': {fault}' if fault else ''}")
 
 
 def labels_of(values: list[int] | list[float], task_info: TaskInfo) -> Tensor:
