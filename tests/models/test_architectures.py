@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,10 +23,9 @@ MOST_SECONDS, MOST_MEMORY = 60, 3 * 1024  # of this process's own work; MiB
 
 
 @pytest.fixture(scope="module")
-def _libraries() -> Iterator[None]:
+def _libraries() -> None:
     own_process()
     import_torchvision()
-    yield
 
 
 def rows_of_the_page() -> list[str]:

@@ -58,8 +58,8 @@ def own_failures(attack: str, observation: Observation) -> Iterator[None]:
         remedy = ""
         if "is not implemented" in str(error):
             remedy = (
-                "; torch can't derive that operation twice: write it with others (hard sigmoid as relu6(x + 3) / 6), or "
-                "audit single gradients (fedsgd), which the faster engine attacks without"
+                "; torch can't derive that operation twice: write it with others (hard sigmoid as relu6(x + 3) / 6), "
+                "or audit single gradients (fedsgd), which the faster engine attacks without"
             )
         raise NotApplicable(
             f"{attack} can't work with this model and loss: {type(error).__name__}: {str(error)[:_LONGEST]}{remedy}"

@@ -339,7 +339,10 @@ def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcr
     if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
         remedy = "simulate with --set threat.knows_labels=true"
         if transcript.recording:
-            remedy = "no recording does; simulate your model and data, fedaudit.audit(model=…, data=…), with threat.knows_labels"
+            remedy = (
+                "no recording does; simulate your model and data, "
+                'fedaudit.audit(model=…, data=…, threat={"knows_labels": True})'
+            )
         raise BadInput(f"the transcript '{transcript.name}' grants no labels; {remedy}")
     return adversary
 

@@ -120,8 +120,8 @@ def resolve(
         loss = loss_function(loss_name)
     if heads is not None and len(heads.parts) == 1 and loss_name != "custom":
         raise BadInput(
-            f"the model returns its one output in a dictionary or a tuple, {heads}: wrap it in a module that returns the "
-            "tensor alone"
+            f"the model returns its one output in a dictionary or a tuple, {heads}: wrap it in a module that returns "
+            "the tensor alone"
         )
     if heads is not None and loss_name != "custom":
         raise BadInput(

@@ -227,8 +227,8 @@ def complete_task(
         of = f" of several outputs ({task.heads}), as loss(outputs, targets)" if task.heads else ""
         if task.heads is not None and len(task.heads.parts) == 1:
             raise BadInput(
-                f"the model returned its one output in a dictionary or a tuple ({task.heads}): wrap it in a module that "
-                "returns the tensor alone, and record that"
+                f"the model returned its one output in a dictionary or a tuple ({task.heads}): wrap it in a module "
+                "that returns the tensor alone, and record that"
             )
         raise BadInput(f"clients minimise a user's own loss{of}; give it: --loss package.module:function, or loss=…")
     asked = task.task or _task_of(name, outputs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 OWN_MODEL = (
     "your own module is audited from Python, fedaudit.audit(model=…, data=…), or on a recording of your federation, "
     "fedaudit attack RECORDING --model MODULE:NAME: docs/how-to/own-model.md"

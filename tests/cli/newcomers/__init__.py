@@ -1,1 +1,1 @@
-"""Models as newcomers write them, with their data and their loss: what ``test_newcomers.py`` takes to the command line."""
+"""Models as newcomers write them, with their data and their loss, for ``test_newcomers.py``."""
