@@ -110,8 +110,7 @@ def test_a_model_in_a_loop_of_one_s_own_gives_a_report_or_a_line(name: str, fold
     assert summary["headline"] in unescape(Path("out/report.html").read_text())
     assert [finding["status"] for finding in result["findings"]] == ["done"] * CLIENTS
     for picture in Path("out/images").glob("*.png"):
-        low, high = Image.open(picture).convert("L").getextrema()
-        assert low < high, picture  # something is drawn
+        assert len(Image.open(picture).convert("L").getcolors() or ()) > 1, picture  # something is drawn
     assert len(list(Path("out/images").glob("*.png"))) == (2 * CLIENTS if case.kind == "images" else 0)
 
     command(*f"{words} {case.other} --out no".split())

@@ -29,6 +29,7 @@ ATTACK: list[Any] = [{"name": "invg", "iterations": 2}]
 THREE, TWO = {"num_classes": 3}, {"in_channels": 1, "out_channels": 2}
 STAGES = {"channels": (8, 16, 32), "strides": (2, 2)}
 VIT = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 48, "mlp_dim": 96}
+THIN = {"spatial_dims": 3, "init_features": 16, "growth_rate": 8}  # a quarter of the usual width
 UNETR = {"img_size": (16, 16, 16), "feature_size": 4, "hidden_size": 48, "mlp_dim": 96, "num_heads": 4}
 TV, MONAI, SMP = "torchvision.models", "monai.networks.nets", "segmentation_models_pytorch"
 BARE = {"encoder_weights": None, "classes": 2}
@@ -87,7 +88,7 @@ TABLE: tuple[Architecture, ...] = (
         {"weights_backbone": None, "num_classes": 2},
         masks=True,
     ),
-    Architecture(MONAI, "DenseNet121", {"spatial_dims": 3, "in_channels": 1, "out_channels": 3}, (1, 32, 32, 32)),
+    Architecture(MONAI, "DenseNet121", THIN | {"in_channels": 1, "out_channels": 3}, (1, 32, 32, 32)),
     Architecture(MONAI, "UNet", {"spatial_dims": 3} | TWO | STAGES, (1, 16, 16, 16), masks=True),
     Architecture(MONAI, "SegResNet", {"spatial_dims": 3, "init_filters": 8} | TWO, (1, 16, 16, 16), masks=True),
     Architecture(MONAI, "UNETR", TWO | UNETR, (1, 16, 16, 16), masks=True),
