@@ -212,3 +212,24 @@ def test_an_audit_says_what_a_client_would_notice(capsys: pytest.CaptureFixture[
     page = audit.save(tmp_path / "out").read_text()
     assert "Would a client of f notice?" in page
     assert "A malicious server" in page
+
+
+def test_the_loss_of_masks_is_measured_by_their_classes():
+    net = nn.Conv2d(1, 3, 1)
+    for parameter in net.parameters():  # it guesses: the loss is log(3), whatever the width of the images
+        nn.init.zeros_(parameter)
+    masks = torch.arange(4 * 5 * 6).reshape(4, 5, 6) % 3
+    checks = fedaudit.check_model(net.state_dict(), net, loss=cross_entropy, examples=(torch.rand(4, 1, 5, 6), masks))
+    (found,) = (check for check in checks if check.name == "loss")
+    assert found.value == pytest.approx(1, abs=1e-5)
+
+
+def test_a_loss_that_cannot_take_the_outputs_is_refused():
+    net = nn.Linear(4, 3)
+    with pytest.raises(fedaudit.BadInput, match="give the loss of"):
+        fedaudit.check_model(
+            net.state_dict(),
+            net,
+            loss=lambda out, y: cross_entropy(out["out"], y),
+            examples=(torch.rand(4, 4), torch.arange(4) % 3),
+        )

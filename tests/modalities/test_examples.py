@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, make_attack
+from fedaudit.attacks.base import INSTEAD
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.evaluation.image_metrics import mse
@@ -81,7 +82,7 @@ SCENARIO: dict[str, Any] = {
     "threat": {"records": 40},
     "attacks": [{"name": "labels"}, {"name": "loss-threshold"}, {"name": "invg", "iterations": 2}],
 }
-REFUSAL = "invg is for images, volumes, signals or examples of several inputs; these examples are waves, (24,)"
+REFUSAL = f"invg is for images, volumes, signals or examples of several inputs; these are waves, (24,): {INSTEAD}"
 
 
 def recorded() -> Recording:
@@ -228,7 +229,9 @@ def test_an_attack_refuses_kinds_that_it_is_not_for(name: str, rows: Observation
         seen = dataclasses.replace(seen, threat=ThreatModel(adversary="client"), messages=())
     *first, last = (example_kind(kind).described for kind in attack.examples)
     suited = f"{', '.join(first)} or {last}" if first else last
-    with pytest.raises(NotApplicable, match=rf"^{name} is for {suited}; these examples are rows of a table, \(30,\)$"):
+    with pytest.raises(
+        NotApplicable, match=rf"^{name} is for {suited}; these are rows of a table, \(30,\): {INSTEAD}$"
+    ):
         attack.check(seen)
 
 

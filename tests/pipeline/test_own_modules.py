@@ -1,5 +1,6 @@
 """Modules as people write and wrap them, on every way in: each works, or is refused in one line of our own."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, weight_norm
 
 import fedaudit
+from fedaudit.models import twice_differentiable
 from fedaudit.utils.errors import FedAuditError
 
 INPUTS = torch.rand(40, 1, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -285,3 +287,73 @@ def test_a_recorder_takes_arrays_in_the_order_of_the_state(tmp_path):
     assert all(torch.allclose(t, torch.ones_like(t)) for t in read.rounds[0].updates[0].tensors.values())
     with pytest.raises(FedAuditError, match="unknown tensors"):
         fedaudit.Recorder(tmp_path / "s").begin_round(arrays)
+
+
+WITHIN = torch.linspace(-4, 4, 33, dtype=torch.float64)
+
+
+def by_adam(net: nn.Module, folder: Any) -> Any:
+    """Attack two steps of Adam, which takes the model's second derivative."""
+    with fedaudit.Recorder(folder) as recorder, recorder.round(net.state_dict()):
+        with recorder.capture() as seen:
+            local = copy.deepcopy(net)
+            optimiser = torch.optim.Adam(local.parameters(), lr=0.01)
+            for rows in (slice(2), slice(2, 4)):
+                optimiser.zero_grad()
+                functional.cross_entropy(local(INPUTS[rows]), LABELS[rows]).backward()
+                optimiser.step()
+        recorder.update("a", local.state_dict(), seen, num_examples=4)
+    (found,) = fedaudit.attack(folder, [{"name": "invg", "iterations": 2}], module=net, progress=False)
+    return found
+
+
+def test_a_hard_sigmoid_is_derived_twice(tmp_path):
+    part = nn.Hardsigmoid()
+    twice_differentiable(part)
+    torch.testing.assert_close(part(WITHIN), functional.hardsigmoid(WITHIN))
+    assert torch.autograd.gradgradcheck(
+        part, (torch.tensor([-3.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True),)
+    )
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Hardsigmoid(), nn.Flatten(), nn.Linear(48, 4))
+    assert isinstance(by_adam(net, tmp_path / "r"), fedaudit.ImageFinding)
+
+
+def test_another_operation_without_a_second_derivative_is_named_with_a_way_forward(tmp_path):
+    found = by_adam(Odd(lambda net, x: functional.hardsigmoid(net(x))), tmp_path / "r")
+    assert isinstance(found, fedaudit.NotApplicable)
+    assert "hard sigmoid as relu6(x + 3) / 6" in str(found)
+
+
+class Auxiliary(nn.Module):
+    """Two outputs in training mode, one otherwise, as GoogLeNet has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.other = plain(), plain()
+
+    def forward(self, x: Tensor) -> Any:
+        return (self.net(x), self.other(x)) if self.training else self.net(x)
+
+
+def test_outputs_that_only_training_has_are_refused_and_evaluation_mode_is_audited():
+    given: dict[str, Any] = {"data": (INPUTS, LABELS), "progress": False}
+    with pytest.raises(fedaudit.BadInput, match=r"in training mode the model returns several .* model\.eval\(\)"):
+        fedaudit.simulate({"federations": FEDERATION}, model=Auxiliary(), **given)
+    net = Auxiliary().eval()
+    sent = fedaudit.simulate({"federations": FEDERATION}, model=net, **given).transcript.rounds[0].updates[0].tensors
+    assert all(bool(value.any()) == name.startswith("net.") for name, value in sent.items())
+
+
+def test_one_output_in_a_dictionary_is_told_to_come_alone(tmp_path):
+    net = Odd(lambda inner, x: {"logits": inner(x)})
+    with pytest.raises(fedaudit.BadInput, match=r"one output in a dictionary .* returns the tensor alone$"):
+        fedaudit.simulate({"federations": FEDERATION}, model=net, data=(INPUTS, LABELS), progress=False)
+    recorder = fedaudit.Recorder(tmp_path / "r")
+    with recorder.round(net.state_dict()):
+        with recorder.capture() as seen:
+            optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+            functional.cross_entropy(net(INPUTS[:3])["logits"], LABELS[:3]).backward()
+            optimiser.step()
+        recorder.update("a", net.state_dict(), seen, num_examples=3)
+    with pytest.raises(fedaudit.BadInput, match=r"one output in a dictionary .* and record that$"):
+        fedaudit.attack(tmp_path / "r", ATTACKS, module=net, progress=False)

@@ -33,6 +33,7 @@ from fedaudit.utils.registry import register as register
 
 MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is asked
 MOST_STEPS = 16  # that are worth simulating
+INSTEAD = "name no attack, and those that fit are run"
 _LONGEST = 300  # letters of another's error
 GRIDS = ("image", "volume", "signal")  # kinds of examples on a grid, of which neighbours are alike
 SEARCHED = (*GRIDS, "packed")  # that a search finds without anything that is known of grids
@@ -54,8 +55,14 @@ def own_failures(attack: str, observation: Observation) -> Iterator[None]:
         no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
         if no_memory or "custom" not in (task_info.model, task_info.loss):
             raise
+        remedy = ""
+        if "is not implemented" in str(error):
+            remedy = (
+                "; torch can't derive that operation twice: write it with others (hard sigmoid as relu6(x + 3) / 6), "
+                "or audit single gradients (fedsgd), which the faster engine attacks without"
+            )
         raise NotApplicable(
-            f"{attack} can't work with this model and loss: {type(error).__name__}: {str(error)[:_LONGEST]}"
+            f"{attack} can't work with this model and loss: {type(error).__name__}: {str(error)[:_LONGEST]}{remedy}"
         ) from error
 
 
@@ -244,7 +251,7 @@ class Attack(Plugin, ABC):
         if self.examples and task_info.kind not in self.examples:
             *first, last = (example_kind(name).described for name in self.examples)
             suited = f"{', '.join(first)} or {last}" if first else last
-            these = f"these examples are {task_info.example_kind.described}, {tuple(task_info.input_shape)}"
+            these = f"these are {task_info.example_kind.described}, {tuple(task_info.input_shape)}: {INSTEAD}"
             if task_info.packed_inputs is not None:
                 these = (
                     f"an example has several inputs here, {task_info.packed_inputs}; exact-linear, invg, agic and "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedaudit.attacks.local_training import TABLE, invert, is_adaptive, mean_steps, treatments
-from fedaudit.models import Layer, layer_groups, set_training_mode
+from fedaudit.models import Layer, layer_groups, set_training_mode, twice_differentiable
 from fedaudit.simulation.local_training import draws_at_random, local_randomness
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
@@ -74,6 +74,7 @@ def load_victim(
     """
     task_info = observation.task_info
     module = copy.deepcopy(observation.module).to(device)
+    twice_differentiable(module)
     state = {name: t.to(device) for name, t in message.weights.items()}
     module.load_state_dict(state)
     dropout = task_info.dropout and draws_at_random(module, _probe(task_info, device))

@@ -33,7 +33,7 @@ from fedaudit.cli.options import (
 )
 from fedaudit.cli.verify import verify
 from fedaudit.utils.bounds import shown
-from fedaudit.utils.errors import FedAuditError
+from fedaudit.utils.errors import OWN_MODEL, FedAuditError
 from fedaudit.utils.machine import own_process
 from fedaudit.utils.version import __version__
 
@@ -195,7 +195,8 @@ def _run() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             sys.exit(2)  # the help has been printed
         if hasattr(error, "format_message"):  # a wrong flag or argument, from the command-line library
-            _fail(" ".join(error.format_message().replace("Value error, ", "").split()))
+            own = f"; {OWN_MODEL}" if getattr(error, "option_name", None) == "--model" else ""
+            _fail(" ".join(error.format_message().replace("Value error, ", "").split()) + own)
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
             _fail("there isn't enough memory; use a smaller model, batch_size or image_size, or fewer --workers")
         _unforeseen(error)

@@ -23,7 +23,7 @@ from fedaudit.cli.starter import (
     scenario_text,
     usual_model,
 )
-from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.errors import OWN_MODEL, BadInput, unknown_name
 from fedaudit.utils.progress import tell
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ def init(
         given |= known
     if model is not None and ":" in model:
         raise BadInput(
-            f"--model {model}: a scenario names models that fedaudit knows; your own module is audited from Python, "
-            "fedaudit.audit(model=…), or made a plug-in: docs/how-to/own-model.md"
+            f"--model {model}: a scenario names models that fedaudit knows, or those of plug-ins; {OWN_MODEL}"
         )
     left = [name for name, value in given.items() if value is None]
     if left and not yes and _on_terminal():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedaudit.task.training import Loss
+from fedaudit.utils.errors import BadInput
 
 _ALIKE = 0.999  # absolute cosine from which two rows measure the same
 _LEAST_ROWS, _LEAST_COLUMNS, _MOST_ROWS = 8, 16, 512
@@ -86,6 +87,9 @@ def check_received(
             weights are looked at.
         loss: mean over a batch.
         examples: the client's own, as the model sees them, and their targets.
+
+    Raises:
+        BadInput: the model or the loss can't take the examples.
     """
     checks = []
     if agreed is not None:
@@ -129,13 +133,20 @@ def _on_examples(
         own = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
         for name, parameter in run.named_parameters():
             own[name].requires_grad_(parameter.requires_grad)
-        answer = functional_call(run, own, (inputs.cpu(),))
-        value = loss(answer, targets.cpu())
+        try:
+            answer = functional_call(run, own, (inputs.cpu(),))
+            value = loss(answer, targets.cpu())
+        except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
+            raise BadInput(
+                f"the model or the loss can't take the examples, {tuple(inputs.shape)} with targets "
+                f"{tuple(targets.shape)}: {type(error).__name__}: {error}; give the loss of (outputs, targets), both "
+                "as in training, or no examples"
+            ) from error
         hidden = [n for n, out in outputs.items() if out.requires_grad and out is not answer and out.ndim == 2]
         flows = torch.autograd.grad(value, [outputs[n] for n in hidden], allow_unused=True) if hidden else ()
     checks = []
     if not targets.is_floating_point():
-        classes = max(2, answer.shape[-1])
+        classes = max(2, answer.shape[1]) if answer.ndim > 1 else 2  # also of masks and of texts, (n, classes, ...)
         ratio = float(value.detach()) / math.log(classes)
         checks.append(_made("loss", ratio, f"{float(value.detach()):.3g}, {ratio:.2g} times that of guessing"))
     if len(inputs) >= FEWEST:

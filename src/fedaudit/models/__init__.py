@@ -21,6 +21,7 @@ from fedaudit.models.own import (
     own_copy,
     packing_of,
     packings_in,
+    twice_differentiable,
     unwrapped,
 )
 from fedaudit.models.vertical import Features, Top, VerticalModel, parts_of, server_network, share_shape
@@ -48,6 +49,7 @@ __all__ = [
     "read_state",
     "save_checkpoint",
     "set_training_mode",
+    "twice_differentiable",
     "unwrapped",
 ]
 

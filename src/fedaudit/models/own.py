@@ -76,6 +76,23 @@ def _forget_graph(module: nn.Module, *_: Any) -> None:
             setattr(part, name, torch.empty(0) if wrapped else weight.detach())
 
 
+def twice_differentiable(module: nn.Module) -> None:
+    """Let a module's ``nn.Hardsigmoid`` compute clip(x + 3, 0, 6) / 6 by operations that torch can derive twice.
+
+    The fused one has no second derivative, which attacks need that go back through a gradient; MobileNetV3 has it.
+
+    Args:
+        module: changed in place; its values stay, up to rounding.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Hardsigmoid):
+            setattr(part, "forward", _hard_sigmoid)  # noqa: B010
+
+
+def _hard_sigmoid(x: Tensor) -> Tensor:
+    return nn.functional.relu6(x + 3) / 6
+
+
 def keep_modes(module: nn.Module) -> int:
     """Let BatchNorm layers that are in evaluation mode, beside others in training mode, stay so; return how many."""
     norms = [part for part in module.modules() if isinstance(part, BATCH_NORM)]
@@ -153,7 +170,8 @@ def packing_of(module: nn.Module, inputs: Packing | None, sample: Tensor) -> tup
         sample: (n, ...) examples as the model sees them.
 
     Raises:
-        BadInput: it takes the inputs neither as arguments nor as one, or an output isn't a tensor (n, ...).
+        BadInput: it takes the inputs neither as arguments nor as one, an output isn't a tensor (n, ...), or in training
+            mode it returns others, which attacks, that run it without dropout's masks, don't see.
     """
     tried = own_copy(module).eval()
     ways = [inputs] if inputs is None else [replace(inputs, single=False), replace(inputs, single=True)]
@@ -170,6 +188,8 @@ def packing_of(module: nn.Module, inputs: Packing | None, sample: Tensor) -> tup
         if isinstance(outputs, Mapping | tuple | list):
             heads = Packing.of(outputs, "the model's output")
             heads.pack(outputs, "the model's output")
+        if module.training:
+            _check_in_training(tried.train(), args, kwargs, heads)
         return way, heads
     if inputs is None:
         return None, None  # whoever checks the model says why
@@ -177,3 +197,20 @@ def packing_of(module: nn.Module, inputs: Packing | None, sample: Tensor) -> tup
         f"the model takes the inputs {inputs} neither as arguments nor as one tuple or dictionary: "
         f"{type(first).__name__}: {' '.join(str(first).split())[:300]}"
     )
+
+
+def _check_in_training(tried: nn.Module, args: Any, kwargs: Any, heads: Packing | None) -> None:
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            outputs = tried(*args, **kwargs)
+    except Exception:  # BatchNorm on a batch of one, say: its training tells why
+        return
+    if not isinstance(outputs, Mapping | tuple | list):
+        return
+    found = Packing.of(outputs, "the model's output in training mode")
+    if found != heads:
+        raise BadInput(
+            f"in training mode the model returns several outputs, {found}, and in evaluation mode "
+            f"{'one' if heads is None else heads}: make it without the auxiliary ones (aux_logits=False), wrap it in a "
+            "module that returns one, or give it in evaluation mode, model.eval()"
+        )

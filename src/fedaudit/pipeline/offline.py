@@ -337,9 +337,13 @@ def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcr
     if adversary.adversary != "client" and adversary.group_size == 1 and (sizes := _sums(transcript)):
         adversary = adversary.model_copy(update={"sees": f"aggregate of {min(sizes)}"})
     if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
-        raise BadInput(
-            f"the transcript '{transcript.name}' grants no labels; simulate with --set threat.knows_labels=true"
-        )
+        remedy = "simulate with --set threat.knows_labels=true"
+        if transcript.recording:
+            remedy = (
+                "no recording does; simulate your model and data, "
+                'fedaudit.audit(model=…, data=…, threat={"knows_labels": True})'
+            )
+        raise BadInput(f"the transcript '{transcript.name}' grants no labels; {remedy}")
     return adversary
 
 

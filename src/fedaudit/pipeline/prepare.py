@@ -46,7 +46,7 @@ from fedaudit.task.training import Loss, loss_function
 from fedaudit.transcript.reading import outputs_of
 from fedaudit.transcript.vertical import vertical_module
 from fedaudit.utils.bounds import shown
-from fedaudit.utils.errors import BadInput, MissingData
+from fedaudit.utils.errors import OWN_MODEL, BadInput, MissingData
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.registry import make
@@ -121,6 +121,11 @@ def resolve(
         if loss_name == "custom":
             raise BadInput("the scenario trains with a user's own loss; run it from Python: fedaudit.audit(…, loss=…)")
         loss = loss_function(loss_name)
+    if heads is not None and len(heads.parts) == 1 and loss_name != "custom":
+        raise BadInput(
+            f"the model returns its one output in a dictionary or a tuple, {heads}: wrap it in a module that returns "
+            "the tensor alone"
+        )
     if heads is not None and loss_name != "custom":
         raise BadInput(
             f"the model returns several outputs, {heads}: train it with a loss of your own, "
@@ -188,7 +193,7 @@ def resolve(
         trained = pretrain(module, loss, task_info, dataset, scenario, display or Quiet())
     data_record = DataRecord(
         name=dataset.name,
-        summary=f"{dataset.summary}; {dataset.source}",
+        summary=dataset.summary if dataset.source in dataset.summary else f"{dataset.summary}; {dataset.source}",
         classes=dataset.num_classes,
         class_names=list(dataset.class_names) if dataset.class_names else None,
         kind=dataset.kind,
@@ -276,8 +281,11 @@ def _check(scenario: Scenario) -> None:
     Raises:
         BadInput: a name is unknown, or parts don't fit together.
     """
-    if scenario.model.name != "custom":
-        MODELS[scenario.model.name]
+    name = scenario.model.name
+    if ":" in name or name.endswith(".py"):
+        raise BadInput(f"model.name is '{shown(name)}': a scenario names models that fedaudit knows; {OWN_MODEL}")
+    if name != "custom":
+        MODELS[name]
     if scenario.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")
     if len(scenario.attacks) > 1 and any(attack.canary_spec() for attack in scenario.attacks):

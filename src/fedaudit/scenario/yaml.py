@@ -7,7 +7,7 @@ from typing import Any
 
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.bounds import YAML
-from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.errors import OWN_MODEL, BadInput, unknown_name
 
 
 def describe_source(path: Path | None) -> str:
@@ -22,6 +22,8 @@ def read_scenario(path: Path | None, overrides: list[str] | None = None, seed: i
         BadInput: the file can't be read, isn't YAML, or isn't a mapping; an override leads nowhere.
     """
     where = describe_source(path)
+    if path is not None and path.suffix == ".py":
+        raise BadInput(f"{where} is a Python program, and no YAML; {OWN_MODEL}")
     values = plain_yaml.read(path or Path(__file__).parent / "default.yaml", where)
     if not isinstance(values, dict):
         raise BadInput(f"{where}: expected a mapping of keys such as data, model, federations, attacks")

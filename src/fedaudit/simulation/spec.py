@@ -206,7 +206,10 @@ class FederationSpec(Spec):
         if self.record is not None and not 0 <= max(self.record) < self.rounds:
             raise ValueError(f"record names round {max(self.record)}, but rounds count from 0 to {self.rounds - 1}")
         if self.vertical is None and self.examples is not None and self.examples < self.clients:
-            raise ValueError(f"{self.examples} examples can't be partitioned over {self.clients} clients")
+            raise ValueError(
+                f"{self.examples} examples can't be partitioned over {self.clients} clients; examples are those of all "
+                "clients together"
+            )
         return self
 
     def _check_vertical(self, vertical: VerticalSpec) -> None:

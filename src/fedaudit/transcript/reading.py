@@ -225,6 +225,11 @@ def complete_task(
         notes.append("the loss was not recorded: it is taken for cross-entropy")
     elif name == "custom":
         of = f" of several outputs ({task.heads}), as loss(outputs, targets)" if task.heads else ""
+        if task.heads is not None and len(task.heads.parts) == 1:
+            raise BadInput(
+                f"the model returned its one output in a dictionary or a tuple ({task.heads}): wrap it in a module "
+                "that returns the tensor alone, and record that"
+            )
         raise BadInput(f"clients minimise a user's own loss{of}; give it: --loss package.module:function, or loss=…")
     asked = task.task or usual_task(name, outputs)
     classes = None if asked != "classification" else 2 if name == BCE else max(outputs, 2)

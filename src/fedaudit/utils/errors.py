@@ -5,6 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+OWN_MODEL = (
+    "your own module is audited from Python, fedaudit.audit(model=…, data=…), or on a recording of your federation, "
+    "fedaudit attack RECORDING --model MODULE:NAME: docs/how-to/own-model.md"
+)
+
 
 class FedAuditError(Exception):
     """Base of every error that the command line turns into one line and exit code 2."""

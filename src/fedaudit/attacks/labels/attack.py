@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedaudit.attacks.base import Attack, Case, register
+from fedaudit.attacks.base import INSTEAD, Attack, Case, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
 from fedaudit.attacks.labels.label_sets import SetEvidence, infer_label_sets, set_evidence_of
@@ -108,7 +108,9 @@ class Labels(Attack):
         task_info = observation.task_info
         if task_info.num_classes is None and task_info.task_kind != "multi-label":
             asked = task_info.asked
-            raise NotApplicable(f"{self.name} needs a class or labels of each example; this model predicts {asked}")
+            raise NotApplicable(
+                f"{self.name} needs a class or labels of each example; this model predicts {asked}: {INSTEAD}"
+            )
 
     def ways(self, _observation: Observation, message: Message) -> Sequence[Way]:
         """Return labels', and where an update is of several steps that of one batch."""
