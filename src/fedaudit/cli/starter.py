@@ -192,7 +192,7 @@ def _model(choice: Choice, question: str) -> dict[str, Any]:
         values["width"] = 64
     if question == "words":
         values["width"] = 128
-    if name == "convnet-small":
+    if name in ("convnet-small", "cnn-1d"):
         values["width"] = 32 if question == "inversion" else 16
     if name == "unet":
         values |= {"width": 8, "batch_norm": "train"}
