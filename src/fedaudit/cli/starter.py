@@ -233,7 +233,7 @@ def _federation(choice: Choice, dataset: Dataset, question: str, held: int) -> d
     if not sends_gradients:
         values |= {name: known.pop(name) for name in ("local_steps", "local_epochs") if name in known} or local
     values["learning_rate"] = rate
-    if choice.model == "unet":
+    if choice.model == "unet" and not sends_gradients:
         values["momentum"] = 0.9
     if choice.algorithm == "fedprox":
         values["proximal_mu"] = 0.01
