@@ -73,6 +73,15 @@ def test_a_sample_of_what_is_offered_is_valid(datasets):
         check(scenario_text(made, datasets[data]), *combination)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_segmentation_network_is_asked_for_members_however_it_is_trained(datasets, algorithm):
+    data = datasets["slice-tissues"]
+    for clients, adversary in ((2, "server"), (20, starter.MALICIOUS)):
+        made = complete(Choice("slice-tissues", "unet", algorithm, clients, adversary), data)
+        loaded = check(scenario_text(made, data), "slice-tissues", "unet", algorithm, clients, adversary)
+        assert "loss-threshold" in [attack.name for attack in loaded.attacks]
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_all_that_is_offered_is_valid(datasets):

@@ -192,7 +192,7 @@ def _model(choice: Choice, question: str) -> dict[str, Any]:
         values["width"] = 64
     if question == "words":
         values["width"] = 128
-    if name == "convnet-small":
+    if name in ("convnet-small", "cnn-1d"):
         values["width"] = 32 if question == "inversion" else 16
     if name == "unet":
         values |= {"width": 8, "batch_norm": "train"}
@@ -233,7 +233,7 @@ def _federation(choice: Choice, dataset: Dataset, question: str, held: int) -> d
     if not sends_gradients:
         values |= {name: known.pop(name) for name in ("local_steps", "local_epochs") if name in known} or local
     values["learning_rate"] = rate
-    if choice.model == "unet":
+    if choice.model == "unet" and not sends_gradients:
         values["momentum"] = 0.9
     if choice.algorithm == "fedprox":
         values["proximal_mu"] = 0.01

@@ -31,7 +31,7 @@ class Signal(ExampleKind):
     array_axes: ClassVar[tuple[int, ...]] = (3, 2)
     element: ClassVar[str] = "sample"
     drawing: ClassVar[str] = (
-        "A picture has a panel for each channel, from the top down, with time from left to right; a panel "
+        "A picture has a panel for each channel, in columns of up to six, with time from left to right; a panel "
         "reaches from the least to the largest value of the true curve, and a tenth beyond. In the picture of a "
         "reconstruction the true curve is broad and orange, and the reconstructed one lies over it, thin and blue."
     )
