@@ -18,6 +18,7 @@ from fedaudit.modalities import Packing
 from fedaudit.models import unwrapped
 from fedaudit.task.losses import SIGNATURES
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.plain_tensors import plain_copy
 
 _ON_THE_WAY = {  # from outputs to guesses
     torch.Tensor.data.__get__,  # type: ignore[attr-defined]
@@ -132,7 +133,7 @@ class Evaluation(TorchFunctionMode):
 
     def _keep(self, inputs: Tensor, targets: Any) -> None:
         if isinstance(targets, Tensor) and len(targets) == len(inputs):
-            own, theirs = (tensor.detach()[: self._left].to("cpu", copy=True) for tensor in (inputs, targets))
+            own, theirs = (plain_copy(tensor)[: self._left] for tensor in (inputs, targets))
             self.passes.append((own, theirs))
             self._left -= len(own)
         self._given, self._outputs = None, []

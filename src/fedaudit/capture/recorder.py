@@ -38,6 +38,7 @@ from fedaudit.transcript.rounds import check_new
 from fedaudit.transcript.truth import CANDIDATES, FOLDER, save_part, seen_tensors, truth_file
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.integrity import blank
+from fedaudit.utils.plain_tensors import plain
 from fedaudit.utils.validation import explain
 
 if TYPE_CHECKING:
@@ -342,6 +343,7 @@ class Recorder:
                 written.
         """
         inputs, labels = packed_alone(inputs, "candidates"), packed_alone(labels, "labels of candidates", whole=True)
+        inputs, labels = (plain(one) if isinstance(one, Tensor) else one for one in (inputs, labels))
         if not len(inputs) or len(inputs) != len(labels):
             raise BadInput(f"{len(inputs)} inputs and {len(labels)} labels are no candidates")
         known = self._header.observed.input_shape
@@ -349,8 +351,8 @@ class Recorder:
             raise BadInput(f"candidates of shape {tuple(inputs.shape[1:])}: clients' examples have {known}")
         path = self.folder / FOLDER / CANDIDATES
         try:
-            kept = inputs.detach().float() if inputs.is_floating_point() else inputs.detach().long()
-            tensors = {"seen/candidates/inputs": kept, "seen/candidates/targets": labels.detach()}
+            kept = inputs.float() if inputs.is_floating_point() else inputs.long()
+            tensors = {"seen/candidates/inputs": kept, "seen/candidates/targets": labels}
             save_part(path, self._header.id, tensors)
         except (OSError, ValueError) as error:
             raise self._full(error) from None
@@ -512,7 +514,7 @@ def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, value in state.items():
         try:
-            tensor = value.detach() if isinstance(value, Tensor) else _from_array(value)
+            tensor = plain(value) if isinstance(value, Tensor) else _from_array(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise BadInput(f"the state's '{name}' is no tensor or array of numbers: {error}") from None
         found[name] = tensor.cpu().contiguous()
