@@ -272,6 +272,11 @@ class Capture:
         return None if not names else names.pop() if len(names) == 1 else "custom"
 
     @property
+    def outputs(self) -> int:
+        """Of the model, one a class, of each example or pixel; 0: none was seen."""
+        return next((p.shape[1] for p in self._passes() if len(p.shape) > 1), 0)
+
+    @property
     def criterion(self) -> nn.Module | None:
         """The module of the user's own that computed the loss of every pass, of outputs and targets; None: none did."""
         found = {id(p.criterion): None if p.mismatch else p.criterion for p in self._passes()}

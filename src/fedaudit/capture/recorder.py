@@ -19,7 +19,7 @@ from fedaudit.modalities import fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
 from fedaudit.models import has_batch_norm, of_one_tensor
 from fedaudit.simulation.secure_sum import training_of_sum
-from fedaudit.task.targets import observed_task
+from fedaudit.task.targets import MSE, observed_task
 from fedaudit.task.training import LOSSES, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
     INDEX,
@@ -566,6 +566,14 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
         return (
             "the inputs are whole numbers, but the model has no embedding; attacks are on images, volumes, signals, "
             "tables and tokens"
+        )
+    labels, outputs = (*targets[0].shape, 1)[1], captured.outputs
+    maps = targets[0].ndim == inputs[0].ndim > 2 and targets[0].shape[2:] == inputs[0].shape[2:]
+    if maps and captured.loss != MSE and (labels > 1 or outputs == 1):
+        return (
+            f"the masks have {labels} channel(s) and the model {outputs} output(s) a pixel; audits take masks of one "
+            f"class a pixel, (n, 1, ...) or (n, ...), and a model of at least {max(outputs, labels, 2)} outputs, the "
+            "background's among them, by a softmax, as of monai.losses.DiceCELoss(to_onehot_y=True, softmax=True)"
         )
     if len({tuple(x.shape[1:]) for x in inputs}) > 1:
         return "the inputs differ in shape from batch to batch"
