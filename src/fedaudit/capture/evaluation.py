@@ -32,7 +32,7 @@ _COMPARED = {torch.eq, torch.Tensor.eq, torch.Tensor.__eq__}
 class Evaluation(TorchFunctionMode):
     """Keeps what a model is given inside its with-block, and the targets that its outputs are compared with.
 
-    That is by a loss of torch's, or by ``==`` with the greatest outputs' classes. Nothing of the evaluation is changed.
+    That is by a loss of torch's, by a module of (outputs, targets), or by ``==`` with the greatest outputs' classes. Nothing of the evaluation is changed.
     Where nothing of that sort is done, nothing is kept, nor what other threads do. A pass in training mode with
     gradients on may be training, and isn't kept either.
 
@@ -130,6 +130,9 @@ class Evaluation(TorchFunctionMode):
             trains = own.training and torch.is_grad_enabled()
             given = _given(args, kwargs) if isinstance(output, Tensor) and not trains else None
             self._given, self._outputs = (None, []) if given is None else (given, [output])
+        elif self._given is not None and len(args) == 2 and self._is_output(args[0]):
+            if next(module.parameters(), None) is None:  # a loss, and no other network
+                self._keep(self._given, args[1])
 
     def _keep(self, inputs: Tensor, targets: Any) -> None:
         if isinstance(targets, Tensor) and len(targets) == len(inputs):
