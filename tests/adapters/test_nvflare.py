@@ -231,6 +231,7 @@ def test_a_module_that_takes_a_dictionary_is_recorded_and_reported(tmp_path):
     asked: Any = {"module": names["Net"](), "out": out, "controls": False, "progress": False}
     audit = fedaudit.audit_transcript(folder, ["labels", {"name": "invg", "iterations": 20}], **asked)
     (federation,) = audit.result.federations
+    assert federation.recording is not None
     assert (federation.recording.facts, federation.replay_error) == ("verified", 0.0)
     assert [f.status for f in audit.result.findings] == ["done"] * len(audit.result.findings)
     assert "age and sex" in (out / "report.html").read_text()

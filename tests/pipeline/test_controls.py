@@ -227,7 +227,11 @@ def test_within_a_time_the_shortest_attack_is_run_first_and_calibrations_leave_h
 
     monkeypatch.setattr(Attack, "__call__", told)
     monkeypatch.setattr(calibrations, "run_trials", noted)
-    attacks: list[Any] = [{"name": "invg", "iterations": 30}, {"name": "agic", "iterations": 2, "calibrate": True}, "labels"]
+    attacks: list[Any] = [
+        {"name": "invg", "iterations": 30},
+        {"name": "agic", "iterations": 2, "calibrate": True},
+        "labels",
+    ]
     fedaudit.audit_transcript(made, attacks, max_minutes=60, controls=False, progress=False)
     assert order[-3:] == ["labels", "agic", "invg"]
     assert ends == [pytest.approx(1800, abs=60)]

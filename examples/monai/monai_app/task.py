@@ -25,7 +25,7 @@ class Net(UNet):  # type: ignore[misc]
 
 def load_data(site: int, batch_size: int) -> tuple[DataLoader, DataLoader]:
     """Return what a site trains on and what it tests on."""
-    random = np.random.RandomState(site)  # noqa: NPY002 (what MONAI draws from)
+    random = np.random.RandomState(site)
     scans = []
     for _ in range(TRAINED + TESTED):
         drawn = create_test_image_3d(
@@ -70,6 +70,7 @@ def test(net: Net, loader: DataLoader) -> tuple[float, float]:
             outputs = net(batch["image"])
             total += criterion(outputs, batch["label"]).item()
             score(
-                [chosen(one) for one in decollate_batch(outputs)], [true(one) for one in decollate_batch(batch["label"])]
+                [chosen(one) for one in decollate_batch(outputs)],
+                [true(one) for one in decollate_batch(batch["label"])],
             )
     return total / len(loader), score.aggregate().item()

@@ -528,7 +528,7 @@ class Capture:
         result.register_hook(takes_part)
 
     def _judged(self, criterion: nn.Module, outputs: Any, result: Any) -> None:
-        """A module was called on the model's output and a second thing: keep it where torch's losses aren't all of it."""
+        """A module was called on the model's output and targets: keep it where torch's losses aren't all of it."""
         if not isinstance(result, Tensor) or not result.requires_grad or result.numel() != 1:
             return
         if not reaches_leaf(result, self._key, _LOSS, self._parameter_ids()):

@@ -116,7 +116,8 @@ class Means:
         kept: returns what a trial came to; with it no attack is run, and ``store`` isn't looked into.
         display: shows progress.
         deadline: seconds since 1970 after which no attack is begun, and those that run are stopped; None: none. The
-            shortest are run first, and calibrations end after half of the time. What was stopped is refused with the reason, and isn't kept.
+            shortest are run first, and calibrations end after half of the time. What was stopped is refused with the
+            reason, and isn't kept.
     """
 
     workers: int = 1

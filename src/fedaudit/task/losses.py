@@ -165,9 +165,7 @@ def recognise(
     batches = _batches(outputs, classes, task, axes)
     if task == "segmentation":
         others: list[LossOptions] = [LossOptions(DICE), LossOptions(DICE_CROSS_ENTROPY)]  # which torch doesn't have
-        return _recognised(loss, batches, batches, others) or _recognised(
-            _OfOneChannel(loss), batches, batches, others
-        )
+        return _recognised(loss, batches, batches, others) or _recognised(_OfOneChannel(loss), batches, batches, others)
     flat = [(made, wanted.flatten()) for made, wanted in batches]
     return _recognised(loss, batches, batches) or (_recognised(loss, flat, batches) if classes is None else None)
 
@@ -275,7 +273,8 @@ def _works(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
 def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
     """Return a user's own loss as it is called with the task's targets: those of a regression are (n, 1) here.
 
-    Of masks it may be a registered one, which it then stands for. That of several outputs gets them, and the targets, as the user has them: as a tuple, or by name.
+    Of masks it may be a registered one, which it then stands for. That of several outputs gets them, and the targets,
+    as the user has them: as a tuple, or by name.
 
     Of masks (n, *spatial) one may want (n, 1, *spatial). One that takes the column out of the outputs (``squeeze(1)``)
     wants (n,): beside (n, 1) it would broadcast each target over all outputs, without an error. Then it doesn't matter
