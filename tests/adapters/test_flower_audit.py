@@ -150,6 +150,13 @@ def test_what_is_there_is_kept(tmp_path):
     assert (tmp_path / "mine" / "recording" / "diary.txt").exists()
 
 
+def test_what_caused_a_client_s_error_is_said(tmp_path):
+    first = '    try:\n        int("a")\n    except ValueError as e:\n        raise RuntimeError("cut") from e\n'
+    app = write_app(tmp_path / "app", client=replaced(CLIENT, "    fit(model", f"{first}    fit(model"))
+    with pytest.raises(BadInput, match=r"RuntimeError: cut by ValueError: invalid literal .*client\.py:\d+"):
+        audit_flower(app, nodes=1, rounds=1, out=tmp_path / "out", **QUICK)
+
+
 def test_a_failing_client_is_left_out(tmp_path, capsys):
     audit_flower(
         write_app(tmp_path / "app"), nodes=3, config={"trouble": "1:1"}, attacked=[0], out=tmp_path / "out", **QUICK
@@ -167,6 +174,43 @@ def test_an_app_written_for_the_older_api(tmp_path):
     app = write_app(tmp_path / "app", client=OLD_CLIENT, server=OLD_SERVER)
     audit_flower(app, nodes=2, attacked=None, out=tmp_path / "out", **QUICK)
     assert errors(tmp_path / "out") == pytest.approx({(r, c): 0.0 for r in (0, 1) for c in (0, 1)}, abs=1e-6)
+
+
+SEVERAL = replaced(
+    TASK,
+    "return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))",
+    """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.image, self.last = nn.Linear(64, 12), nn.Linear(13, 10)
+
+        def forward(self, GIVEN):
+            image, age = PARTS
+            return self.last(torch.cat([self.image(image.flatten(1)).relu(), age], dim=1))
+
+    return Net()""",
+)
+FORMS = {
+    "by position": ("image, age", "image, age", "x, x[:, 0, :1, 0]"),
+    "by name": ("image, age", "image, age", "age=x[:, 0, :1, 0], image=x"),
+    "a tuple": ("both", "both", "(x, x[:, 0, :1, 0])"),
+    "a dictionary": ("both", "both['image'], both['age']", "{'image': x, 'age': x[:, 0, :1, 0]}"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_of_several_inputs_is_recorded_replayed_and_reported(tmp_path, form):
+    given, parts, called = FORMS[form]
+    task = SEVERAL.replace("GIVEN", given).replace("PARTS", parts)
+    app = write_app(tmp_path / "app", task=replaced(task, "model(x)", f"model({called})"))
+    attacks: list[Any] = ["labels", {"name": "invg", "iterations": 10}]
+    finished = audit_flower(app, nodes=2, rounds=1, out=tmp_path / "out", **{**QUICK, "attacks": attacks})
+    assert errors(tmp_path / "out") == {(0, 0): 0.0, (0, 1): 0.0}
+    assert [f.status for f in finished.result.findings] == ["done"] * 4
+    by_name = form in ("by name", "a dictionary")
+    named = "inputs age 1 number, image 1 x 8 x 8" if by_name else "inputs [0] 1 x 8 x 8, [1] 1 number"
+    assert named in (tmp_path / "out/report.html").read_text()
 
 
 @pytest.mark.parametrize("task", [ADAMW, DROPOUT], ids=["adamw", "dropout"])

@@ -41,7 +41,7 @@ def _quick(monkeypatch):
 def test_flower_on_the_desk_and_in_deployment(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     example(tmp_path / "my-app")
-    install, audit, attack = blocks("flower.md", "sh")
+    install, audit, _, attack = blocks("flower.md", "sh")  # tests/adapters/test_monai.py has that of MONAI
     assert install.startswith("pip install 'PATH_OF_THE_CLONE[flower]'")
     done = command(*shlex.split(audit)[1:])
     assert done.code in (0, None), done

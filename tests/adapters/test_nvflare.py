@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,75 @@ def test_what_a_site_validates_on_is_asked_who_was_in(tmp_path):
     finished = fedaudit.audit_transcript(folder, ["loss-threshold"], module=network(), rounds=[1], progress=False)
     (result,) = finished.result.findings
     assert (result.status, result.metrics[0].of) == ("done", "records")
+
+
+MONAI = Path(__file__).parents[2] / "examples" / "monai"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_example_of_monai_is_recorded_and_replayed_to_the_same_bits(tmp_path, monkeypatch, command):
+    pytest.importorskip("monai")
+    shutil.copytree(MONAI, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    job = (tmp_path / "job.py").read_text().replace("/tmp/recordings", str(tmp_path / "recordings"))
+    (tmp_path / "job.py").write_text(job.replace("/tmp/simulation", str(tmp_path / "simulation")))
+    assert "not recorded" not in python(tmp_path, "job.py", timeout=250)
+    monkeypatch.syspath_prepend(tmp_path)
+    sites = tmp_path / "recordings" / "simulate_job"
+    assert (sites / "site-2" / "truth" / "candidates.safetensors").is_file(), "what it validates on"
+    words = ["attack", sites / "site-1", "--model", "monai_app.task:Net", "--attack", "dlg-adam", "--no-controls"]
+    words += ["--set", "iterations=2", "--loss", "monai_app.task:criterion", "--out", tmp_path / "out"]
+    try:
+        done = command(*map(str, words))
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "monai_app"]:
+            del sys.modules[name]
+    assert done.code in (0, None), done
+    assert "reconstruct training volumes" in done.out
+    (federation,) = json.loads((tmp_path / "out" / "results.json").read_text())["federations"]
+    assert (federation["recording"]["facts"], federation["replay_error"]) == ("verified", 0.0)
+
+
+SEVERAL_NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.rest = nn.Linear(64, 12), nn.Linear(12 + 2, 10)
+
+    def forward(self, patient):
+        seen = self.image(patient["image"].flatten(1)).relu()
+        return self.rest(torch.cat([seen, patient["age and sex"]], dim=1))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_module_that_takes_a_dictionary_is_recorded_and_reported(tmp_path):
+    patient = '{"image": inputs, "age and sex": inputs[:, 0, 3:5, 4]}'
+    write_job(tmp_path, train=[("model(inputs)", f"model({patient})")])
+    (tmp_path / "net.py").write_text(SEVERAL_NET)
+    assert "not recorded" not in python(tmp_path, "job.py")
+    names: dict[str, Any] = {}
+    exec(SEVERAL_NET, names)
+    folder = tmp_path / "recordings" / "simulate_job" / "site-2"
+    out = tmp_path / "out"
+    asked: Any = {"module": names["Net"](), "out": out, "controls": False, "progress": False}
+    audit = fedaudit.audit_transcript(folder, ["labels", {"name": "invg", "iterations": 20}], **asked)
+    (federation,) = audit.result.federations
+    assert federation.recording is not None
+    assert (federation.recording.facts, federation.replay_error) == ("verified", 0.0)
+    assert [f.status for f in audit.result.findings] == ["done"] * len(audit.result.findings)
+    assert "age and sex" in (out / "report.html").read_text()
+    kept = load_file(folder / "truth" / "round-00001-client-00000.safetensors")
+    from sklearn.datasets import load_digits
+
+    images = torch.tensor(load_digits().images[8:12], dtype=torch.float32) / 8 - 1
+    (packed,) = (value for key, value in kept.items() if key.endswith("inputs"))
+    assert packed.equal(torch.cat([images[:, 3:5, 4], images.flatten(1)], dim=1))  # in the order of the names
 
 
 @pytest.mark.slow

@@ -128,7 +128,9 @@ def test_losses_of_masks_are_means_over_examples(name):
     assert float(loss(outputs, masks)) == pytest.approx(float(each.mean()), rel=1e-5)
     both = loss_function("dice")(outputs, masks) + loss_function("cross-entropy")(outputs, masks)
     assert float(loss_function("dice-cross-entropy")(outputs, masks)) == pytest.approx(float(both))
-    assert recognise(lambda z, y: loss(z, y), 3, None, "segmentation") in (LossOptions("cross-entropy"), None)
+    assert recognise(lambda z, y: loss(z, y), 3, None, "segmentation") == LossOptions(name)
+    assert recognise(lambda z, y: loss(z, y.squeeze(1)), 3, None, "segmentation") == LossOptions(name)
+    assert recognise(lambda z, y: loss(z, y) + 0.01, 3, None, "segmentation") is None
 
 
 def test_what_is_unclear_is_asked():

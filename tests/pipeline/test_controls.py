@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import torch
 from torch import nn
 
 import fedaudit
-from fedaudit.attacks import ATTACKS, make_attack
+from fedaudit.attacks import ATTACKS, Attack, make_attack
 from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
+from fedaudit.pipeline import calibrations
 from fedaudit.pipeline.control_cases import memorised, one_example, reference
 from fedaudit.pipeline.controls import Conditions, Controls, _winner, judged_by_control
 from fedaudit.pipeline.recordings import worst_replay
 from fedaudit.pipeline.run import run_audit
-from fedaudit.pipeline.trials import Trial
+from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import AttackSummary, AuditResult, ControlResult, Evidence
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import Recording
@@ -206,6 +208,33 @@ def test_a_time_that_is_over_ends_attacks_and_the_report_says_so(tmp_path: Path)
     for wrong in (0, -1, float("nan"), True):
         with pytest.raises(fedaudit.BadInput, match="give minutes above 0"):
             fedaudit.audit_transcript(made, max_minutes=wrong)
+
+
+def test_within_a_time_the_shortest_attack_is_run_first_and_calibrations_leave_half_of_it(tmp_path, monkeypatch):
+    federation = {**FEDSGD, "clients": 1, "examples": 3}
+    made = fedaudit.simulate(scenario(invg(), federations=[federation]), progress=False)
+    order: list[str] = []
+    plain, began = Attack.__call__, time.time()
+    ends: list[float] = []
+
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+        order.append(self.name)
+        return plain(self, *args, **kwargs)
+
+    def noted(trials: Any, means: Any, title: str = "") -> Any:
+        ends.append(means.deadline - began)
+        return run_trials(trials, means, title)
+
+    monkeypatch.setattr(Attack, "__call__", told)
+    monkeypatch.setattr(calibrations, "run_trials", noted)
+    attacks: list[Any] = [
+        {"name": "invg", "iterations": 30},
+        {"name": "agic", "iterations": 2, "calibrate": True},
+        "labels",
+    ]
+    fedaudit.audit_transcript(made, attacks, max_minutes=60, controls=False, progress=False)
+    assert order[-3:] == ["labels", "agic", "invg"]
+    assert ends == [pytest.approx(1800, abs=60)]
 
 
 def test_a_leak_needs_no_control(ran):

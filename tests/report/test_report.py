@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedaudit.evaluation.limits import TIME_IS_UP
 from fedaudit.report import figures
 from fedaudit.report.conclusion import comparison_text, headline, threshold_text
 from fedaudit.report.page import write_report
@@ -289,7 +290,10 @@ def test_headline_follows_the_worst_verdict(tmp_path: Path) -> None:
     for result in (still_open, headline(summaries_with(tmp_path, "not demonstrated", "not demonstrated"))):
         assert "no proof of safety" in result.detail
     assert headline(summaries_with(tmp_path, "not applicable")).title.startswith("No attack could be run")
-    assert "Every attack was refused" in headline(refused(tmp_path)).detail
+    none = refused(tmp_path)
+    assert "Every attack was refused" in headline(none).detail
+    late = [f.model_copy(update={"reason": TIME_IS_UP}) for f in none.findings]
+    assert "1 runs of attacks weren't done" in headline(none.model_copy(update={"findings": late})).detail
     assert "named no attack" in headline(empty(tmp_path)).detail
 
 

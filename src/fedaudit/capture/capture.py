@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -38,10 +39,11 @@ from fedaudit.capture.passes import (
 )
 from fedaudit.modalities import Packing
 from fedaudit.models import unwrapped
-from fedaudit.task.losses import SIGNATURES, read_loss
-from fedaudit.task.targets import BCE
+from fedaudit.task.losses import SIGNATURES, LossCall, LossOptions, read_loss, recognise
+from fedaudit.task.targets import BCE, observed_task
 from fedaudit.task.training import UNMODELLED, Pass, TrainingConfig
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.plain_tensors import plain_copy
 
 _LOSS = "loss"  # marks what a loss that was seen returned
 _HEAD = "-head"  # after the key that marks outputs: which of several
@@ -70,7 +72,7 @@ def _quiet(method: Callable[..., None]) -> Callable[..., None]:
 def _copied(value: Any) -> Any:
     """Return nested lists, tuples and mappings with copies of their tensors on the CPU, and all else as it is."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        return plain_copy(value)
     if isinstance(value, list | tuple):
         return tuple(_copied(part) for part in value)
     return {key: _copied(part) for key, part in value.items()} if isinstance(value, Mapping) else value
@@ -157,6 +159,8 @@ class Capture:
         self._calls: list[tuple[int, ForwardPass | None]] = []  # modules that are being called, the outermost first
         self._running_module: nn.Module | None = None  # the watched one, while it is called
         self._depth = 0  # of its calls of itself
+        self._read: dict[nn.Module, LossOptions | None] = {}  # losses of the user's own of masks: which they are
+        self._criterion: nn.Module | None = None  # the outermost module that is called on the model's output
         self._in_step = False
         self._kept_state = False  # whether the optimiser had momentum or moments before its step
         self._recorded: list[Step] = []
@@ -268,6 +272,17 @@ class Capture:
         return None if not names else names.pop() if len(names) == 1 else "custom"
 
     @property
+    def outputs(self) -> int:
+        """Of the model, one a class, of each example or pixel; 0: none was seen."""
+        return next((p.shape[1] for p in self._passes() if len(p.shape) > 1), 0)
+
+    @property
+    def criterion(self) -> nn.Module | None:
+        """The module of the user's own that computed the loss of every pass, of outputs and targets; None: none did."""
+        found = {id(p.criterion): None if p.mismatch else p.criterion for p in self._passes()}
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    @property
     def label_smoothing(self) -> float:
         """Of the cross-entropy."""
         return next((p.loss.label_smoothing for p in self._passes() if p.loss), 0.0)
@@ -363,6 +378,7 @@ class Capture:
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._calls.append((id(module), None))
         outer = len(self._calls) - 1
+        self._criterion = self._criterion if outer else None  # after an error in one
         if outer and self._only is None:
             return
         self._in_step = False  # after an error in a step
@@ -376,13 +392,14 @@ class Capture:
         elif len(args) == 2 and torch.is_grad_enabled() and (outputs := next(tensors(args[0]), None)) is not None:
             seen = tagged(outputs, self._key)[0]  # by a loss of somebody's own
             if isinstance(seen, ForwardPass) and (seen.heads is None) == isinstance(args[0], Tensor):
+                self._criterion = self._criterion or module
                 if seen.heads is not None:
                     seen.target = _copied(args[1])
                 elif isinstance(args[1], Tensor):
-                    seen.target = args[1].detach().to("cpu", copy=True)
+                    seen.target = plain_copy(args[1])
 
     @_quiet
-    def _after(self, module: nn.Module, _: tuple[Any, ...], *more: Any) -> None:
+    def _after(self, module: nn.Module, args: tuple[Any, ...], *more: Any) -> None:
         while self._calls and self._calls[-1][0] != id(module):  # what ended without telling
             self._calls.pop()
         if not self._calls:
@@ -393,6 +410,9 @@ class Capture:
             self._mode.resume()
         if seen is not None:
             self._made(seen, more[-1], more[0] if len(more) > 1 else {})
+        elif module is self._criterion:
+            self._criterion = None
+            self._judged(module, args[0], more[-1])
 
     def _made(self, seen: ForwardPass, output: Any, kwargs: dict[str, Any]) -> None:
         """A watched module has returned."""
@@ -498,7 +518,11 @@ class Capture:
         if precision(outputs.device.type) != seen.precision:
             self._note("the loss is computed outside of autocast, and repeated inside of it")
 
+        within = self._criterion
+
         def takes_part(gradient: Tensor) -> None:
+            if within is not None and within is seen.criterion:
+                return  # it is a part of that loss
             seen.losses += seen.loss is not call
             seen.loss, seen.mismatch = call, seen.mismatch or mismatch or call.mismatch
             seen.weights.append(gradient.detach().clone())
@@ -506,9 +530,49 @@ class Capture:
         tag(result, self._key, _LOSS)
         result.register_hook(takes_part)
 
+    def _judged(self, criterion: nn.Module, outputs: Any, result: Any) -> None:
+        """A module was called on the model's output and targets: keep it where torch's losses aren't all of it."""
+        if not isinstance(result, Tensor) or not result.requires_grad or result.numel() != 1:
+            return
+        if not reaches_leaf(result, self._key, _LOSS, self._parameter_ids()):
+            return
+        seen, way = tagged(next(tensors(outputs)), self._key)
+        whole = isinstance(outputs, Tensor) and outputs.numel() == math.prod(seen.shape)
+        mismatch = "" if same_elements(way, whole=whole) else "the loss is of something else than the model's output"
+        call = None if mismatch or seen.heads or seen.inputs is None else self._of_masks(criterion, seen)
+        if precision(result.device.type) != seen.precision:
+            self._note("the loss is computed outside of autocast, and repeated inside of it")
+
+        counted = [1]
+
+        def takes_part(gradient: Tensor) -> None:
+            seen.losses += counted.pop() if counted else 0
+            seen.criterion, seen.loss, seen.mismatch = criterion, call, seen.mismatch or mismatch
+            seen.weights.append(plain_copy(gradient))
+
+        tag(result, self._key, _LOSS)
+        result.register_hook(takes_part)
+
+    def _of_masks(self, criterion: nn.Module, seen: ForwardPass) -> LossCall | None:
+        """Return a loss of one's own of masks as the registered one that it is; None: it is none of them."""
+        assert seen.inputs is not None
+        targets, shape = seen.target, tuple(seen.inputs.shape[1:])
+        if observed_task(targets, shape, "custom", seen.shape[1]) != "segmentation" or seen.shape[1] < 2:
+            return None
+        if criterion not in self._read:
+            own, axes = copy.deepcopy(criterion).cpu(), len(shape) - 1
+            self._read[criterion] = recognise(own, seen.shape[1], None, "segmentation", axes)
+        read, masks = self._read[criterion], targets.long().view(len(targets), *shape[1:])
+        if read is None or read.summed or not masks.equal(targets.view(masks.shape)):
+            return None
+        return LossCall(read.name, masks, read.label_smoothing, read.class_weights)
+
+    def _parameter_ids(self) -> set[int]:
+        return {id(p) for w in self._watched for p in w.parameters.values()}
+
     def _lost_on_head(self, seen: ForwardPass, outputs: Tensor, bound: dict[str, Any], result: Tensor) -> None:
         """Keep what the loss of one of several outputs was given, once it takes part."""
-        head, targets = tagged(outputs, self._key + _HEAD)[0], bound["target"].detach().to("cpu", copy=True)
+        head, targets = tagged(outputs, self._key + _HEAD)[0], plain_copy(bound["target"])
 
         def takes_part(_: Tensor) -> None:
             if head in seen.asked and not seen.asked[head].equal(targets):
@@ -522,8 +586,7 @@ class Capture:
     def _backward(self, _: Any, args: tuple[Any, ...], *__: Any) -> None:
         for watched in self._watched:
             watched.gradients.fresh()
-        leaves = {id(p) for w in self._watched for p in w.parameters.values()}
-        self._terms = self._terms or reaches_leaf(args[0], self._key, _LOSS, leaves)
+        self._terms = self._terms or reaches_leaf(args[0], self._key, _LOSS, self._parameter_ids())
 
     @_quiet
     def _edited(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
@@ -592,7 +655,7 @@ class Capture:
             Step(rates(optimiser), passes, edits, scale.detach().clone() if scale is not None else None)
         )
         watched.passes = []
-        if self._terms and all(p.loss is not None for p in passes):
+        if self._terms and all(p.loss is not None or p.criterion is not None for p in passes):
             self._note("the total has terms besides the loss (FedProx, a penalty)", "several-losses")
         self._terms = False
         self._facts(passes)

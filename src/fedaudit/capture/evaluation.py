@@ -18,6 +18,7 @@ from fedaudit.modalities import Packing
 from fedaudit.models import unwrapped
 from fedaudit.task.losses import SIGNATURES
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.plain_tensors import plain_copy
 
 _ON_THE_WAY = {  # from outputs to guesses
     torch.Tensor.data.__get__,  # type: ignore[attr-defined]
@@ -31,9 +32,9 @@ _COMPARED = {torch.eq, torch.Tensor.eq, torch.Tensor.__eq__}
 class Evaluation(TorchFunctionMode):
     """Keeps what a model is given inside its with-block, and the targets that its outputs are compared with.
 
-    That is by a loss of torch's, or by ``==`` with the greatest outputs' classes. Nothing of the evaluation is changed.
-    Where nothing of that sort is done, nothing is kept, nor what other threads do. A pass in training mode with
-    gradients on may be training, and isn't kept either.
+    That is by a loss of torch's, by a module of (outputs, targets), or by ``==`` with the greatest outputs' classes.
+    Nothing of the evaluation is changed. Where nothing of that sort is done, nothing is kept, nor what other threads
+    do. A pass in training mode with gradients on may be training, and isn't kept either.
 
     Args:
         module: that is evaluated, or a copy of it; None: nothing is kept until it is set.
@@ -129,13 +130,20 @@ class Evaluation(TorchFunctionMode):
             trains = own.training and torch.is_grad_enabled()
             given = _given(args, kwargs) if isinstance(output, Tensor) and not trains else None
             self._given, self._outputs = (None, []) if given is None else (given, [output])
+        elif self._given is not None and len(args) == 2 and self._is_output(args[0]) and _is_loss(module):
+            self._keep(self._given, args[1])
 
     def _keep(self, inputs: Tensor, targets: Any) -> None:
         if isinstance(targets, Tensor) and len(targets) == len(inputs):
-            own, theirs = (tensor.detach()[: self._left].to("cpu", copy=True) for tensor in (inputs, targets))
+            own, theirs = (plain_copy(tensor)[: self._left] for tensor in (inputs, targets))
             self.passes.append((own, theirs))
             self._left -= len(own)
         self._given, self._outputs = None, []
+
+
+def _is_loss(module: nn.Module) -> bool:
+    """Whether a module may be a loss: another network has parameters."""
+    return next(module.parameters(), None) is None
 
 
 def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

@@ -35,6 +35,7 @@ class ForwardPass:
         shape: of its output.
         backward: whether a backward pass came back to its output.
         loss, losses: the last call of a loss on its output, and how many there were.
+        criterion: the module of the user's own that computes the loss; None: functions of torch's compute all of it.
         mismatch: why it isn't a registered loss; empty where it is.
         target: second argument of a module that isn't torch's, called on the output; of several outputs all of it.
         packing: of several inputs, which ``inputs`` has in one tensor; None: it took one.
@@ -54,6 +55,7 @@ class ForwardPass:
     backward: bool = False
     loss: LossCall | None = None
     losses: int = 0
+    criterion: nn.Module | None = None
     mismatch: str = ""
     target: Any = None
     packing: Packing | None = None
@@ -93,14 +95,14 @@ class ForwardPass:
 
     def weight(self, factor: float) -> float | None:
         """Return the weight of its mean loss in the step's total; None where the mean's terms weigh differently."""
-        if self.loss is None or not self.weights:
+        if not self.weights:
             return 1.0
         total = 0.0
         for weight in self.weights:
             first = float(weight.flatten()[0])
             if weight.numel() > 1 and bool((weight - first).abs().max() > 1e-6 * abs(first)):
                 return None
-            total += first * self.loss.terms
+            total += first * (self.loss.terms if self.loss else 1.0)
         total *= factor
         return 1.0 if abs(total - 1) < 1e-6 else total
 

@@ -19,7 +19,7 @@ from fedaudit.modalities import NOTHING, fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
 from fedaudit.models import has_batch_norm, of_one_tensor
 from fedaudit.simulation.secure_sum import training_of_sum
-from fedaudit.task.targets import BCE, Task, observed_task, read_targets, target_fault, target_shape, usual_task
+from fedaudit.task.targets import BCE, MSE, Task, observed_task, read_targets, target_fault, target_shape, usual_task
 from fedaudit.task.training import LOSSES, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
     INDEX,
@@ -38,6 +38,7 @@ from fedaudit.transcript.rounds import check_new
 from fedaudit.transcript.truth import CANDIDATES, FOLDER, save_part, seen_tensors, truth_file
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.integrity import blank
+from fedaudit.utils.plain_tensors import plain
 from fedaudit.utils.validation import explain
 
 if TYPE_CHECKING:
@@ -348,6 +349,7 @@ class Recorder:
                 written.
         """
         inputs, labels = packed_alone(inputs, "candidates"), packed_alone(labels, "labels of candidates", whole=True)
+        inputs, labels = (plain(one) if isinstance(one, Tensor) else one for one in (inputs, labels))
         if not len(inputs) or len(inputs) != len(labels):
             raise BadInput(f"{len(inputs)} inputs and {len(labels)} labels are no candidates")
         known = self._header.observed.input_shape
@@ -355,8 +357,8 @@ class Recorder:
             raise BadInput(f"candidates of shape {tuple(inputs.shape[1:])}: clients' examples have {known}")
         path = self.folder / FOLDER / CANDIDATES
         try:
-            kept = inputs.detach().float() if inputs.is_floating_point() else inputs.detach().long()
-            tensors = {"seen/candidates/inputs": kept, "seen/candidates/targets": labels.detach()}
+            kept = inputs.float() if inputs.is_floating_point() else inputs.long()
+            tensors = {"seen/candidates/inputs": kept, "seen/candidates/targets": labels}
             save_part(path, self._header.id, tensors)
         except (OSError, ValueError) as error:
             raise self._full(error) from None
@@ -575,7 +577,7 @@ def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, value in state.items():
         try:
-            tensor = value.detach() if isinstance(value, Tensor) else _from_array(value)
+            tensor = plain(value) if isinstance(value, Tensor) else _from_array(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise BadInput(f"the state's '{name}' is no tensor or array of numbers: {error}") from None
         found[name] = tensor.cpu().contiguous()
@@ -606,7 +608,8 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
     if len(targets) != len(inputs):
         return (
             f"{len(inputs)} passes have {len(targets)} targets: they are seen where a loss of torch's is called, so "
-            "make yours of one, such as cross_entropy(outputs, targets, reduction='none')"
+            "make yours of one, such as cross_entropy(outputs, targets, reduction='none'), or a torch.nn.Module "
+            "that is called with outputs and targets"
         )
     whole = not inputs[0].is_floating_point()
     if inputs[0].ndim not in ((2,) if whole else (2, 3, 4, 5)):
@@ -627,6 +630,14 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
         return (
             "the inputs are whole numbers, but the model has no embedding; attacks are on images, volumes, signals, "
             "tables and tokens"
+        )
+    channels = (*targets[0].shape, 1)[1]
+    maps = targets[0].ndim == inputs[0].ndim > 2 and targets[0].shape[2:] == inputs[0].shape[2:]
+    if maps and captured.loss != MSE and channels > 1:
+        return (
+            f"the masks have {channels} channels; audits take masks of one class a pixel, (n, 1, ...) or (n, ...), and "
+            f"a model of at least {max(captured.outputs, channels)} outputs, the background's among them, by a softmax, "
+            "as of monai.losses.DiceCELoss(to_onehot_y=True, softmax=True)"
         )
     if len({tuple(x.shape[1:]) for x in inputs}) > 1:
         return "the inputs differ in shape from batch to batch"

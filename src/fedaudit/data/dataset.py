@@ -18,6 +18,7 @@ from fedaudit.modalities.packed import PACKED, Packing, Part, several
 from fedaudit.modalities.table import standardise
 from fedaudit.task.targets import TASKS, Task, target_fault, target_shape
 from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.plain_tensors import plain
 
 Array = Tensor | np.ndarray[Any, Any]
 Channels = Literal["first", "last"]
@@ -492,7 +493,7 @@ def _packed(pair: tuple[Any, Any], parts: Packing | None, targets: Packing | Non
 
 def _as_tensor(array: Any, where: str) -> Tensor:
     if isinstance(array, Tensor):
-        return array.detach().cpu()
+        return plain(array).cpu()
     try:
         return torch.from_numpy(np.ascontiguousarray(array))
     except TypeError as error:

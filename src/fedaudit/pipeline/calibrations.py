@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -127,7 +128,9 @@ def calibrated(trials: Sequence[Trial], means: Means) -> list[Trial]:
     found = list(trials)
     if not planned:
         return found
-    for rows, done in zip(groups.values(), run_trials(planned, means, f"{len(planned)} calibrations"), strict=True):
+    half = None if means.deadline is None else (time.time() + means.deadline) / 2  # attacks need the other half
+    made_first = run_trials(planned, replace(means, deadline=half), f"{len(planned)} calibrations")
+    for rows, done in zip(groups.values(), made_first, strict=True):
         for i in rows:
             attack = trials[i].attack
             if isinstance(done.outcome, CalibrationFinding):

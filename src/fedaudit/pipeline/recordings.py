@@ -108,9 +108,10 @@ def about(transcript: Transcript) -> tuple[Scenario, DataRecord, ModelRecord]:
             "attacks": ["agic"],
         }
     )
+    parts = info.packed_inputs
     data = DataRecord(
         name="the clients' own data",
-        summary="recorded while the federation ran",
+        summary=f"recorded while the federation ran{f'; inputs {parts}' if parts else ''}",
         classes=info.num_classes,
         class_names=None,
         kind=info.kind,

@@ -115,8 +115,9 @@ class Means:
         store: folder where findings are kept as soon as they are made; those that are there are not made again.
         kept: returns what a trial came to; with it no attack is run, and ``store`` isn't looked into.
         display: shows progress.
-        deadline: seconds since 1970 after which no attack is begun, and those that run are stopped; None: none. What
-            was stopped is refused with the reason, and isn't kept.
+        deadline: seconds since 1970 after which no attack is begun, and those that run are stopped; None: none. The
+            shortest are run first, and calibrations end after half of the time. What was stopped is refused with the
+            reason, and isn't kept.
     """
 
     workers: int = 1
@@ -164,6 +165,8 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
             outcomes[i] = trials[i].kept(path)
             done += trials[i].work
     todo = [i for i in open_ones if outcomes[i] is None]
+    if means.deadline is not None:  # what takes long may have to be stopped
+        todo.sort(key=lambda i: trials[i].work)
     if len(todo) < len(open_ones) and not title:
         kept_ones = f"{len(open_ones) - len(todo)} of {len(open_ones)}"
         means.display.say(f"resuming: {kept_ones} attacks kept in {store}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedaudit.evaluation.limits import TIME_IS_UP
 from fedaudit.modalities import example_kind
 from fedaudit.report.frontier import defence_tables, strongest
 from fedaudit.report.wording import count, noun, number, sentence, short
@@ -70,11 +71,16 @@ def headline(result: AuditResult) -> Headline:
             lines += dict.fromkeys(sentence(s.verdict_text) for s in result.summaries if s.federation in used)
             setting = setting_text(result, next(s for s in result.summaries if s.federation in used))
             return Headline(_so_far(margin, result), setting, "", " ".join(lines), "inconclusive")
-        detail = (
-            "Every attack was refused before it began; the reasons are listed under “What was not tested”."
-            if result.summaries
-            else "The scenario named no attack, or nothing was observed."
-        )
+        late = [f for f in result.findings if f.federation in used and f.reason == TIME_IS_UP]
+        if not result.summaries:
+            detail = "The scenario named no attack, or nothing was observed."
+        elif late:
+            detail = (
+                f"{len(late)} runs of attacks weren't done when the time that was given was over: give more "
+                "(--max-minutes), or attack fewer updates (--clients 1)."
+            )
+        else:
+            detail = "Every attack was refused before it began; the reasons are listed under “What was not tested”."
         return Headline("No attack could be run, so this audit gives no answer.", "", "", detail, "not applicable")
     groups: dict[tuple[str, str | None], list[AttackSummary]] = {}
     for summary in ran:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from fedaudit.modalities import NOTHING, Packing
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import BCE, Task
+from fedaudit.task.targets import BCE, DICE, DICE_CROSS_ENTROPY, Task
 from fedaudit.task.training import Loss, loss_function
+from fedaudit.utils.plain_tensors import plain, plain_copy
 
 _F = nn.functional
 _KNOWN: dict[Callable[..., Any], str] = {
@@ -66,12 +68,12 @@ class LossCall:
 def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LossCall:
     """Return what a call of one of ``SIGNATURES`` computes."""
     bound = dict(zip(SIGNATURES[function], args, strict=False)) | kwargs
-    outputs, targets = bound["input"], bound["target"].detach().to("cpu", copy=True)
+    outputs, targets = plain(bound["input"]), plain_copy(bound["target"])
     name = _KNOWN.get(function, "custom")
     if name == "custom":
         return LossCall(name, targets, mismatch=f"the loss is {function.__name__}")
     smoothing, weight = float(bound.get("label_smoothing", 0.0)), bound.get("weight")
-    weights = None if weight is None else weight.detach().cpu()
+    weights = None if weight is None else plain_copy(weight)
     terms, mismatch = 1.0, ""
     if name == "cross-entropy":
         classes = not targets.is_floating_point()
@@ -106,7 +108,7 @@ def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             if (single or (masks and not several)) and not mismatch:
                 targets = whole if bool((whole == targets).all()) else targets
                 targets = targets.reshape(-1) if single else targets
-        weights = positive.detach().cpu().flatten() if fits and positive is not None else None
+        weights = plain_copy(positive).flatten() if fits and positive is not None else None
     told = None if weights is None else tuple(weights.tolist())
     return LossCall(name, targets, smoothing, told, terms, mismatch)
 
@@ -166,11 +168,13 @@ def recognise(
         axes: that masks have.
     """
     batches = _batches(outputs, classes, task, axes)
-    if task == "segmentation" and outputs == 1:
-        ways = [[(made, way(wanted)) for made, wanted in batches] for way in _MASKS]
-    else:
-        ways = [batches, *([] if classes is not None else [[(made, wanted.flatten()) for made, wanted in batches]])]
-    return next((read for way in ways if (read := _recognised(loss, way, batches)) is not None), None)
+    if task == "segmentation":
+        others: list[LossOptions] = [LossOptions(DICE), LossOptions(DICE_CROSS_ENTROPY)]  # which torch doesn't have
+        forms = _MASKS if outputs == 1 else (None, _one_channel)
+        ways = [loss if form is None else _InForm(loss, form) for form in forms]
+        return next((read for way in ways if (read := _recognised(way, batches, batches, others)) is not None), None)
+    flat = [(made, wanted.flatten()) for made, wanted in batches]
+    return _recognised(loss, batches, batches) or (_recognised(loss, flat, batches) if classes is None else None)
 
 
 @contextmanager
@@ -199,17 +203,21 @@ def _batches(outputs: int, classes: int | None, task: Task | None = None, axes: 
     return found
 
 
-def _recognised(loss: Loss, batches: _Batches, standard: _Batches) -> LossOptions | None:
-    """Return what ``loss`` computes of ``batches``: the same as a registered one of the ``standard`` ones."""
+def _recognised(
+    loss: Loss, batches: _Batches, standard: _Batches, others: Sequence[LossOptions] = ()
+) -> LossOptions | None:
+    """Return what ``loss`` computes of ``batches``: the same as a registered one of the ``standard`` ones.
+
+    That is the one that it calls, or one of the ``others``.
+    """
     with _trying():
         try:
             with _Calls() as calls:
                 loss(*batches[-1])
-            if len(calls.seen) != 1 or calls.seen[0].mismatch:
-                return None
-            (call,) = calls.seen
-            for summed in (False, True):
-                found = LossOptions(call.name, call.label_smoothing, call.class_weights, summed)
+            called = calls.seen if len(calls.seen) == 1 and not calls.seen[0].mismatch else []
+            tried = [LossOptions(one.name, one.label_smoothing, one.class_weights) for one in called]
+            for option, summed in itertools.product([*tried, *others], (False, True)):
+                found = option._replace(summed=summed)
                 known = loss_function(*found)
                 if all(_equal(loss(*one), known(*two)) for one, two in zip(batches, standard, strict=True)):
                     return found
@@ -244,7 +252,7 @@ _MASKS = (_real_channel, _real)  # in which form a loss of one logit a pixel may
 
 
 @dataclass(frozen=True)
-class _OfMasks:
+class _InForm:
     """A loss that is given masks in another form than (n, *spatial); probabilities are in their own."""
 
     loss: Loss
@@ -252,6 +260,17 @@ class _OfMasks:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.loss(outputs, targets if targets.ndim == outputs.ndim else self.form(targets))
+
+
+@dataclass(frozen=True)
+class _OfMasks:
+    """A registered loss of masks, as the user's own computes it: to the last bit where targets are classes."""
+
+    loss: Loss
+    registered: Loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (self.registered if targets.is_floating_point() else self.loss)(outputs, targets)
 
 
 @dataclass(frozen=True)
@@ -277,7 +296,8 @@ def _works(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
 def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
     """Return a user's own loss as it is called with the task's targets: those of a regression are (n, 1) here.
 
-    That of several outputs gets them, and the targets, as the user has them: as a tuple, or by name.
+    Of masks it may be a registered one, which it then stands for. That of several outputs gets them, and the targets,
+    as the user has them: as a tuple, or by name.
 
     Of masks (n, *spatial) one may want (n, 1, *spatial), of one logit a pixel real numbers. One that takes the column
     out of the outputs (``squeeze(1)``) wants (n,): beside (n, 1) it would broadcast each target over all outputs,
@@ -288,10 +308,12 @@ def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
     if task_info.task_kind == "segmentation":
         made, masks = _batches(task_info.outputs, None, "segmentation", len(task_info.target_shape))[-1]
         if task_info.outputs == 1:
-            forms = [_OfMasks(loss, form) for form in _MASKS]
-            return next((one for one in forms if _tells_pairs(one, made.sigmoid(), masks)), loss)
-        one = _OfMasks(loss, _one_channel)
-        return one if not _works(loss, made, masks) and _works(one, made, masks) else loss
+            forms = [_InForm(loss, form) for form in _MASKS]
+            loss = next((one for one in forms if _tells_pairs(one, made.sigmoid(), masks)), loss)
+        else:
+            one = _InForm(loss, _one_channel)
+            loss = one if not _works(loss, made, masks) and _works(one, made, masks) else loss
+        return loss if task_info.loss == "custom" else _OfMasks(loss, loss_function(task_info.loss))
     if task_info.num_classes is not None or task_info.num_targets > 1:
         return loss
     made, values = _batches(1, None)[-1]

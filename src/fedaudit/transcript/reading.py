@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedaudit.modalities import TokenInfo, example_kind, fitting_kind
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import as_called, recognise
-from fedaudit.task.targets import BCE, usual_task
+from fedaudit.task.targets import BCE, DICE, DICE_CROSS_ENTROPY, usual_task
 from fedaudit.task.training import Loss, loss_function
 from fedaudit.transcript.files import MessageEntry, ObservedTask, RoundEntry, SentEntry, round_file
 from fedaudit.transcript.rounds import Files, Round, expected, labels_of, read_file
@@ -219,7 +219,7 @@ def complete_task(
         name, options = (read.name, read[1:3]) if read is not None else ("custom", (0.0, None))
         if read is not None:
             summed = read.summed and read.name != task.loss  # what was seen as a sum has it in its passes' weights
-            loss = None
+            loss = loss if read.name in (DICE, DICE_CROSS_ENTROPY) and not summed else None
     elif name is None:
         name = "cross-entropy"
         notes.append("the loss was not recorded: it is taken for cross-entropy")

@@ -146,6 +146,7 @@ def audit_flower(
             "threat": threat,
             "seed": seed,
             "module": module,
+            "loss": watcher.loss,
             "rounds": [max(watcher.rounds)] if attacked == "last" else attacked,
             "records": records,
             "clients": clients,
@@ -178,6 +179,7 @@ class _Watcher:
 
     def __init__(self, recorder: Recorder, report: Report) -> None:
         self.module: nn.Module | None = None
+        self.loss: nn.Module | None = None  # of the app's own
         self.updates = 0
         self.rounds: set[int] = set()  # of which there are updates
         self.notes: list[str] = []
@@ -227,6 +229,7 @@ class _Watcher:
     def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:
         if self.module is None and seen.module is not None:
             self.module = self.server.module = copy.deepcopy(seen.module).cpu()
+            self.loss = copy.deepcopy(seen.criterion)
         names = None if self.module is None else list(self.module.state_dict())
         weights = state_in(sent, names, MODEL)
         if index != self._round:

@@ -331,7 +331,11 @@ def lies_in(module: Any, folder: Path) -> bool:
 
 
 def _in_words(error: BaseException, folder: Path) -> str:
-    """Return an error as one line, with the last place in the app's own code."""
+    """Return an error as one line, with what caused it at first, and the last place in the app's own code."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
     place = f" ({Path(frames[-1].filename).relative_to(folder)}:{frames[-1].lineno})" if frames else ""
-    return " ".join(f"{type(error).__name__}: {error}{place}".split())
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    why = f" by {type(root).__name__}: {root}" if root is not error else ""
+    return " ".join(f"{type(error).__name__}: {error}{why}{place}".split())

@@ -273,7 +273,7 @@ class GradientInversion(Attack):
         if why:
             what, beside = task_info.asked, task_info.example_kind.plural
             raise NotApplicable(
-                f"{what} can't be sought beside the {beside}: {why}; grant them (threat.knows_labels=true)"
+                f"{what} can't be sought beside the {beside}: {why}; simulate it with threat.knows_labels=true"
             )
 
     def needs_training_config(self, update: Update) -> bool:  # noqa: ARG002 (subclasses use it)
