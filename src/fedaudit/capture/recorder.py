@@ -636,8 +636,8 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
     if maps and captured.loss != MSE and channels > 1:
         return (
             f"the masks have {channels} channels; audits take masks of one class a pixel, (n, 1, ...) or (n, ...), and "
-            f"a model of at least {max(captured.outputs, channels)} outputs, the background's among them, by a softmax, "
-            "as of monai.losses.DiceCELoss(to_onehot_y=True, softmax=True)"
+            f"a model of at least {max(captured.outputs, channels)} outputs a pixel, the background's among them, by a "
+            "softmax, as of monai.losses.DiceCELoss(to_onehot_y=True, softmax=True)"
         )
     if len({tuple(x.shape[1:]) for x in inputs}) > 1:
         return "the inputs differ in shape from batch to batch"
