@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit import simulate
 from fedaudit.attacks import LabelSetFinding, make_attack
+from fedaudit.attacks.labels.label_sets import SetEvidence, infer_label_sets, off_whole
 from fedaudit.data.dataset import Dataset
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.label_sets import average_precision, matched
@@ -101,6 +102,46 @@ def test_of_a_large_batch_the_counts_are_told():
         assert float((off == 0).double().mean()) >= 0.6
 
 
+def decided() -> nn.Module:
+    """Return the network with logits twenty times as large: each example's probabilities are its own."""
+    module = network()
+    with torch.no_grad():
+        module[-1].weight.mul_(20)  # type: ignore[operator, index, union-attr]
+    return module
+
+
+def test_no_label_sets_are_claimed_where_the_counts_do_not_fit():
+    """As of trained networks: the same batches give whole sets where the answers hardly vary."""
+    transcript, truth = recorded(6, decided())
+    for run, seen in found_of(transcript):
+        true = truth.labels[0, seen.messages[0].client]
+        assert off_whole(run.counts) > 0.1
+        assert run.method == "counts"
+        assert "which of them occur together isn't told" in run.notes[0]
+        assert run.labels.sum(dim=0).equal(run.counts.round().float())
+        assert rows(run.labels) != rows(true)
+
+
+def test_what_one_mean_of_the_features_misses_shows_in_the_counts():
+    """The estimate is c + n·p(h̄) − Σ p_i, h̄ being the mean weighted by δ; it is whole where features are equal."""
+    rng = generator(1, "counts")
+    weight = torch.randn(4, 6, generator=rng, dtype=torch.float64)
+    labels = torch.tensor([[1.0, 0, 0, 1], [0, 1, 0, 1], [1, 1, 0, 0]]).double()
+    for spread, fits in ((0.0, True), (2.0, False)):
+        features = 1 + spread * torch.randn(3, 6, generator=rng, dtype=torch.float64)
+        chances = (features @ weight.T).sigmoid()
+        delta = chances - labels
+        sums = delta.sum(dim=0)
+        zero, one = torch.zeros(4).double(), torch.ones(4).double()
+        evidence = SetEvidence(delta.T @ features, sums, weight, zero, one, False, lambda: (chances, features))  # noqa: B023
+        _, counts, method = infer_label_sets(evidence, 3)
+        mean = sums @ (delta.T @ features) / (sums @ sums)
+        wanted = (labels.sum(dim=0) + 3 * (weight @ mean).sigmoid() - chances.sum(dim=0)).clamp(0, 3)
+        torch.testing.assert_close(counts, wanted)
+        assert (off_whole(counts) < 1e-6) == fits
+        assert fits or method == "counts"
+
+
 def test_local_steps_are_taken_as_one_batch():
     transcript, truth = recorded(4, algorithm="fedavg", local_steps=3, examples=40)
     for run, seen in found_of(transcript):
@@ -175,3 +216,27 @@ def test_an_audit_says_what_label_sets_tell():
     (summary,) = run_audit(made, dataset=photographs(), model=network()).result.summaries
     assert summary.verdict == "inferred"
     assert "which labels a client's examples have" in summary.headline
+
+
+def test_of_counts_alone_the_report_does_not_speak_of_sets():
+    plan = {"name": "f", "algorithm": "fedsgd", "clients": 3, "rounds": 1, "batch_size": 40}
+    made = scenario_from({"federations": [plan], "attacks": ["labels"], "evaluation": {"updates": 3}})
+    (summary,) = run_audit(made, dataset=photographs(), model=network()).result.summaries
+    assert summary.verdict == "inferred"
+    assert "which labels occur among a client's examples, but not which of them together" in summary.headline
+
+
+@pytest.mark.slow
+def test_the_control_of_label_sets_has_the_same_batch_and_noise():
+    plan = {"name": "f", "algorithm": "fedsgd", "clients": 2, "rounds": 1, "batch_size": 4}
+    noise = {"name": "dp", "clip": 1.0, "noise_multiplier": 50.0}
+    made = scenario_from(
+        {"federations": [plan], "attacks": ["labels"], "evaluation": {"updates": 2}, "defences": {"sanitiser": noise}}
+    )
+    result = run_audit(made, dataset=photographs(), model=network()).result
+    (summary,), (control,) = result.summaries, result.controls
+    assert summary.verdict == "not demonstrated"
+    assert "updates made under the same conditions, but without the defence" in control.case
+    assert control.won
+    assert control.without_defence
+    assert "average precision is" in summary.headline
