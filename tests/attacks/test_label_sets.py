@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedaudit import simulate
 from fedaudit.attacks import LabelSetFinding, make_attack
-from fedaudit.attacks.labels.label_sets import SetEvidence, infer_label_sets, off_whole
+from fedaudit.attacks.labels.label_sets import SetEvidence, dealt, infer_label_sets, off_whole
 from fedaudit.data.dataset import Dataset
-from fedaudit.evaluation import evaluate
+from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.label_sets import average_precision, matched
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import scenario_from
@@ -106,7 +106,7 @@ def decided() -> nn.Module:
     """Return the network with logits twenty times as large: each example's probabilities are its own."""
     module = network()
     with torch.no_grad():
-        module[-1].weight.mul_(20)  # type: ignore[operator, index, union-attr]
+        module[-1].weight.mul_(20)
     return module
 
 
@@ -217,12 +217,20 @@ def test_an_audit_says_what_label_sets_tell():
     assert "which labels a client's examples have" in summary.headline
 
 
-def test_of_counts_alone_the_report_does_not_speak_of_sets():
-    plan = {"name": "f", "algorithm": "fedsgd", "clients": 3, "rounds": 1, "batch_size": 40}
-    made = scenario_from({"federations": [plan], "attacks": ["labels"], "evaluation": {"updates": 3}})
-    (summary,) = run_audit(made, dataset=photographs(), model=network()).result.summaries
-    assert summary.verdict == "inferred"
-    assert "which labels occur among a client's examples, but not which of them together" in summary.headline
+@pytest.mark.parametrize(("method", "said"), [("counts", True), ("span", False)])
+def test_of_counts_alone_the_verdict_does_not_speak_of_sets(method: str, said: bool) -> None:
+    transcript, truth = recorded(6)
+    results = []
+    for seen in observe(transcript, ThreatModel()).split():
+        true = truth.labels[0, seen.messages[0].client]
+        counts = true.sum(dim=0).double()
+        labels = dealt(counts, len(true)).float() if said else true
+        made = LabelSetFinding(attack="labels", labels=labels, counts=counts, method=method, num_classes=K)
+        results.append(evaluate(made, seen, truth, seed=0).result)
+    judged = FINDING_TYPES["label-sets"].verdict(results)
+    assert judged.verdict == "inferred"
+    assert ("which labels occur" in judged.headline) == said
+    assert ("not which of them together: an average precision of 100 %" in judged.headline) == said
 
 
 @pytest.mark.slow
