@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from fedaudit import simulate
 from fedaudit.attacks import LabelSetFinding, make_attack
+from fedaudit.attacks.labels.label_sets import SetEvidence, dealt, infer_label_sets, off_whole
 from fedaudit.data.dataset import Dataset
-from fedaudit.evaluation import evaluate
+from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.label_sets import average_precision, matched
 from fedaudit.pipeline.run import run_audit
 from fedaudit.report.label_sets import DrawnSet, DrawnSets, _labels, drawn_sets
@@ -102,6 +103,45 @@ def test_of_a_large_batch_the_counts_are_told():
         off = run.labels.sum(dim=0) - truth.labels[0, seen.messages[0].client].sum(dim=0)
         assert float(off.abs().max()) <= 2
         assert float((off == 0).double().mean()) >= 0.6
+
+
+def decided() -> nn.Module:
+    """Return the network with logits twenty times as large: each example's probabilities are its own."""
+    module = network()
+    with torch.no_grad():
+        module[-1].weight.mul_(20)  # type: ignore[index]
+    return module
+
+
+def test_no_label_sets_are_claimed_where_the_counts_do_not_fit():
+    """As of trained networks: the same batches give whole sets where the answers hardly vary."""
+    transcript, truth = recorded(6, decided())
+    for run, seen in found_of(transcript):
+        true = truth.labels[0, seen.messages[0].client]
+        assert off_whole(run.counts) > 0.1
+        assert run.method == "counts"
+        assert "which of them occur together isn't told" in run.notes[0]
+        assert run.labels.sum(dim=0).equal(run.counts.round().float())
+        assert rows(run.labels) != rows(true)
+
+
+def test_what_one_mean_of_the_features_misses_shows_in_the_counts():
+    """The estimate is c + n·p(h̄) − Σ p_i, h̄ being the mean weighted by δ; it is whole where features are equal."""
+    rng = generator(1, "counts")
+    weight = torch.randn(4, 6, generator=rng, dtype=torch.float64)
+    labels = torch.tensor([[1.0, 0, 0, 1], [0, 1, 0, 1], [1, 1, 0, 0]]).double()
+    for spread, fits in ((0.0, True), (2.0, False)):
+        features = 1 + spread * torch.randn(3, 6, generator=rng, dtype=torch.float64)
+        chances = (features @ weight.T).sigmoid()
+        delta = chances - labels
+        sums = delta.sum(dim=0)
+        zero, one = torch.zeros(4).double(), torch.ones(4).double()
+        evidence = SetEvidence(delta.T @ features, sums, weight, zero, one, False, lambda: (chances, features))  # noqa: B023
+        _, counts, _ = infer_label_sets(evidence, 3)
+        mean = sums @ (delta.T @ features) / (sums @ sums)
+        wanted = (labels.sum(dim=0) + 3 * (weight @ mean).sigmoid() - chances.sum(dim=0)).clamp(0, 3)
+        torch.testing.assert_close(counts, wanted)
+        assert (off_whole(counts) < 1e-6) == fits
 
 
 def test_local_steps_are_taken_as_one_batch():
@@ -198,3 +238,35 @@ def test_a_label_that_was_missed_and_one_that_is_not_there_are_marked():
     assert told == [("oedema", True, False), ("nodule", False, True), ("mass", True, True)]
     assert not one.sets[0].whole
     assert DrawnSet(1, "", _labels({"true": [2], "found": [2]}, None)).whole
+
+
+@pytest.mark.parametrize(("method", "said"), [("counts", True), ("span", False)])
+def test_of_counts_alone_the_verdict_does_not_speak_of_sets(method: str, said: bool) -> None:
+    transcript, truth = recorded(6)
+    results = []
+    for seen in observe(transcript, ThreatModel()).split():
+        true = truth.labels[0, seen.messages[0].client]
+        counts = true.sum(dim=0).double()
+        labels = dealt(counts, len(true)).float() if said else true
+        made = LabelSetFinding(attack="labels", labels=labels, counts=counts, method=method, num_classes=K)
+        results.append(evaluate(made, seen, truth, seed=0).result)
+    judged = FINDING_TYPES["label-sets"].verdict(results)
+    assert judged.verdict == "inferred"
+    assert ("which labels occur" in judged.headline) == said
+    assert ("not which of them together: an average precision of 100 %" in judged.headline) == said
+
+
+@pytest.mark.slow
+def test_the_control_of_label_sets_has_the_same_batch_and_noise():
+    plan = {"name": "f", "algorithm": "fedsgd", "clients": 2, "rounds": 1, "batch_size": 4}
+    noise = {"name": "dp", "clip": 1.0, "noise": 100.0, "where": "local", "epsilon": None}
+    made = scenario_from(
+        {"federations": [plan], "attacks": ["labels"], "evaluation": {"updates": 2}, "defences": {"sanitiser": noise}}
+    )
+    result = run_audit(made, dataset=photographs(), model=network()).result
+    (summary,), (control,) = result.summaries, result.controls
+    assert summary.verdict == "not demonstrated"
+    assert "updates made under the same conditions, but without the defence" in control.case
+    assert control.won
+    assert control.without_defence
+    assert "average precision is" in summary.headline

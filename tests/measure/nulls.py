@@ -31,6 +31,7 @@ from fedaudit.attacks import (
     TokenFinding,
 )
 from fedaudit.attacks.labels.attack import LabelFinding, LabelSetFinding
+from fedaudit.attacks.labels.label_sets import dealt
 from fedaudit.attacks.records.source import SourceFinding
 from fedaudit.data import load_dataset
 from fedaudit.epsilon import CanaryScores
@@ -103,8 +104,11 @@ def labels(seed: int, *, planted: bool, clients: int = 10, batch: int = 16) -> s
     return of_labels(findings).verdict
 
 
-def label_sets(seed: int, *, planted: bool, batch: int = 8, count: int = 6) -> str:
-    """Label sets of other people, of three batches, or for three quarters the own; some labels come together."""
+def label_sets(seed: int, *, planted: bool, batch: int = 8, count: int = 6, counted: bool = False) -> str:
+    """Label sets of other people, of three batches, or for three quarters the own; some labels come together.
+
+    Or ``counted``: of these the counts alone, dealt out evenly.
+    """
     dice = np.random.default_rng(seed)
     public = dice.random((60, count)) < 0.3
     public[:, 1] |= public[:, 0]
@@ -114,10 +118,16 @@ def label_sets(seed: int, *, planted: bool, batch: int = 8, count: int = 6) -> s
         true, found = (candidates[torch.from_numpy(dice.choice(60, batch, replace=False))] for _ in range(2))
         if planted:
             found = torch.cat([true[: 3 * batch // 4], found[3 * batch // 4 :]])
+        if counted:
+            found = dealt(found.sum(dim=0), batch).float()
         inputs = torch.arange(float(batch)).view(-1, 1, 1, 1)
         truth = Truth({(0, client): inputs}, {(0, client): true}, torch.zeros(60, 1, 8, 8), candidates, {})
         made = LabelSetFinding(
-            attack="a", labels=found, counts=found.sum(dim=0).double(), method="span", num_classes=count
+            attack="a",
+            labels=found,
+            counts=found.sum(dim=0).double(),
+            method="counts" if counted else "span",
+            num_classes=count,
         )
         findings.append(evaluate(made, seen(client, batch), truth, seed=seed).result)
     return FINDING_TYPES["label-sets"].verdict(findings).verdict
@@ -449,6 +459,12 @@ NULLS: dict[str, Null] = {
     ),
     "label sets, three batches": Null(
         "label-sets", label_sets, "other people's label sets, three batches of 8", "the label sets of 6 of 8"
+    ),
+    "label counts, three batches": Null(
+        "label-sets",
+        functools.partial(label_sets, counted=True),
+        "the label counts of other people, three batches of 8",
+        "the label counts with 6 of 8",
     ),
     "images named at random": Null("images", pictures(named), "pictures named among all of the digit", _PALE),
     "images, class means, one round": Null("images", _MEANS, "the digits' mean pictures", _PALE),

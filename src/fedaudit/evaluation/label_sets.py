@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from fedaudit.evaluation.finding_types import (
 from fedaudit.evaluation.labels import COUNTS
 from fedaudit.evaluation.statistics import SURE
 from fedaudit.evaluation.verdicts import by_test, leaks
+from fedaudit.results import Evidence, FindingResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import derive_seed
@@ -167,14 +168,28 @@ def _ranked(scores: Tensor, there: Tensor) -> float:
     return area
 
 
+def _headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    """Return the leak in words: of label sets, or of counts where no update told which labels occur together."""
+    updates = f"{len(findings)} {'update' if len(findings) == 1 else 'updates'}"
+    if all(f.label_source in ("counts", "signs") for f in findings):
+        there = [m for f in findings for m in f.metrics if m.name == PRESENCE.name]
+        value, guess = (
+            sum(values) / max(1, len(there))
+            for values in ([m.value for m in there], [m.baseline or 0.0 for m in there])
+        )
+        return (
+            "{who} can tell which labels occur among a client's examples, but not which of them together: an "
+            f"average precision of {100 * value:.0f} %, where guessing gets {100 * guess:.0f} % (in {updates})."
+        )
+    value, guess = evidence.value, evidence.by_guessing or 0.0
+    return (
+        "{who} can tell which labels a client's examples have: an average precision of "
+        f"{100 * value:.0f} %, where what was found gets {100 * guess:.0f} % of other batches (in {updates})."
+    )
+
+
 FINDING_TYPES["label-sets"] = FindingType(
-    verdict=by_test(
-        SETS.name,
-        "updates",
-        "Monte Carlo test",
-        "{who} can tell which labels a client's examples have: an average precision of {share} %, where what was "
-        "found gets {guess} % of other batches (in {updates}).",
-    ),
+    verdict=by_test(SETS.name, "updates", "Monte Carlo test", _headline),
     rules=(
         "Label sets of a multi-label task are 'inferred' when their average precision is above what they get of other "
         f"batches, and they fit at most {100 * SURE:g} % of such batches as well as their own (Monte Carlo test). "

@@ -234,7 +234,7 @@ def _labels_known(
     Where it finds nothing, and clients defend themselves: whether it does without the defence alone. None where nobody
     can repeat the clients' training.
     """
-    if summary.kind != "labels" or recording.transcript.vertical is not None:
+    if summary.kind not in ("labels", "label-sets") or recording.transcript.vertical is not None:
         return None
     done = [f for f in findings if (f.attack, f.federation) == (summary.attack, summary.federation)]
     victims = len(by_victims([f for f in done if f.status == "done"]))
@@ -476,6 +476,8 @@ def judged_by_control(
     if control.power is not None:
         known = round(control.power.value * control.power.n)
         counted = f"of {control.power.n} {control.case} it recovered {known}"
+        if summary.kind == "label-sets":
+            counted = f"in {control.power.n} {control.case} its average precision is {_precise(control.power)}"
         if summary.kind == "labels":
             counted = f"of {control.power.n} labels of {control.case} it told {known}{_guessed(control.power)}"
         if not control.won:
@@ -485,6 +487,8 @@ def judged_by_control(
         if control.without_defence and noisy:
             return _inconclusive(base, open_question, _average(attack, conditions, summary))
         mine = f"of the clients' {summary.evidence.n}, none" if summary.evidence else "of the clients', none"
+        if summary.kind == "label-sets" and summary.evidence:
+            mine = f"in the clients' {_precise(summary.evidence)}"
         if summary.kind == "labels" and (own := summary.evidence):
             mine = f"of the clients' {own.n}, {round(own.value * own.n)}{_guessed(own)}"
         headline = f"{who} could not {question} with {summary.attack}: {counted}; {mine}."
@@ -523,6 +527,12 @@ def judged_by_control(
 def _guessed(share: Evidence) -> str:
     """Return how many there would be by guessing, in brackets."""
     return "" if share.by_guessing is None else f" (by guessing {round(share.by_guessing * share.n)})"
+
+
+def _precise(precision: Evidence) -> str:
+    """Return an average precision, with that of other batches in brackets."""
+    other = precision.by_guessing
+    return f"{precision.value:.2f}" + ("" if other is None else f" ({other:.2f} in other batches)")
 
 
 def _average(attack: Attack, conditions: Conditions, summary: AttackSummary) -> str:

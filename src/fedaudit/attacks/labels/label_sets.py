@@ -10,6 +10,9 @@ probabilities vary between examples; how rare the set is, given the counts; that
 gradient's own second moments, but for the direction of the sum, are those of the δ, as they are where features vary
 independently around their mean (the likelihood of a Wishart matrix, but for its scale). The last tells label sets also
 of batches larger than there are labels, where the span tells nothing.
+
+All this takes the mean features for each example's. How well that fits the counts tell (:func:`off_whole`): where they
+aren't near whole numbers, as of trained networks, no sets are claimed, and the counts alone are returned.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ _RANK = 1e-6  # of the largest singular value: what is less is rounding
 _WIDER = (1.0, 4.0, 16.0, 64.0)  # times the dummies' deviations, which are tried
 _LEAST = 3e-4  # deviation of an example's probabilities from their mean, at least
 _OFF = 0.25  # variance of a count, at least
+_FITS = 0.1  # mean distance of the counts from whole numbers, the most at which label sets are looked for
 _RARE = 0.02  # least and largest prior probability of a label
 
 
@@ -145,13 +149,13 @@ def infer_label_sets(evidence: SetEvidence, n: int) -> tuple[Tensor, Tensor, str
     _, seen = evidence.probe()
     if evidence.signs:
         counts = _by_signs(evidence, n, seen)
-        return _spread(counts, n), counts, "signs"
+        return dealt(counts, n), counts, "signs"
     mean, sums = _mean_features(evidence, seen)
     chances, pull = evidence.answers(mean)
     counts = ((n * chances - sums) / pull).clamp(0, n)
     sets = _together(evidence, n, sums, counts, chances, pull)
     if sets is None:
-        return _spread(counts, n), counts, "counts"
+        return dealt(counts, n), counts, "counts"
     return sets, counts, "span"
 
 
@@ -192,9 +196,9 @@ def _mean_features(evidence: SetEvidence, seen: Tensor) -> tuple[Tensor, Tensor]
 def _together(
     evidence: SetEvidence, n: int, sums: Tensor, counts: Tensor, chances: Tensor, pull: Tensor
 ) -> Tensor | None:
-    """Return (n, k) label sets, by the span of the gradient's columns; None where it tells nothing."""
+    """Return (n, k) label sets, by the span of the gradient's columns; None where they can't be told."""
     rows, k = evidence.rows, len(evidence.rows)
-    if n > _LARGEST or k > _MANY:
+    if n > _LARGEST or k > _MANY or off_whole(counts) > _FITS:
         return None
     joined = rows if evidence.bias is None else torch.cat([rows, evidence.bias[:, None]], dim=1)
     left, sizes, _ = torch.linalg.svd(joined, full_matrices=True)
@@ -207,6 +211,16 @@ def _together(
     search = _Search(_possible(k), left[:, :rank], left[:, rank:], rows, sums, counts, n, _dimensions(seen))
     runs = [search.run(chances, pull, wider**2 * own) for wider in _WIDER]
     return max(runs, key=lambda run: run[1])[0]
+
+
+def off_whole(counts: Tensor) -> float:
+    """Return how far (k,) estimated counts are from whole numbers, the mean over the labels; by luck it is 0.25.
+
+    Of a label that c of the examples have, with the probabilities p_i, the estimate is c + n·p(h̄) − Σ p_i (where a is
+    1). What it is off by is what the one mean h̄ of the features misses of the δ, which the search goes by; and as c is
+    whole, that shows without the truth.
+    """
+    return float((counts - counts.round()).abs().mean())
 
 
 def _dimensions(features: Tensor) -> float:
@@ -305,7 +319,7 @@ def _possible(k: int) -> Tensor:
     return sets
 
 
-def _spread(counts: Tensor, n: int) -> Tensor:
+def dealt(counts: Tensor, n: int) -> Tensor:
     """Return (n, k) label sets with these counts, rounded, where nothing tells which labels occur together.
 
     Each label goes to the examples with the fewest so far.
