@@ -3,6 +3,7 @@
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Aggregator, Cohort
 from fedaudit.defences.averaging import AFA, FedAvg, FLTrust, Mean
 from fedaudit.defences.compressing import DeepGradientCompression, Fragmented, FragmentedAtRandom, Sign, TopK
+from fedaudit.defences.filters import ExcludeVars, LocalDp, PercentilePrivacy, SVTPrivacy
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, ClientContext, NoSanitiser, Sanitiser, changed
 from fedaudit.defences.selection import Bulyan, InferGuard, Krum, Median, MultiKrum, TrimmedMean
@@ -20,16 +21,20 @@ __all__ = [
     "Cohort",
     "DeepGradientCompression",
     "DifferentialPrivacy",
+    "ExcludeVars",
     "FLTrust",
     "FedAvg",
     "Fragmented",
     "FragmentedAtRandom",
     "InferGuard",
     "Krum",
+    "LocalDp",
     "Mean",
     "Median",
     "MultiKrum",
     "NoSanitiser",
+    "PercentilePrivacy",
+    "SVTPrivacy",
     "Sanitiser",
     "SanitiserInfo",
     "Sign",
