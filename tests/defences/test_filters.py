@@ -118,7 +118,7 @@ def test_svt_privacy_gives_nvflare_s_bits(
     monkeypatch.setattr(svt_privacy, "_SVT_CHUNK_SIZE", chunk)
     monkeypatch.setattr("fedaudit.defences.filters._CHUNK", chunk)
     before, after = state(0), state(1)
-    np.random.seed(seed_of(rng(7)))  # noqa: NPY002: NVFlare's own generator
+    np.random.seed(seed_of(rng(7)))  # noqa: NPY002
     expected = nvflare(svt_privacy.SVTPrivacy(**settings), before, after, steps)
     equal_bits(make(SANITISERS, "svt-privacy", settings), expected, before, after, steps)
 
@@ -153,7 +153,7 @@ def test_local_dp_gives_flower_s_bits(clip: float, monkeypatch: pytest.MonkeyPat
     def app(asked: Message, _: Context) -> Message:
         return Message(RecordDict({"arrays": ArrayRecord(after)}), reply_to=asked)
 
-    np.random.seed(seed_of(rng(7)))  # noqa: NPY002: Flower's own generator
+    np.random.seed(seed_of(rng(7)))  # noqa: NPY002
     mod = LocalDpMod(clipping_norm=clip, sensitivity=0.5, epsilon=2.0, delta=1e-4)
     reply = mod(message, Context(1, 7, {}, RecordDict(), {}), app)
     expected = {name: array.numpy() for name, array in next(iter(reply.content.array_records.values())).items()}

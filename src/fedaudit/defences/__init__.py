@@ -2,6 +2,7 @@
 
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Aggregator, Cohort
 from fedaudit.defences.averaging import AFA, FedAvg, FLTrust, Mean
+from fedaudit.defences.clipping import AdaptiveClipping, FixedClipping
 from fedaudit.defences.compressing import DeepGradientCompression, Fragmented, FragmentedAtRandom, Sign, TopK
 from fedaudit.defences.filters import ExcludeVars, LocalDp, PercentilePrivacy, SVTPrivacy
 from fedaudit.defences.privacy import DifferentialPrivacy
@@ -14,6 +15,7 @@ __all__ = [
     "AFA",
     "AGGREGATORS",
     "SANITISERS",
+    "AdaptiveClipping",
     "Aggregate",
     "Aggregator",
     "Bulyan",
@@ -24,6 +26,7 @@ __all__ = [
     "ExcludeVars",
     "FLTrust",
     "FedAvg",
+    "FixedClipping",
     "Fragmented",
     "FragmentedAtRandom",
     "InferGuard",

@@ -8,7 +8,6 @@ of a gradient, the gradient in place of the difference.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedaudit.defences.aggregation import Aggregator
+from fedaudit.defences.draws import numpy_draws
 from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed
 from fedaudit.epsilon.accounting import Account, SparseVectorAccount, TakingPart
 from fedaudit.task.training import LocalPlan
@@ -52,7 +52,7 @@ class PercentilePrivacy(Sanitiser):
     name = "percentile-privacy"
     summary = "NVFlare's PercentilePrivacy: the largest elements, clipped one by one; promises no ε"
     paper = "Shokri & Shmatikov 2015; NVFlare"
-    unsent = 1.0
+    unsent = 0.3
 
     percentile: Annotated[Number, Field(ge=0, le=100)] = 10
     gamma: Positive = 0.01
@@ -153,7 +153,7 @@ class SVTPrivacy(Sanitiser):
         Raises:
             BadInput: the threshold is so high, and the noise so small, that nothing is ever accepted.
         """
-        draws, steps = _draws(generator), float(_steps(update))
+        draws, steps = numpy_draws(generator), float(_steps(update))
         moved = dict(sorted(difference(update, context).items()))
         flat = [array.reshape(-1) for array in moved.values()]
         wanted = self._sent(sum(map(len, flat)))
@@ -332,7 +332,7 @@ class LocalDp(Sanitiser):
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator | None) -> Update:
         """Return the update clipped and with noise."""
-        draws = _draws(generator)
+        draws = numpy_draws(generator)
         whole = difference(update, context)
         moved = {name: array for name, array in whole.items() if np.issubdtype(array.dtype, np.floating)}
         length = float(np.sqrt(sum(np.linalg.norm(array.reshape(-1)) ** 2 for array in moved.values())))
@@ -381,16 +381,6 @@ def _changed(update: Update, context: ClientContext, sent: Mapping[str, Array], 
 def _steps(update: Update) -> int:
     """Return the local steps; 1 where they aren't known."""
     return update.training.local_steps if update.training else 1
-
-
-def _draws(generator: torch.Generator | None) -> np.random.RandomState:
-    """Return what draws as ``numpy.random`` does; without a generator its whole state is the operating system's.
-
-    It is no cryptographic generator, as the frameworks' own isn't.
-    """
-    if generator is None:
-        return np.random.RandomState(np.frombuffer(os.urandom(4 * 624), np.uint32))
-    return np.random.RandomState(int(torch.randint(2**32, (), generator=generator)))
 
 
 def _shares(counts: Sequence[int], total: int, replaced: bool, draws: np.random.RandomState) -> Iterator[int]:

@@ -34,8 +34,10 @@ class PrivacyBudget:
             epoch=epoch if spec.local_epochs and not spec.local_steps else None,
             elements=sum(tensor.numel() for tensor in federation.model.state_dict().values()),
         )
-        self.account: PrivacyAccount | None = sanitiser.account(who)
-        self.central = False
+        # that of clients who protect themselves, if they do: it is against the server, too
+        own = sanitiser.account(who)
+        self.account: PrivacyAccount | None = own or federation.aggregator.account(who)
+        self.central = own is None
         if isinstance(sanitiser, DifferentialPrivacy):
             self.central = sanitiser.where == "central"
             guests = federation.canaries.count if federation.canaries and sanitiser.level == "client" else 0
