@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, pld
 from torch import Tensor
 
+import fedaudit
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.objectives import DISTANCES, distance_to
 from fedaudit.defences import SANITISERS, ClientContext, Sanitiser, SanitiserInfo, Update
@@ -349,3 +351,31 @@ def test_who_knows_the_filter_recovers_more(settings: dict[str, Any]) -> None:
             found.append(-10 * math.log10(float((finding.images[0] - original).square().mean())))
         gains.append(found[0] - found[1])
     assert min(gains) > 3
+
+
+def test_a_report_says_by_which_adjacency_epsilon_is_reckoned(tmp_path: Path) -> None:
+    values = {
+        "data": {"name": "digits"},
+        "model": {"name": "lenet", "initialisation": "uniform"},
+        "federations": [{"name": "fed", "clients": 2, "examples": 8, "rounds": 2, "batch_size": 4}],
+        "attacks": ["labels"],
+        "defences": [
+            {"sanitiser": {"name": "local-dp", "sensitivity": 2.0}},
+            {"sanitiser": {"name": "percentile-privacy"}},
+            {"sanitiser": {"name": "dp", "noise": 5.0}},
+        ],
+    }
+    done = fedaudit.audit(values, progress=False)
+    courses = {f.sanitiser: f.course for f in done.result.federations}
+    expected = pld.PLDAccountant().compose(GaussianDpEvent(math.sqrt(2 * math.log(1.25e5))), 2)
+    local, nothing, dp = (courses[name] for name in ("local-dp", "percentile-privacy", "dp"))
+    assert local is not None
+    assert local.epsilon_pld == pytest.approx(expected.get_epsilon(1e-5), rel=1e-3)
+    assert nothing is not None
+    assert not nothing.epsilon
+    assert dp is not None
+    assert (local.epsilon_adjacency, dp.epsilon_adjacency) == ("replace", "add-remove")
+    done.save(tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Of fed-local-dp it is by replacement." in page
+    assert "promises no ε" in page

@@ -38,6 +38,8 @@ class PrivacyBudget:
         own = sanitiser.account(who)
         self.account: PrivacyAccount | None = own or federation.aggregator.account(who)
         self.central = own is None
+        if self.account:
+            history.epsilon_adjacency = self.account.adjacency
         if isinstance(sanitiser, DifferentialPrivacy):
             self.central = sanitiser.where == "central"
             guests = federation.canaries.count if federation.canaries and sanitiser.level == "client" else 0
