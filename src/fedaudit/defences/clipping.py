@@ -208,9 +208,7 @@ class AdaptiveClipping(Clipping):
     """
 
     name = "adaptive-clipping"
-    summary = (
-        "clips updates to a norm that follows a quantile of theirs, noise on their mean; central differential privacy"
-    )
+    summary = "clips updates to a norm that follows a quantile of theirs, noise on their mean; central privacy"
     paper = "Andrew et al. 2021; Flower"
 
     noise_multiplier: NonNegative = 1.0
