@@ -317,7 +317,7 @@ def training(app: ClientApp) -> ClientApp:
 
 MILD: dict[str, dict[str, Any]] = {
     "dp": DP,
-    "local-dp": {"clipping_norm": 1.0, "sensitivity": 2.0, "epsilon": 500.0, "delta": 1e-5},
+    "local-dp": {"clipping_norm": 30.0, "sensitivity": 2.0, "epsilon": 500.0, "delta": 1e-5},  # batches count in it
     "exclude-vars": {"exclude_vars": "^0"},
     "percentile-privacy": {"gamma": 0.1},
     "svt-privacy": {"fraction": 0.5, "gamma": 0.1, "tau": 0.0, "epsilon": 1e7, "noise_var": 200.0},

@@ -131,7 +131,8 @@ class FixedClipping(Clipping):
     """Clips each update to a norm C, and adds N(0, z²C²/n²) to the mean (McMahan et al. 2018; Flower's fixed clipping).
 
     As Flower's ``DifferentialPrivacy{Server,Client}SideFixedClipping``: clipped is the change of the whole state,
-    BatchNorm's statistics included, which get noise, too; counts of batches are left alone. Draws are NumPy's.
+    BatchNorm's statistics included, which get noise, too. Draws are NumPy's. Departure: BatchNorm's number of batches
+    isn't a part of the update here, where Flower counts it in the length.
 
     *What is promised*, to those who see global models: z is the noise multiplier of n clients of equal weight.
     ``fedavg`` weighs by examples, so that a client of more than 1/n of a round's moves the mean by more than C/n, of

@@ -280,8 +280,9 @@ class LocalDp(Sanitiser):
     """Clips the whole change of the model and adds Gaussian noise (Flower's ``LocalDpMod``).
 
     The change of all tensors together, BatchNorm's statistics included, is clipped to ``clipping_norm``, and every
-    number gets noise of σ = sensitivity·√(2·ln(1.25/δ))/ε (Dwork & Roth 2014, Theorem A.1). Whole numbers (a count
-    of batches) pass as they are; Flower's mod fails on them where it clips. A noisy variance may be negative: use
+    number gets noise of σ = sensitivity·√(2·ln(1.25/δ))/ε (Dwork & Roth 2014, Theorem A.1). Scalars pass as they are,
+    as under Flower's mod, and count in the length: BatchNorm's number of batches, too, so that the update of 30
+    batches in training mode is multiplied by ``clipping_norm``/30 or less. A noisy variance may be negative: use
     BatchNorm in eval mode, or none.
 
     *What is promised.* The theorem is for ε below 1 and a sensitivity of which ``clipping_norm`` is half: two clients'
@@ -333,14 +334,14 @@ class LocalDp(Sanitiser):
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator | None) -> Update:
         """Return the update clipped and with noise."""
         draws = numpy_draws(generator)
-        whole = difference(update, context)
-        moved = {name: array for name, array in whole.items() if np.issubdtype(array.dtype, np.floating)}
+        moved = difference(update, context)
         length = float(np.sqrt(sum(np.linalg.norm(array.reshape(-1)) ** 2 for array in moved.values())))
         shrink = min(1.0, self.clipping_norm / length) if length else 1.0
         sent = {}
         for name, array in moved.items():
-            noise = draws.normal(0, self.scale, array.shape)
-            sent[name] = array * shrink + np.asarray(noise).astype(array.dtype)
+            noise = draws.normal(0, self.scale, array.shape)  # of scalars, too, which don't get it
+            if array.ndim and np.issubdtype(array.dtype, np.floating):
+                sent[name] = array * shrink + noise.astype(array.dtype)
         return _changed(update, context, sent, SanitiserInfo(self.name, noise=self.scale, clip=self.clipping_norm))
 
 
