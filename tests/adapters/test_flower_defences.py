@@ -153,7 +153,7 @@ def test_without_a_defence_it_is_flower_s_own_average_but_for_rounding(name):
             torch.testing.assert_close(ours[key], tensor.float(), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", AGGREGATORS.names())
+@pytest.mark.parametrize("name", [entry.name for entry in AGGREGATORS if not entry.value.whole])
 def test_every_aggregator_does_to_flower_s_replies_what_it_does_in_the_simulator(name):
     """Against the aggregator itself, on a matrix made here; two rounds, so that what it remembers counts."""
     strategy = robust(name, root=root if name == "fltrust" else None)
@@ -187,6 +187,12 @@ def test_every_aggregator_does_to_flower_s_replies_what_it_does_in_the_simulator
         state = got
     if name == "krum":
         assert FIRST + 6 in strategy.rejected[1]
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in AGGREGATORS if entry.value.whole])
+def test_what_is_flower_s_own_is_left_to_it(name):
+    with pytest.raises(BadInput, match="wrap your strategy in its DifferentialPrivacy"):
+        robust(name)
 
 
 def test_one_client_stops_no_round_and_is_visible():
@@ -309,6 +315,15 @@ def training(app: ClientApp) -> ClientApp:
     return app
 
 
+MILD: dict[str, dict[str, Any]] = {
+    "dp": DP,
+    "local-dp": {"clipping_norm": 30.0, "sensitivity": 2.0, "epsilon": 500.0, "delta": 1e-5},  # batches count in it
+    "exclude-vars": {"exclude_vars": "^0"},
+    "percentile-privacy": {"gamma": 0.1},
+    "svt-privacy": {"fraction": 0.5, "gamma": 0.1, "tau": 0.0, "epsilon": 1e7, "noise_var": 200.0},
+}
+
+
 @pytest.mark.parametrize("name", SANITISERS.names())
 def test_with_every_sanitiser_the_federation_still_trains(name):
     losses = []
@@ -319,14 +334,17 @@ def test_with_every_sanitiser_the_federation_still_trains(name):
         with torch.no_grad():
             losses.append(float(nn.functional.cross_entropy(model(INPUTS), TARGETS)))
 
-    app = training(ClientApp(mods=[SanitiserMod(name, DP if name == "dp" else None, seed=0)]))
+    app = training(ClientApp(mods=[SanitiserMod(name, MILD.get(name), seed=0)]))
     robust("fedavg").start(Grid(app), ArrayRecord(network().state_dict()), num_rounds=12, evaluate_fn=evaluate)
     assert losses[0] > 2.2
     assert losses[-1] < 1.6  # without a defence 0.3, with this dp 1.0
     assert max(losses) == losses[0]
 
 
-STATEFUL = [("top-k", {}), ("dgc", {}), ("ffl", {}), ("ffl-random", {}), ("sign", {}), ("dp", DP), ("none", {})]
+STATEFUL = [
+    *(("top-k", {}), ("dgc", {}), ("ffl", {}), ("ffl-random", {}), ("sign", {}), ("none", {})),
+    *MILD.items(),
+]
 
 
 def moving(seed: int, message: Message, context: Context) -> Message:

@@ -257,7 +257,7 @@ def simulated(made: Scenario) -> tuple[Transcript, History]:
 
 @pytest.mark.parametrize("name", sorted(SANITISERS.names()))
 def test_a_federation_with_every_sanitiser_can_be_saved_and_attacked(name, tmp_path):
-    made = scenario(name)
+    made = scenario({"name": name, "exclude_vars": "bias"} if name == "exclude-vars" else name)
     transcript, history = simulated(made)
     transcript.save(tmp_path / "there")
     loaded = Transcript.load(tmp_path / "there")

@@ -236,7 +236,7 @@ def wrong_rate(patched: pytest.MonkeyPatch) -> None:
     def rare(dp: DifferentialPrivacy, **settings: Any) -> Account:
         return dataclasses.replace(account(dp, **settings), rate=0.1)
 
-    patched.setattr("fedaudit.simulation.budget.account", rare)
+    patched.setattr("fedaudit.defences.privacy.account", rare)
 
 
 def one_round_counted(patched: pytest.MonkeyPatch) -> None:

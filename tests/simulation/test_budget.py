@@ -79,7 +79,7 @@ def test_the_account_s_passes_are_those_that_are_made() -> None:
         assert recording.truth is not None
         used = Counter((key[1], int(row)) for key, rows in recording.truth.rows.items() for row in rows)
         kept = PrivacyBudget(federation, History(None, 0)).account
-        assert kept is not None
+        assert isinstance(kept, Account)
         assert max(used.values()) == math.ceil(kept.steps * rounds / kept.every)
 
 

@@ -60,6 +60,8 @@ def mean_of(observation: Observation) -> tuple[Observation, list[str]]:
             scale /= first.training.learning_rate
             known = dataclasses.replace(known, clip=known.clip and known.clip / first.training.learning_rate)
         known = dataclasses.replace(known, noise=known.noise * scale)
+    if known is not None and known.bound and update.kind != first.kind and first.training is not None:
+        known = dataclasses.replace(known, bound=known.bound / first.training.learning_rate)
     sparse = known is not None and known.sparse
     update = dataclasses.replace(update, tensors=_means(tensors, parts, sparse=sparse), sanitised=known)
     weights = _means([m.weights for m in messages], parts, sparse=False)

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedaudit.epsilon.accounting import PrivacyAccount, TakingPart
+from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Plugin, Registry
 
@@ -21,11 +23,13 @@ class Cohort:
         clients: (n,) who sent each row.
         examples: (n,) how many each client holds, or else how many its update was made from.
         root: (d,) the server's own update, made on its root data.
+        generator: of what the rule draws; None takes it from the operating system.
     """
 
     clients: tuple[int, ...] = ()
     examples: tuple[int, ...] = ()
     root: Tensor | None = None
+    generator: torch.Generator | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Aggregator(Plugin, ABC):
         coordinatewise: the rule treats every coordinate on its own, and so is applied to BatchNorm's statistics as
             well, where the others use their weights.
         root: it needs the server's own update on root data, and has a setting ``root_examples``.
+        whole: it takes the change of the whole state, BatchNorm's statistics included; clients hold nothing back.
         averages: how it weighs the updates where it is nothing but their mean, and so no defence; all it needs is
             their sum then, as secure aggregation yields it.
     """
@@ -63,6 +68,7 @@ class Aggregator(Plugin, ABC):
 
     coordinatewise: ClassVar[bool] = False
     root: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
     averages: ClassVar[Literal["equally", "by examples"] | None] = None
     root_examples: int = 0
 
@@ -77,6 +83,23 @@ class Aggregator(Plugin, ABC):
         Raises:
             BadInput: there are too few updates for the rule, or it needs what the cohort hasn't.
         """
+
+    def asked(self, update: Update, weights: dict[str, Tensor]) -> Update:  # noqa: ARG002
+        """Return what a client sends of its update where the server tells it what to do with it; the update itself.
+
+        Args:
+            update: as its sanitiser made it.
+            weights: that the client received.
+        """
+        return update
+
+    def account(self, who: TakingPart) -> PrivacyAccount | None:  # noqa: ARG002
+        """Return what a federation's rounds cost in privacy, against those who see global models; None: no promise.
+
+        Args:
+            who: takes part, and how often.
+        """
+        return None
 
     @classmethod
     def info(cls) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit.defences.aggregation import Aggregator
 from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, norm
-from fedaudit.epsilon.accounting import Account
+from fedaudit.epsilon.accounting import Account, TakingPart
 from fedaudit.task.training import LocalPlan, Loss
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput
@@ -105,6 +105,22 @@ class DifferentialPrivacy(Sanitiser):
                 "epsilon to null to clip and add noise without a budget"
             )
         return rounds
+
+    def account(self, who: TakingPart) -> Account:
+        """Return the account by add/remove adjacency, see :func:`account`."""
+        return account(
+            self,
+            clients=len(who.examples),
+            per_round=who.per_round,
+            steps=who.steps,
+            batch=who.batch,
+            fewest=min(who.examples),
+            epoch=who.epoch,
+        )
+
+    def budget(self) -> float | None:
+        """Return ``epsilon``."""
+        return self.epsilon
 
     def adds_noise(self) -> bool:
         """Return whether clients add it."""

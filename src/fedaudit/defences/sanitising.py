@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.defences.aggregation import Aggregator
+from fedaudit.epsilon.accounting import PrivacyAccount, TakingPart
 from fedaudit.task.training import LocalPlan
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.registry import Plugin, Registry, register
@@ -75,6 +76,18 @@ class Sanitiser(Plugin, ABC):
         Raises:
             BadInput: it can't work there, or would end the training; the message gives the reason and the remedy.
         """
+        return None
+
+    def account(self, who: TakingPart) -> PrivacyAccount | None:  # noqa: ARG002
+        """Return what a federation's rounds cost in privacy; None: it promises none.
+
+        Args:
+            who: takes part, and how often.
+        """
+        return None
+
+    def budget(self) -> float | None:
+        """Return the ε after which nobody sends any more; None: it stops nobody."""
         return None
 
     def adds_noise(self) -> bool:

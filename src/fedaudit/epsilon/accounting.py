@@ -3,22 +3,86 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
 from fedaudit.results.findings import Adjacency
+
+How = Literal["rdp", "pld"]
 
 _MOST_ROUNDS = 10**6
 # The privacy loss distribution's step, and how many steps at most it is spread over, roughly.
 _FINE, _LOSSES = 1e-4, 10**5
 # Rényi orders; whole ones only, for which sampled Gaussians have a closed form
 _ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512]
+# Those of Laplace noise, which has a closed form for every order: many small losses are tightest just above one.
+_ORDERS_OF_LAPLACE = [1 + 10 ** (k / 8) for k in range(-40, 25)]
 
 
 @dataclass(frozen=True)
-class Account:
-    """What a federation's rounds cost in privacy.
+class TakingPart:
+    """Who takes part in a federation, and how often: what an account is made from.
+
+    Attributes:
+        examples: that each client holds.
+        per_round: clients in a round.
+        steps: local steps in a round.
+        batch: examples in a step.
+        epoch: steps that are reckoned for a pass over the examples, where rounds consist of whole passes; None where
+            they don't, and a pass goes on in the next round.
+        elements: of the model's whole state, statistics included.
+    """
+
+    examples: tuple[int, ...]
+    per_round: int
+    steps: int
+    batch: int
+    epoch: int | None
+    elements: int
+
+
+class PrivacyAccount(ABC):
+    """What a federation's rounds cost in privacy; see its subclasses, by mechanism.
+
+    Attributes:
+        delta: δ.
+        adjacency: what neighbours differ by, see :class:`Account`.
+    """
+
+    delta: float
+    adjacency: Adjacency
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether it is of one Gaussian mechanism, whose losses are known exactly."""
+        return False
+
+    @abstractmethod
+    def by(self, adjacency: Adjacency) -> PrivacyAccount:
+        """Return the account of the same rounds by another adjacency."""
+
+    @abstractmethod
+    def spent(self, rounds: int, how: How = "rdp") -> float:
+        """Return ε after ``rounds``, by Rényi accounting or the tighter privacy loss distribution."""
+
+    def rounds(self, budget: float | None) -> int:
+        """Return how many rounds the budget allows."""
+        if budget is None:
+            return _MOST_ROUNDS
+        low, high = 0, 1
+        while high < _MOST_ROUNDS and self.spent(high) <= budget:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.spent(middle) <= budget else (low, middle)
+        return low
+
+
+@dataclass(frozen=True)
+class Account(PrivacyAccount):
+    """What a federation's rounds cost under Gaussian noise.
 
     *Adjacency*: neighbours differ by one client or example that is there, or sends nothing in its place
     (``add-remove``: sensitivity is the clip, of which σ is a multiple); or sends anything else (``replace``: twice the
@@ -45,7 +109,16 @@ class Account:
     of: tuple[int, int] | None = None
     adjacency: Adjacency = "add-remove"
 
-    def spent(self, rounds: int, how: Literal["rdp", "pld"] = "rdp") -> float:
+    def by(self, adjacency: Adjacency) -> Account:
+        """Return the account of the same rounds by another adjacency."""
+        return replace(self, adjacency=adjacency)
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether it is of one Gaussian mechanism: drawing makes a mixture."""
+        return self.rate >= 1
+
+    def spent(self, rounds: int, how: How = "rdp") -> float:
         """Return ε after ``rounds``, by Rényi accounting or the tighter privacy loss distribution."""
         if not rounds:
             return 0.0
@@ -57,17 +130,40 @@ class Account:
             _spent(noise, self.delta, 1.0, times, how), _without_replacement(self.noise / 2, self.delta, self.of, times)
         )
 
-    def rounds(self, budget: float | None) -> int:
-        """Return how many rounds the budget allows."""
-        if budget is None:
-            return _MOST_ROUNDS
-        low, high = 0, 1
-        while high < _MOST_ROUNDS and self.spent(high) <= budget:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.spent(middle) <= budget else (low, middle)
-        return low
+
+@dataclass(frozen=True)
+class SparseVectorAccount(PrivacyAccount):
+    """What a client's rounds cost where numbers are chosen by a noisy threshold and sent with Laplace noise.
+
+    The choice is of pure ε, and so is each number that is sent. Composed are choices by adding up, numbers by adding
+    up or, where that is less, at δ by Rényi accounting (Laplace noise, all orders) or the privacy loss distribution.
+
+    Attributes:
+        choice: ε of all choices of a round.
+        each: ε of each number that is sent, where neighbours are as of :class:`Account`'s ``replace``; half of it where
+            one sends nothing, i.e. zeros.
+        numbers: sent in a round.
+        delta: δ.
+        adjacency: see :class:`Account`.
+    """
+
+    choice: float
+    each: float
+    numbers: int
+    delta: float
+    adjacency: Adjacency = "replace"
+
+    def by(self, adjacency: Adjacency) -> SparseVectorAccount:
+        """Return the account of the same rounds by another adjacency."""
+        return replace(self, adjacency=adjacency)
+
+    def spent(self, rounds: int, how: How = "rdp") -> float:
+        """Return ε after ``rounds``."""
+        if not rounds:
+            return 0.0
+        each = self.each / (1 if self.adjacency == "replace" else 2)
+        times = rounds * self.numbers
+        return rounds * self.choice + min(times * each, _of_laplace(each, self.delta, times, how))
 
 
 @cache
@@ -101,3 +197,22 @@ def _without_replacement(noise: float, delta: float, of: tuple[int, int], steps:
     event = dp_accounting.SampledWithoutReplacementDpEvent(of[1], of[0], dp_accounting.GaussianDpEvent(noise))
     accountant.compose(event, steps)
     return float(accountant.get_epsilon(delta))
+
+
+@cache
+def _of_laplace(each: float, delta: float, times: int, how: str) -> float:
+    import dp_accounting
+    from dp_accounting import pld, rdp
+
+    event = dp_accounting.LaplaceDpEvent(1 / each)
+    renyi: Any = rdp.RdpAccountant(_ORDERS_OF_LAPLACE)
+    renyi.compose(event, times)
+    bound = float(renyi.get_epsilon(delta))
+    if how == "rdp":
+        return bound
+    accountant = pld.PLDAccountant(value_discretization_interval=max(_FINE, min(bound, times * each) / _LOSSES))
+    try:
+        accountant.compose(event, times)
+        return min(bound, float(accountant.get_epsilon(delta)))
+    except (OverflowError, ValueError, MemoryError):
+        return bound

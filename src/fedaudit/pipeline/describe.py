@@ -149,6 +149,7 @@ def _course_record(history: History, spec: FederationSpec) -> HistoryRecord:
         bytes=sum(history.bytes) / updates,
         parameters=sum(history.parameters) / updates,
         epsilon=history.epsilon,
+        epsilon_adjacency=history.epsilon_adjacency,
         epsilon_of_clients=history.epsilon_of_clients,
         epsilon_pld=history.epsilon_pld,
         stopped=history.stopped,

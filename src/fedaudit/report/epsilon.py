@@ -77,7 +77,8 @@ def composition(course: HistoryRecord) -> Chart | None:
         lines = [Line(name="every client", x=x, y=course.epsilon)]
     else:
         lines = [Line(name=name, x=x, y=[row[i] for row in spread]) for i, name in enumerate(_LINES)]
-    return Chart(title="ε spent (Rényi, add/remove)", caption="", x_label="rounds", y_label="ε", lines=lines)
+    by = "add/remove" if course.epsilon_adjacency == "add-remove" else "replacement"
+    return Chart(title=f"ε spent (Rényi, {by})", caption="", x_label="rounds", y_label="ε", lines=lines)
 
 
 def _composed(chart: Chart) -> str:

@@ -112,6 +112,7 @@ class Price:
         parameters: of an update, mean.
         overhead: seconds in the sanitiser, as a share of those in training.
         epsilon: spent in all (Rényi), where there is differential privacy.
+        replaced: whether that is by replacement.
     """
 
     federation: str
@@ -125,6 +126,7 @@ class Price:
     parameters: float
     overhead: float
     epsilon: float | None
+    replaced: bool
 
     @property
     def strongest(self) -> str:
@@ -182,6 +184,7 @@ def prices(result: AuditResult) -> list[Price]:
                 parameters=history.parameters,
                 overhead=history.timing.sanitising / history.timing.training if history.timing.training else 0.0,
                 epsilon=history.epsilon[-1] if history.epsilon else None,
+                replaced=history.epsilon_adjacency == "replace",
             )
         )
     key, _ = ORDERS[order(result)]

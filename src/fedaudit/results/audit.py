@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from fedaudit.results.findings import (
     READING,
+    Adjacency,
     AttackSummary,
     CalibrationResult,
     Comparison,
@@ -56,8 +57,12 @@ class HistoryRecord(Record):
     parameters: float = Field(description="elements of an update as it was sent, mean")
     epsilon: list[float] = Field(
         default=[],
-        description="spent after each round, where there is differential privacy: Rényi, add/remove adjacency, of "
-        "the client that took part most often (local noise), or of all rounds (central)",
+        description="spent after each round, where there is differential privacy: Rényi, of the client that took part "
+        "most often (local noise), or of all rounds (central)",
+    )
+    epsilon_adjacency: Adjacency = Field(
+        default="add-remove",
+        description="by which: one client or example more or less, or one that takes another's place",
     )
     epsilon_of_clients: list[list[float]] = Field(
         default=[], description="after each round, of the clients that sent least, median and most often (Rényi)"

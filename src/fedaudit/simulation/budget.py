@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
-from fedaudit.defences.privacy import DifferentialPrivacy, account, central_noise
+from fedaudit.defences.privacy import DifferentialPrivacy, central_noise
 from fedaudit.epsilon import Adjacency
-from fedaudit.epsilon.accounting import Account
+from fedaudit.epsilon.accounting import PrivacyAccount, TakingPart
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.history import History
@@ -18,35 +17,37 @@ class PrivacyBudget:
     """Who may still send, where the updates have differential privacy."""
 
     def __init__(self, federation: Federation, history: History) -> None:
-        spec, client_data, dp = federation.spec, federation.client_data, federation.defences.sanitiser
+        spec, client_data, sanitiser = federation.spec, federation.client_data, federation.defences.sanitiser
         self.history = history
-        self.account: Account | None = None
         self.central_noise = 0.0
         self.sent = [0] * spec.clients
         self.finished = 0
-        if not isinstance(dp, DifferentialPrivacy):
-            return
-        fewest = min(map(len, client_data))
-        batch = min(spec.batch_size, fewest)
-        epoch = math.ceil(max(map(len, client_data)) / batch)
-        steps = spec.local_steps or (spec.local_epochs or 0) * epoch or 1
+        fewest = min(map(len, client_data), default=0)
+        batch = max(1, min(spec.batch_size, fewest))
+        epoch = math.ceil(max(map(len, client_data), default=0) / batch)
         per_round = spec.clients_per_round or spec.clients
-        self.central = dp.where == "central"
-        guests = federation.canaries.count if federation.canaries and dp.level == "client" else 0
-        taking_part = per_round + round(guests * per_round / spec.clients)
-        # the last batch of a pass may be smaller, and an example weighs more in its mean
-        smallest = min(len(data) % spec.batch_size or spec.batch_size for data in client_data)
-        self.central_noise = central_noise(dp, taking_part, smallest)
-        self.account = account(
-            dp,
-            clients=spec.clients,
+        who = TakingPart(
+            examples=tuple(map(len, client_data)),
             per_round=per_round,
-            steps=steps,
+            steps=spec.local_steps or (spec.local_epochs or 0) * epoch or 1,
             batch=batch,
-            fewest=fewest,
             epoch=epoch if spec.local_epochs and not spec.local_steps else None,
+            elements=sum(tensor.numel() for tensor in federation.model.state_dict().values()),
         )
-        self.allowed = self.account.rounds(dp.epsilon)
+        # that of clients who protect themselves, if they do: it is against the server, too
+        own = sanitiser.account(who)
+        self.account: PrivacyAccount | None = own or federation.aggregator.account(who)
+        self.central = own is None
+        if self.account:
+            history.epsilon_adjacency = self.account.adjacency
+        if isinstance(sanitiser, DifferentialPrivacy):
+            self.central = sanitiser.where == "central"
+            guests = federation.canaries.count if federation.canaries and sanitiser.level == "client" else 0
+            taking_part = per_round + round(guests * per_round / spec.clients)
+            # the last batch of a pass may be smaller, and an example weighs more in its mean
+            smallest = min(len(data) % spec.batch_size or spec.batch_size for data in client_data)
+            self.central_noise = central_noise(sanitiser, taking_part, smallest)
+        self.allowed = self.account.rounds(sanitiser.budget()) if self.account else 0
 
     def state_dict(self) -> State:
         """Return what changes from round to round, for a checkpoint."""
@@ -86,9 +87,9 @@ class PrivacyBudget:
 
     def claimed(self, adjacency: Adjacency) -> float | None:
         """Return ε of the rounds so far, by the tighter account and this adjacency; None where there is no account."""
-        return (
-            None if self.account is None else replace(self.account, adjacency=adjacency).spent(self._counted(), "pld")
-        )
+        if self.account is None:
+            return None
+        return self.account.by(adjacency).spent(self._counted(), "pld")
 
     def promise(self) -> dict[str, Any]:
         """Return what is promised of one that takes another's place: ``epsilon``, ``delta``, and of the noise.
@@ -101,7 +102,7 @@ class PrivacyBudget:
             "epsilon": self.claimed("replace"),
             "delta": self.account.delta,
             "central": self.central,
-            "gaussian": self.account.rate >= 1,
+            "gaussian": self.account.gaussian,
         }
 
     def _counted(self) -> int:

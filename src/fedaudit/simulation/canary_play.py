@@ -11,6 +11,7 @@ from torch import Tensor
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import ClientContext, NoSanitiser, Sanitiser
 from fedaudit.epsilon import Unit
+from fedaudit.epsilon.accounting import Account
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries, CanaryRecords, CanarySpec, Directions
 from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.checkpoint import State
@@ -248,7 +249,7 @@ class CanaryPlay:
         dp, account = self.dp, self.budget.account
         self.readings["final"] = [self.directions.project(self.last)]
         rate, steps = 1.0, 1
-        if account is not None and self.unit == "record":
+        if isinstance(account, Account) and self.unit == "record":
             rate = min(1.0, self.batch / min(map(len, self.federation.client_data)))
             steps = account.steps
         sigma = dp.noise if dp else 0.0

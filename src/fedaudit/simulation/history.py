@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
+from fedaudit.results.findings import Adjacency
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import class_logits
 
@@ -29,6 +30,7 @@ class History:
         training_seconds: of all local training.
         sanitising_seconds: of all sanitisers.
         epsilon: after each round, where there is differential privacy (Rényi).
+        epsilon_adjacency: by which ε is reckoned.
         epsilon_of_clients: after each round, of the clients that sent least, median and most often.
         epsilon_pld: after the last, by the privacy loss distribution.
         stopped: after how many rounds the budget ended the federation, if it did.
@@ -49,6 +51,7 @@ class History:
     training_seconds: float = 0.0
     sanitising_seconds: float = 0.0
     epsilon: list[float] = field(default_factory=list)
+    epsilon_adjacency: Adjacency = "add-remove"
     epsilon_of_clients: list[list[float]] = field(default_factory=list)
     epsilon_pld: float | None = None
     stopped: int | None = None

@@ -36,7 +36,7 @@ class Server:
         aggregator: with its settings.
         step: by which the aggregate is multiplied before it is added: 1 for ΔW, −μ for gradients.
         noise: standard deviation of the Gaussian noise that the server adds to the aggregate (central privacy).
-        generator: of that noise.
+        generator: of that noise, and of what the aggregator draws.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Server:
         clients sent are aggregated together, over these clients; where they are too few for the rule, the tensors stay
         as they are. The aggregate is then that of the tensors that most clients sent.
 
-        BatchNorm's running statistics are averaged with the weights that it gives the clients (where some held tensors
-        back: the mean of those that it gives them among the senders of one tensor and another, each times how many
-        these are), or by the rule itself where it treats every coordinate on its own; counters are the largest of those
-        who weren't left out.
+        Where the rule takes the whole state, BatchNorm's running statistics go through it, too. Else they are averaged
+        with the weights that it gives the clients (where some held tensors back: the mean of those that it gives them
+        among the senders of one tensor and another, each times how many these are), or by the rule itself where it
+        treats every coordinate on its own; counters are the largest of those who weren't left out.
 
         Args:
             weights: the global model's state that the clients started from.
@@ -86,10 +86,20 @@ class Server:
             BadInput: the rule can't work with these updates, or one of them isn't finite.
         """
         updates = [*updates, *guests.rows] if guests else updates
+        statistics: set[str] = set()
+        if self.aggregator.whole:
+            sent = {name for update in updates for name in update.tensors}
+            statistics = {name for name, value in weights.items() if value.is_floating_point() and name not in sent}
+            updates = [_whole(update, weights, statistics) for update in updates]
         groups: dict[tuple[int, ...], list[str]] = {}
         for name in weights:
             if senders := tuple(row for row, update in enumerate(updates) if name in update.tensors):
                 groups.setdefault(senders, []).append(name)
+        if self.aggregator.whole and len(groups) > 1:
+            raise BadInput(
+                f"the aggregator '{self.aggregator.name}' clips whole updates, and clients held different layers back; "
+                "use a sanitiser that sends all layers"
+            )
         state, parts, too_few = dict(weights), {}, []
         for senders, names in sorted(groups.items(), key=lambda group: (-len(group[0]), group)):
             try:
@@ -107,7 +117,7 @@ class Server:
                 noise = torch.randn(vector.shape, generator=self.generator, dtype=vector.dtype)
                 vector = vector + self.noise * noise.to(vector.device)
             for name, piece in _split(vector, names, weights).items():
-                state[name] = weights[name] + self.step * piece
+                state[name] = weights[name] + (1.0 if name in statistics else self.step) * piece
         if not parts:
             nobody = torch.zeros(len(updates))
             whole = Aggregate(torch.zeros(0), nobody, {}, too_few[0])
@@ -126,6 +136,7 @@ class Server:
             clients=tuple(u.client for u in updates),
             examples=tuple((u.training.data_size if u.training else None) or u.num_examples for u in updates),
             root=None if root is None else _flat([root], names)[0],
+            generator=self.generator,
         )
         matrix = _flat([u.tensors for u in updates], names)
         for update, row in zip(updates, matrix, strict=True):
@@ -158,6 +169,13 @@ class Server:
                 vector = (given / given.sum() if bool(given.sum() > 0) else equal) @ matrix
             state[name] = vector.view_as(weights[name])
         return state
+
+
+def _whole(update: Update, weights: dict[str, Tensor], statistics: set[str]) -> Update:
+    """Return the update with the changes of BatchNorm's statistics among its tensors."""
+    changes = {name: update.buffers.get(name, weights[name]) - weights[name] for name in weights if name in statistics}
+    counters = {name: value for name, value in update.buffers.items() if name not in statistics}
+    return replace(update, tensors=update.tensors | changes, buffers=counters)
 
 
 def _shares(clients: int, parts: dict[tuple[int, ...], Aggregate]) -> Tensor:

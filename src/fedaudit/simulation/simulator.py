@@ -38,6 +38,7 @@ from fedaudit.simulation.worker_pool import run_round
 from fedaudit.transcript.rounds import Round
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import computation, device_name, tensor_digest
 from fedaudit.utils.machine import computing_on
@@ -223,7 +224,7 @@ class _Running:
             workers=workers if apart else 1,
         )
         self.seconds = self.seconds if apart else time.perf_counter() - began
-        updates = [update for update, _ in results]
+        updates = self._asked([update for update, _ in results], received, client_weights)
         if root or canaries:
             model.load_state_dict(weights)
         own = root.train(model, index, weights)[0] if root else None
@@ -242,6 +243,15 @@ class _Running:
         self.finished += 1
         self._measure(self.finished, self.finished == spec.rounds)
         return True
+
+    def _asked(
+        self, updates: list[Update], received: dict[str, Tensor], client_weights: dict[int, dict[str, Tensor]]
+    ) -> list[Update]:
+        """Return the updates after what the server has told clients to do with them."""
+        began = time.perf_counter()
+        sent = [self.aggregator.asked(u, client_weights.get(u.client, received)) for u in updates]
+        self.history.sanitising_seconds += time.perf_counter() - began
+        return sent
 
     def _measure(self, finished: int, last: bool) -> None:
         federation = self.federation

@@ -50,11 +50,12 @@ class SanitiserInfo:
         name: of the sanitiser.
         sparse: a zero means that the number wasn't sent.
         signs: only the sign of each number was sent.
-        noise: standard deviation of the Gaussian noise in each number.
+        noise: standard deviation of the noise in each number that was sent.
         clip: length that the update has at most without the noise; None: nobody said.
+        bound: size at which each number was clipped, before the noise; None: it wasn't, or nobody said.
 
     Raises:
-        BadInput: the noise isn't a number from 0, or the clip none above it.
+        BadInput: the noise isn't a number from 0, or clip or bound none above it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
@@ -64,10 +65,12 @@ class SanitiserInfo:
     signs: bool = False
     noise: float = 0.0
     clip: float | None = None
+    bound: float | None = None
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
-            raise BadInput(f"an update's clip is {self.clip}; it must be above 0")
+        for name, value in (("clip", self.clip), ("bound", self.bound)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise BadInput(f"an update's {name} is {value}; it must be above 0")
         if not (math.isfinite(self.noise) and self.noise >= 0):
             raise BadInput(f"an update's noise is {self.noise}; it must be 0 or more")
 

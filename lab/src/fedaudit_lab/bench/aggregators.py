@@ -31,11 +31,15 @@ from fedaudit.utils import (
 )
 from fedaudit_lab.bench import import_peer
 
-RULES = ("mean", "fedavg", "median", "trimmed-mean", "krum", "multi-krum", "bulyan", "afa", "fltrust", "inferguard")
+RULES = (
+    *("mean", "fedavg", "median", "trimmed-mean", "krum", "multi-krum", "bulyan", "afa", "fltrust", "inferguard"),
+    *("fixed-clipping", "adaptive-clipping"),
+)
 PEERS = {"byzfl": "byzfl", "flower": "flwr"}
 SIZES = [(n, d) for d in (10**5, 10**6, 10**7) for n in (10, 50, 100)]
 _QUICK = [(10, 10**4), (20, 10**5)]
 _WITH_F = ("trimmed-mean", "krum", "multi-krum", "bulyan")
+_SETTINGS = {"adaptive-clipping": {"noise_multiplier": 0.5}}  # one would need a louder count of ten clients
 _COPIES = {"fedaudit": 2, "byzfl": 4, "flower": 5}  # of the matrix that must fit into memory before a tool is tried
 _ENOUGH = 2.0  # seconds of repetitions
 
@@ -136,7 +140,7 @@ def _matrix(n: int, d: int) -> Tensor:
 def _prepare(case: Case, updates: Tensor) -> Callable[[], object]:
     """Return the call to be timed."""
     if case.tool == "fedaudit":
-        rule = make(AGGREGATORS, case.rule, {"f": case.f} if case.rule in _WITH_F else {})
+        rule = make(AGGREGATORS, case.rule, {"f": case.f} if case.rule in _WITH_F else _SETTINGS.get(case.rule, {}))
         root = updates[0] + updates[1] if case.rule == "fltrust" else None
         cohort = Cohort(tuple(range(case.n)), (10,) * case.n, root)
         return lambda: rule.anew()(updates, cohort)

@@ -57,7 +57,7 @@ class RobustStrategy(FedAvg):  # type: ignore[misc]
         fedavg: whatever Flower's ``FedAvg`` takes.
 
     Raises:
-        BadInput: no such aggregator or setting, or ``root`` is missing or not needed.
+        BadInput: no such aggregator or setting, one that is Flower's own, or ``root`` is missing or not needed.
     """
 
     def __init__(
@@ -78,6 +78,10 @@ class RobustStrategy(FedAvg):  # type: ignore[misc]
             )
         if root is not None and not made.root:
             raise BadInput(f"the aggregator '{made.name}' has no use for root; leave it out")
+        if made.whole:
+            raise BadInput(
+                f"the aggregator '{made.name}' is Flower's own: wrap your strategy in its DifferentialPrivacy…Clipping"
+            )
         self.aggregator = made
         self.root = root
         self.rejected: dict[int, dict[int, str]] = {}

@@ -272,6 +272,7 @@ def distance_to(
     - Sparse: an element that wasn't sent counts as zero as much as the defence says (``unsent``).
     - Noise of known size (dp): a tensor weighs as much as the share of its energy that isn't noise, 1 − σ²d/‖t‖²
       (as in Wiener's filter); where no tensor has any, all weigh what they did.
+    - Clipped element by element: :func:`bounded`, what the filter would send of the dummy.
     - Signs: how far the signs agree, tanh(g/a) in place of the sign of g, a being the magnitude that was sent.
 
     Args:
@@ -292,15 +293,51 @@ def distance_to(
     if known.sparse and unsent != 1:
         plain = [w * torch.where(t != 0, 1, unsent) for w, t in zip(plain, targets, strict=True)]
     if known.noise:
-        shares = [_signal(update.tensors[n], known.noise) for n in names]
+        shares = [_signal(update.tensors[n], known.noise, known.sparse) for n in names]
         if any(shares):
             plain = [w * share for w, share in zip(plain, shares, strict=True)]
-    return DISTANCES[name](targets, plain)
+    distance = DISTANCES[name](targets, plain)
+    sent = max(float(update.tensors[n].abs().max()) for n in names)
+    if known.bound is None or not sent:
+        return distance
+    scale = max(float(t.abs().max()) for t in targets) / sent
+    return bounded(distance, targets, scale * known.bound)
 
 
-def _signal(tensor: Tensor, noise: float) -> float:
+def _signal(tensor: Tensor, noise: float, sparse: bool) -> float:
     energy = float(tensor.double().square().sum())
-    return max(0.0, 1 - noise**2 * tensor.numel() / energy) if energy else 0.0
+    noisy = int(tensor.count_nonzero()) if sparse else tensor.numel()
+    return max(0.0, 1 - noise**2 * noisy / energy) if energy else 0.0
+
+
+def bounded(distance: Distance, target: Sequence[Tensor], bound: float) -> Distance:
+    """Return ``distance`` of what is left of a vector when every element is clipped to ±``bound``.
+
+    Its derivative is that at the clipped vector, passed on to the vector itself: clipping has none beyond the bound,
+    and an element that is large and wrong would stay so. Only where the target is at the bound, and the element is
+    there or beyond with the same sign, it is 0: nothing more can be known of that one.
+
+    Args:
+        distance: to the target.
+        target: what was sent, one tensor per parameter.
+        bound: in the target's units.
+    """
+    flat = flatten(target)
+    full, sign = flat.abs() >= bound * (1 - 1e-5), flat.sign()  # but for rounding
+
+    def agrees(vector: Tensor) -> Tensor:
+        return full & (vector * sign >= bound)
+
+    def value(vector: Tensor) -> Tensor:
+        clipped = vector.detach().clamp(-bound, bound)
+        passed_on = torch.where(agrees(vector.detach()), 0.0, vector - vector.detach())
+        return distance.value(clipped + passed_on)
+
+    def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
+        size, slope = distance.derivative(vector.clamp(-bound, bound))
+        return size, slope.masked_fill(agrees(vector), 0)
+
+    return Distance(value, derivative)
 
 
 def smooth_signs(target: Sequence[Tensor]) -> Distance:
