@@ -149,14 +149,18 @@ def of_federation(federation: Federation, question: Question) -> Ledger:
     planned = planned_rounds(federation)
     everybody = range(federation.spec.clients)
     sent = {
-        str(number): _Sent([i + 1 for i, chosen in enumerate(planned) if budget.central or number in chosen], budget.account)
+        str(number): _Sent(
+            [i + 1 for i, chosen in enumerate(planned) if budget.central or number in chosen], budget.account
+        )
         for number in everybody
     }
     notes = []
     if len(planned) < federation.spec.rounds:
         notes.append(f"the budget ends it after {len(planned)} of {federation.spec.rounds} rounds")
     if budget.central:
-        notes.append("the server adds the noise: the server itself, and whoever sees single updates, is promised nothing")
+        notes.append(
+            "the server adds the noise: the server itself, and whoever sees single updates, is promised nothing"
+        )
     sample = isinstance(sanitiser, DifferentialPrivacy) and sanitiser.level == "sample"
     ledger = Ledger(
         federation=federation.name,
@@ -214,7 +218,9 @@ def _of_chain(
             own = sanitiser.settings()["epsilon"] + account.numbers * account.each
             notes.append(f"by NVFlare's own count a round costs {own:,.0f} at δ = 0, and rounds add up")
     if len(accounts) > 1:
-        raise BadInput(f"{name}: {' and '.join(accounts)} on the same messages can't be accounted for; keep one of them")
+        raise BadInput(
+            f"{name}: {' and '.join(accounts)} on the same messages can't be accounted for; keep one of them"
+        )
     account = next(iter(accounts.values()), None)
     ledger = Ledger(
         federation=name,
@@ -244,7 +250,8 @@ def of_transcript(transcript: Transcript, question: Question) -> Ledger:
     if not messages:
         raise BadInput(f"{transcript.name} has no updates, and so no ledger")
     sent = {
-        transcript.clients.get(client, str(client)): _recorded(of_client) for client, of_client in sorted(messages.items())
+        transcript.clients.get(client, str(client)): _recorded(of_client)
+        for client, of_client in sorted(messages.items())
     }
     names = {u.sanitised.name if u.sanitised else "none" for of_client in messages.values() for _, u in of_client}
     ledger = Ledger(

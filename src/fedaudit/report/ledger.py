@@ -14,7 +14,6 @@ from fedaudit.report.style import render
 from fedaudit.results import Chart, Line
 from fedaudit.utils.folders import check_folder
 
-_LINES = 3  # of the picture: who sent most often, who typically, who least
 _ROWS = 20  # more clients are told together
 _RATHER = 1000  # an ε above which no decimals are told
 
@@ -42,6 +41,7 @@ def write_ledger(ledgers: Sequence[Ledger], folder: Path) -> None:
             "conditions": conditions(one),
             "rows": rows(one),
             "answers": answers(one),
+            "open": any(client.why for client in one.clients),
             **_picture(one, f"l{i}-"),
         }
         for i, one in enumerate(ledgers)
@@ -55,7 +55,7 @@ def conditions(one: Ledger) -> str:
     """Return what the ε are about."""
     whose = "one client's whole update" if one.protects == "client" else "one example"
     neighbours = "another" if one.adjacency == "replace" else "nothing"
-    return f"ε is of {whose}, with {neighbours} in its place, at δ = {one.delta:g}; {one.sampling}"
+    return f"protected is {whose}, with {neighbours} in its place, at δ = {one.delta:g}; {one.sampling}"
 
 
 def rows(one: Ledger) -> list[Row]:
@@ -110,13 +110,11 @@ def _picture(one: Ledger, prefix: str) -> dict[str, object]:
     bounded = sorted((c for c in one.clients if len(c.curve) > 1), key=lambda c: (-c.rounds, c.client))
     if not bounded:
         return {"picture": None, "legend": []}
-    picked = {len(bounded) * i // (_LINES - 1) - (i == _LINES - 1): None for i in range(_LINES)}
-    chosen = [bounded[min(i, len(bounded) - 1)] for i in picked]
-    different = {c.curve: c for c in chosen}.values()
-    many = len(bounded) > 1
+    different = {c.curve: c for c in (bounded[0], bounded[len(bounded) // 2], bounded[-1])}.values()
+    alike = len(bounded) > 1 and len({c.curve for c in bounded}) == 1
     lines = [
         Line(
-            name="every client" if many and len(different) == 1 and _all_alike(bounded) else c.client,
+            name="every client" if alike else f"client {c.client}",
             x=[float(r) for r, _ in c.curve],
             y=[e for _, e in c.curve],
         )
@@ -129,7 +127,3 @@ def _picture(one: Ledger, prefix: str) -> dict[str, object]:
         "picture": figures.to_svg(figures.draw_chart(chart, names), prefix, f"{chart.title}: {words}."),
         "legend": [(n, figures.to_svg(figures.draw_swatch(i), f"{prefix}s{i}-", None)) for i, n in enumerate(names)],
     }
-
-
-def _all_alike(clients: Sequence[ClientLedger]) -> bool:
-    return len({c.curve for c in clients}) == 1
