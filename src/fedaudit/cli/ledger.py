@@ -12,14 +12,15 @@ from fedaudit.cli import options
 from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedaudit.pipeline.ledger import Ledger, Question
+    from fedaudit.pipeline.ledger import Question
+    from fedaudit.results.ledger import Ledger
 
 
 class Neighbours(StrEnum):
     """What neighbouring federations differ by."""
 
-    replace = "replace"
-    add_remove = "add-remove"
+    another = "replace"
+    nothing = "add-remove"
 
 
 def ledger(

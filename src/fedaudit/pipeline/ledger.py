@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.epsilon import Adjacency
 from fedaudit.epsilon.accounting import Account, PrivacyAccount, RecordedGaussians, SparseVectorAccount, TakingPart
+from fedaudit.results.findings import Adjacency
+from fedaudit.results.ledger import ClientLedger, Ledger, Target
 from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.history import History
@@ -31,82 +32,6 @@ _DELTA = 1e-5
 _POINTS = 60  # of a curve; of more rounds some are told
 _MOST_NOISE = 1e6  # clips of noise, beyond which none is looked for
 _NO_NOISE = "no noise is added, so that nothing is promised"
-
-
-@dataclass(frozen=True)
-class ClientLedger:
-    """What one client's messages cost.
-
-    Attributes:
-        client: its name.
-        rounds: in which it sends.
-        epsilon: after the last of them, by Rényi accounting or the privacy loss distribution, whichever is tighter;
-            None: nothing bounds it.
-        curve: (round, ε) after rounds in which it sends, counted from 1, by Rényi accounting; of many rounds some are
-            told, always the first and the last.
-        why: nothing bounds it; empty where something does.
-    """
-
-    client: str
-    rounds: int
-    epsilon: float | None
-    curve: tuple[tuple[int, float], ...] = ()
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Target:
-    """What staying below an ε takes, by Rényi accounting.
-
-    Attributes:
-        epsilon: that is wanted.
-        rounds: in which a client sends.
-        allowed: of such rounds, with the noise that there is.
-        noise: in clips, with which all of ``rounds`` stay below; None: what is added has no such setting, or no noise
-            is enough.
-    """
-
-    epsilon: float
-    rounds: int
-    allowed: int
-    noise: float | None
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """The account of one federation, or of those of its sites that send through the same filters.
-
-    Attributes:
-        federation: its name.
-        mechanism: what a message goes through.
-        protects: whose presence the ε is about: ``client`` or ``sample``.
-        adjacency: what neighbours differ by: ``replace``, one that sends anything else, or ``add-remove``, nothing.
-        sampling: what the account supposes of drawing, in words.
-        delta: δ.
-        clients: each one's.
-        target: what was asked for, if anything was.
-        notes: what else a reader must know.
-    """
-
-    federation: str
-    mechanism: str
-    protects: str
-    adjacency: Adjacency
-    sampling: str
-    delta: float
-    clients: tuple[ClientLedger, ...]
-    target: Target | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def epsilon(self) -> float | None:
-        """The largest of all clients; None where nothing bounds one of them."""
-        spent = [one.epsilon for one in self.clients]
-        return None if None in spent else max((e for e in spent if e is not None), default=0.0)
-
-    def for_programs(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return asdict(self) | {"epsilon": self.epsilon}
 
 
 @dataclass(frozen=True)
@@ -285,8 +210,9 @@ def _filled(ledger: Ledger, sent: Mapping[str, _Sent], question: Question) -> Le
     accounts = [one.account for one in sent.values() if one.account is not None]
     delta = question.delta or (accounts[0].delta if accounts else ledger.delta)
     adjacency = question.adjacency or ledger.adjacency
+    asked: dict[str, Any] = {"adjacency": adjacency, "delta": delta}
     sent = {
-        name: replace(one, account=one.account and replace(one.account.by(adjacency), delta=delta))
+        name: replace(one, account=None if one.account is None else replace(cast("Any", one.account), **asked))
         for name, one in sent.items()
     }
     if question.rounds is not None:

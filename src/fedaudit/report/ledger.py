@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedaudit.pipeline.ledger import ClientLedger, Ledger
 from fedaudit.report import figures
 from fedaudit.report.style import render
 from fedaudit.results import Chart, Line
+from fedaudit.results.ledger import ClientLedger, Ledger
 from fedaudit.utils.folders import check_folder
 
 _ROWS = 20  # more clients are told together
@@ -122,7 +122,9 @@ def _picture(one: Ledger, prefix: str) -> dict[str, object]:
     ]
     chart = Chart(title="ε over rounds (Rényi)", caption="", x_label="rounds", y_label="ε", lines=lines)
     names = [line.name for line in lines]
-    words = "; ".join(f"{l.name} {short(l.y[0])} after its first round, {short(l.y[-1])} at the end" for l in lines)
+    words = "; ".join(
+        f"{line.name} {short(line.y[0])} after its first round, {short(line.y[-1])} at the end" for line in lines
+    )
     return {
         "picture": figures.to_svg(figures.draw_chart(chart, names), prefix, f"{chart.title}: {words}."),
         "legend": [(n, figures.to_svg(figures.draw_swatch(i), f"{prefix}s{i}-", None)) for i, n in enumerate(names)],

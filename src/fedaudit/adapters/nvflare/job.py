@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,10 +98,10 @@ def _mapping(file: Path) -> dict[str, Any]:
         found = read_json(file)
     elif file.suffix == ".conf":
         try:
-            from pyhocon import ConfigFactory  # NVFlare brings it
+            hocon: Any = importlib.import_module("pyhocon")  # NVFlare brings it
         except ImportError:
             raise BadInput(f"{shown(file)}: HOCON is read where NVFlare is installed; else write it as JSON") from None
-        found = ConfigFactory.parse_string(read_bytes(file, YAML).decode()).as_plain_ordered_dict()
+        found = hocon.ConfigFactory.parse_string(read_bytes(file, YAML).decode()).as_plain_ordered_dict()
     else:
         found = plain_yaml.read(file, shown(file))
     if not isinstance(found, dict):
