@@ -20,6 +20,7 @@ from fedaudit.cli.convert import convert
 from fedaudit.cli.explain import explain
 from fedaudit.cli.generator import train_generator
 from fedaudit.cli.init import init
+from fedaudit.cli.ledger import ledger
 from fedaudit.cli.options import (
     DataDir,
     Json,
@@ -69,6 +70,7 @@ for panel, group in ((_FIRST, (init, audit, attack, compare, explain)), (_MORE, 
         app.command(rich_help_panel=panel)(command)
 app.command("train-generator", rich_help_panel=_MORE)(train_generator)
 app.command("check-model", rich_help_panel=_MORE)(check_model)
+app.command("ledger", rich_help_panel=_MORE)(ledger)
 
 
 class Kind(StrEnum):

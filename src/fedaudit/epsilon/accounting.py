@@ -166,6 +166,36 @@ class SparseVectorAccount(PrivacyAccount):
         return rounds * self.choice + min(times * each, _of_laplace(each, self.delta, times, how))
 
 
+@dataclass(frozen=True)
+class RecordedGaussians(PrivacyAccount):
+    """What a client's messages cost that had Gaussian noise each, of any sizes.
+
+    Gaussian mechanisms compose into one: of the noises σᵢ into 1/√Σσᵢ⁻².
+
+    Attributes:
+        noises: σ of each round, in units of the clip.
+        delta: δ.
+        adjacency: see :class:`Account`.
+    """
+
+    noises: tuple[float, ...]
+    delta: float
+    adjacency: Adjacency = "replace"
+
+    def by(self, adjacency: Adjacency) -> RecordedGaussians:
+        """Return the account of the same rounds by another adjacency."""
+        return replace(self, adjacency=adjacency)
+
+    def spent(self, rounds: int, how: How = "rdp") -> float:
+        """Return ε after the first ``rounds``; more than are recorded go on like the last."""
+        if not rounds:
+            return 0.0
+        more = max(0, rounds - len(self.noises))
+        precision = sum(noise**-2 for noise in self.noises[:rounds]) + more * self.noises[-1] ** -2
+        noise = precision**-0.5 / (1 if self.adjacency == "add-remove" else 2)
+        return _spent(noise, self.delta, 1.0, 1, how)
+
+
 @cache
 def _spent(noise: float, delta: float, rate: float, steps: int, how: str) -> float:
     import dp_accounting  # heavy, and only where there is an account to keep

@@ -441,6 +441,19 @@ def _check_attacked(federation: Federation, behaviour: Behaviour) -> None:
         )
 
 
+def planned_rounds(federation: Federation) -> list[list[int]]:
+    """Return who takes part in each round, drawn as in the simulation, until the privacy budget ends it."""
+    budget, sampler = PrivacyBudget(federation, History()), _sampler(federation.spec, federation.seed)
+    planned = []
+    for _ in range(federation.spec.rounds):
+        chosen, why = _choose(federation, budget, sampler)
+        if why:
+            break
+        budget.count(chosen)
+        planned.append(chosen)
+    return planned
+
+
 def _check_budget(federation: Federation) -> None:
     """Refuse a privacy budget that ends the federation before the first recorded round."""
     spec = federation.spec

@@ -25,6 +25,7 @@ from flwr.serverapp import Grid
 
 from fedaudit.adapters.flower.app_file import NODES, Config, flat, read_app
 from fedaudit.adapters.flower.messages import is_training, server_round
+from fedaudit.defences.sanitising import Sanitiser
 from fedaudit.utils.errors import BadInput
 
 Call = Callable[[Message, Context], Message]
@@ -310,6 +311,41 @@ def _fused(app: App, config: Mapping[str, Any]) -> Config:
         known = ", ".join(app.config) or "none"
         raise BadInput(f"run config has no '{unknown[0]}' in {app.folder / 'pyproject.toml'}; known: {known}")
     return {**app.config, **changes}
+
+
+def mods_of(folder: Path | str) -> tuple[str, list[tuple[str, dict[str, Any]]], int | None]:
+    """Return an app's name, the mods that its clients' training goes through, and its planned rounds, if it says so.
+
+    A mod is its class's or function's name with its settings; the first is the one that works on a reply first.
+
+    Raises:
+        BadInput: it can't be loaded.
+    """
+    with loaded(folder) as app:
+        mods = [_described(mod) for mod in reversed(_mods(app.client))]
+    rounds = app.config.get("num-server-rounds")
+    return app.name, mods, rounds if isinstance(rounds, int) and rounds > 0 else None
+
+
+def _mods(client: Any) -> list[Any]:
+    """Return the mods around the function that trains; Flower keeps them in closures, the outermost first."""
+    train = next((f for name, f in client._registered_funcs.items() if name.startswith("train")), None)
+    if train is None:
+        return list(client._mods)
+    found = []
+    while getattr(train, "__closure__", None) and "_mod" in train.__code__.co_freevars:
+        kept = dict(zip(train.__code__.co_freevars, (cell.cell_contents for cell in train.__closure__), strict=True))
+        found.append(kept["_mod"])
+        train = kept["_ffn"]
+    return found
+
+
+def _described(mod: Any) -> tuple[str, dict[str, Any]]:
+    sanitiser = getattr(mod, "sanitiser", None)
+    if isinstance(sanitiser, Sanitiser):
+        return sanitiser.name, sanitiser.settings()
+    plain = {key: value for key, value in getattr(mod, "__dict__", {}).items() if isinstance(value, int | float | str)}
+    return getattr(mod, "__name__", type(mod).__name__), plain
 
 
 def _load(ref: str, folder: Path) -> Any:

@@ -1,0 +1,137 @@
+"""``fedaudit ledger``: what a deployment's messages cost in privacy. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedaudit.cli import options
+from fedaudit.utils.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedaudit.pipeline.ledger import Question
+    from fedaudit.results.ledger import Ledger
+
+
+class Neighbours(StrEnum):
+    """What neighbouring federations differ by."""
+
+    another = "replace"
+    nothing = "add-remove"
+
+
+def ledger(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A scenario's YAML file, a recording's folder, an NVFlare job's folder or a site's privacy.json, "
+            "or a Flower app's folder."
+        ),
+    ],
+    settings: options.Settings = None,
+    data_dir: options.DataDir = None,
+    target: Annotated[float | None, typer.Option(min=0, help="An ε: what would stay below it?")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=10**6, help="Rounds in which every client sends; default: as planned.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ; default: the settings', or 1e-5.")] = None,
+    adjacency: Annotated[
+        Neighbours | None,
+        typer.Option(help="What neighbours differ by; default: replace, and add-remove where the server adds noise."),
+    ] = None,
+    parameters: Annotated[
+        int | None, typer.Option(min=1, help="Numbers in the model's state, where a filter's ε depends on it.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=options.folder, metavar="FOLDER", help="Folder for ledger.html, ledger.json.")
+    ] = None,
+    json_output: options.Json = False,
+) -> None:
+    """Add up the ε of every client over rounds; exit 1 if it is above the target, 3 if nothing bounds it."""
+    if delta is not None and not 0 < delta < 1:
+        raise BadInput(f"--delta {delta:g}: δ lies between 0 and 1")
+    options.check_data_dir(data_dir)
+    from fedaudit.pipeline.ledger import Question
+
+    question = Question(target, rounds, delta, adjacency.value if adjacency else None)
+    found = _ledgers(source, settings, data_dir, parameters, question)
+    if out is not None:
+        from fedaudit.report.ledger import write_ledger
+
+        write_ledger(found, out)
+    if json_output:
+        options.print_json([one.for_programs() for one in found])
+    else:
+        _show(found)
+    spent = [one.epsilon for one in found]
+    if target is not None and any(epsilon is not None and epsilon > target for epsilon in spent):
+        raise typer.Exit(options.EXCEEDED)
+    if target is not None and None in spent:
+        raise typer.Exit(options.NOT_TESTED)
+
+
+def _ledgers(
+    source: Path, settings: list[str] | None, data_dir: Path | None, parameters: int | None, question: Question
+) -> list[Ledger]:
+    """Return the ledgers of what ``source`` is.
+
+    Raises:
+        BadInput: it is nothing of which there is one.
+    """
+    from fedaudit.adapters.nvflare.job import is_job, read_job
+    from fedaudit.pipeline import ledger as pipeline
+
+    if not source.exists():
+        raise BadInput(f"'{source}' doesn't exist; give a scenario, a recording, an NVFlare job or a Flower app")
+    if source.is_file() and source.suffix in {".yaml", ".yml"}:
+        from fedaudit.pipeline.prepare import resolve
+        from fedaudit.scenario.scenario import load_scenario
+
+        resolved = resolve(load_scenario(source, settings), data_dir=data_dir)
+        return [pipeline.of_federation(federation, question) for federation in resolved.federations]
+    if settings:
+        raise BadInput("--set changes a scenario; what else there is a ledger of has its own settings")
+    if is_job(source):
+        job = read_job(source)
+        planned = question.rounds or job.rounds
+        if planned is None:
+            raise BadInput(f"'{source}' doesn't say how many rounds there are; give --rounds")
+        return pipeline.of_filters(job.name, job.sites, planned, parameters, question)
+    if (source / "pyproject.toml").is_file():
+        from fedaudit.adapters.flower.in_process import mods_of
+
+        name, mods, planned = mods_of(source)
+        planned = question.rounds or planned
+        if planned is None:
+            raise BadInput("the app's config has no num-server-rounds; give --rounds")
+        return pipeline.of_filters(name, {"every node": mods}, planned, parameters, question)
+    from fedaudit.transcript.transcript import Transcript
+
+    return [pipeline.of_transcript(Transcript.load(source), question)]
+
+
+def _show(found: list[Ledger]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedaudit.report.ledger import answers, conditions, rows
+    from fedaudit.utils.progress import wide_console
+
+    console = wide_console()
+    for one in found:
+        console.print(f"[bold]{escape(one.federation)}[/]: {escape(one.mechanism)}", highlight=False)
+        console.print(f"  {escape(conditions(one))}", highlight=False)
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        table.add_column("client", no_wrap=True)
+        for name in ("rounds", "ε"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("")
+        for client, rounds, epsilon, why in rows(one):
+            table.add_row(escape(client), str(rounds), epsilon, escape(why))
+        console.print(table, highlight=False)
+        for line in answers(one):
+            console.print(f"  {escape(line)}", highlight=False)
+        console.print()

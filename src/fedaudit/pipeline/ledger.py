@@ -1,0 +1,279 @@
+"""The ledger of a deployment: the ε that each client's messages cost, composed over rounds, and what a target asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from fedaudit.defences.privacy import DifferentialPrivacy
+from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.epsilon.accounting import Account, PrivacyAccount, RecordedGaussians, SparseVectorAccount, TakingPart
+from fedaudit.results.findings import Adjacency
+from fedaudit.results.ledger import ClientLedger, Ledger, Target
+from fedaudit.simulation.budget import PrivacyBudget
+from fedaudit.simulation.client import Federation
+from fedaudit.simulation.history import History
+from fedaudit.simulation.simulator import planned_rounds
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.update import Update
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import make
+
+FILTERS = {  # a framework's class of a filter or mod, and ours that does the same
+    "PercentilePrivacy": "percentile-privacy",
+    "SVTPrivacy": "svt-privacy",
+    "ExcludeVars": "exclude-vars",
+    "LocalDpMod": "local-dp",
+}
+Filter = tuple[str, Mapping[str, Any]]
+
+_DELTA = 1e-5
+_POINTS = 60  # of a curve; of more rounds some are told
+_MOST_NOISE = 1e6  # clips of noise, beyond which none is looked for
+_NO_NOISE = "no noise is added, so that nothing is promised"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a ledger beside what is spent; each None where it isn't asked.
+
+    Attributes:
+        target: an ε to stay below.
+        rounds: in which every client sends, in place of those that are planned or recorded.
+        delta: in place of the settings'.
+        adjacency: in place of the one that fits who looks on.
+    """
+
+    target: float | None = None
+    rounds: int | None = None
+    delta: float | None = None
+    adjacency: Adjacency | None = None
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """In which rounds, from 1, a client sends; what these cost, or why nothing bounds it."""
+
+    rounds: Sequence[int]
+    account: PrivacyAccount | None
+    why: str = _NO_NOISE
+
+
+def of_federation(federation: Federation, question: Question) -> Ledger:
+    """Return the ledger of a scenario's federation as it is planned; nothing is trained.
+
+    Who takes part is drawn as in the simulation. Against central noise all rounds count for everybody, because a
+    global model is made of the messages of all.
+
+    Raises:
+        BadInput: its rounds can't be drawn.
+    """
+    sanitiser = federation.defences.sanitiser
+    budget = PrivacyBudget(federation, History())
+    planned = planned_rounds(federation)
+    everybody = range(federation.spec.clients)
+    sent = {
+        str(number): _Sent(
+            [i + 1 for i, chosen in enumerate(planned) if budget.central or number in chosen], budget.account
+        )
+        for number in everybody
+    }
+    notes = []
+    if len(planned) < federation.spec.rounds:
+        notes.append(f"the budget ends it after {len(planned)} of {federation.spec.rounds} rounds")
+    if budget.central:
+        notes.append(
+            "the server adds the noise: the server itself, and whoever sees single updates, is promised nothing"
+        )
+    sample = isinstance(sanitiser, DifferentialPrivacy) and sanitiser.level == "sample"
+    ledger = Ledger(
+        federation=federation.name,
+        mechanism=_named(sanitiser.name, sanitiser.settings()),
+        protects="sample" if sample else "client",
+        adjacency="add-remove" if budget.central else "replace",
+        sampling=_sampling(budget.account),
+        delta=_DELTA,
+        clients=(),
+        notes=tuple(notes),
+    )
+    return _filled(ledger, sent, question)
+
+
+def of_filters(
+    name: str, sites: Mapping[str, Sequence[Filter]], rounds: int, elements: int | None, question: Question
+) -> list[Ledger]:
+    """Return a ledger for all sites that send through the same filters of NVFlare, or mods of Flower.
+
+    Args:
+        name: of the job or app.
+        sites: by name, the filters of each in the order in which they work: a class's name, and its settings.
+        rounds: that are planned; every site sends in each.
+        elements: of the model's whole state; None: not known.
+        question: what is asked.
+
+    Raises:
+        BadInput: an ε depends on what isn't known, or the settings aren't possible.
+    """
+    alike: dict[str, list[str]] = {}
+    for site, filters in sites.items():
+        alike.setdefault(repr(filters), []).append(site)
+    return [_of_chain(name, names, sites[names[0]], rounds, elements, question) for names in alike.values()]
+
+
+def _of_chain(
+    name: str, sites: Sequence[str], filters: Sequence[Filter], rounds: int, elements: int | None, question: Question
+) -> Ledger:
+    accounts: dict[str, PrivacyAccount] = {}
+    notes, shown = [], []
+    for kind, written in filters:
+        settings = {key: value for key, value in written.items() if key != "data_kinds"}
+        known = kind if kind in SANITISERS else FILTERS.get(kind)
+        shown.append(_named(known or kind, settings))
+        if known is None:
+            notes.append(f"{kind} isn't known here: nothing is counted for it")
+            continue
+        sanitiser = make(SANITISERS, known, settings)
+        if known == "svt-privacy" and elements is None:
+            raise BadInput(f"{name}: the ε of {kind} depends on the model's size; give --parameters")
+        account = sanitiser.account(TakingPart((), len(sites), 1, 1, None, elements or 0))
+        if account is not None:
+            accounts[kind] = account
+        if isinstance(account, SparseVectorAccount):
+            own = sanitiser.settings()["epsilon"] + account.numbers * account.each
+            notes.append(f"by NVFlare's own count a round costs {own:,.0f} at δ = 0, and rounds add up")
+    if len(accounts) > 1:
+        raise BadInput(
+            f"{name}: {' and '.join(accounts)} on the same messages can't be accounted for; keep one of them"
+        )
+    account = next(iter(accounts.values()), None)
+    ledger = Ledger(
+        federation=name,
+        mechanism=", then ".join(shown) or "nothing",
+        protects="client",
+        adjacency="replace",
+        sampling=_sampling(account),
+        delta=_DELTA,
+        clients=(),
+        notes=tuple(notes),
+    )
+    return _filled(ledger, {site: _Sent(range(1, rounds + 1), account) for site in sites}, question)
+
+
+def of_transcript(transcript: Transcript, question: Question) -> Ledger:
+    """Return the ledger of what travelled: for every client, of the noise that its messages have on record.
+
+    Raises:
+        BadInput: there are no single clients' updates.
+    """
+    messages: dict[int, list[tuple[int, Update]]] = {}
+    for record in transcript.rounds:
+        for update in record.updates:
+            if update.members:
+                raise BadInput(f"{transcript.name} has sums of updates; a ledger is of single clients' messages")
+            messages.setdefault(update.client, []).append((record.index + 1, update))
+    if not messages:
+        raise BadInput(f"{transcript.name} has no updates, and so no ledger")
+    sent = {
+        transcript.clients.get(client, str(client)): _recorded(of_client)
+        for client, of_client in sorted(messages.items())
+    }
+    names = {u.sanitised.name if u.sanitised else "none" for of_client in messages.values() for _, u in of_client}
+    ledger = Ledger(
+        federation=transcript.name,
+        mechanism=", ".join(sorted(names)),
+        protects="client",
+        adjacency="replace",
+        sampling=_sampling(None),
+        delta=_DELTA,
+        clients=(),
+        notes=("a recording says what noise was meant to be added; an audit with canaries tests whether it was",),
+    )
+    return _filled(ledger, sent, question)
+
+
+def _recorded(messages: Sequence[tuple[int, Update]]) -> _Sent:
+    """Return what the noise on record costs; without any, or without its clip, nothing bounds ε."""
+    noises = [
+        update.sanitised.noise / update.sanitised.clip
+        for _, update in messages
+        if update.sanitised and update.sanitised.clip and update.sanitised.noise
+    ]
+    rounds = [index for index, _ in messages]
+    if short := len(messages) - len(noises):
+        return _Sent(rounds, None, f"{short} of {len(messages)} messages have no noise with a known clip on record")
+    return _Sent(rounds, RecordedGaussians(tuple(noises), _DELTA))
+
+
+def _filled(ledger: Ledger, sent: Mapping[str, _Sent], question: Question) -> Ledger:
+    """Return the ledger with its clients and the answer to the question."""
+    accounts = [one.account for one in sent.values() if one.account is not None]
+    delta = question.delta or (accounts[0].delta if accounts else ledger.delta)
+    adjacency = question.adjacency or ledger.adjacency
+    asked: dict[str, Any] = {"adjacency": adjacency, "delta": delta}
+    sent = {
+        name: replace(one, account=None if one.account is None else replace(cast("Any", one.account), **asked))
+        for name, one in sent.items()
+    }
+    if question.rounds is not None:
+        sent = {name: replace(one, rounds=range(1, question.rounds + 1)) for name, one in sent.items()}
+    clients = tuple(_client(name, one) for name, one in sent.items())
+    target = None
+    if question.target is not None and accounts and len(accounts) == len(sent):
+        busiest = max(sent.values(), key=lambda one: len(one.rounds))
+        assert busiest.account is not None
+        target = _target(busiest.account, len(busiest.rounds), question.target)
+    return replace(ledger, delta=delta, adjacency=adjacency, clients=clients, target=target)
+
+
+def _client(name: str, sent: _Sent) -> ClientLedger:
+    n = len(sent.rounds)
+    if sent.account is None:
+        return ClientLedger(name, n, None if n else 0.0, why=sent.why if n else "")
+    account = sent.account
+    spent = min(account.spent(n), account.spent(n, "pld"))
+    return ClientLedger(name, n, spent, tuple((sent.rounds[k - 1], account.spent(k)) for k in _told(n)))
+
+
+def _told(n: int) -> Iterator[int]:
+    """Return how many rounds are behind at the points of a curve."""
+    if n <= _POINTS:
+        return iter(range(1, n + 1))
+    return iter(sorted({1 + round(i * (n - 1) / (_POINTS - 1)) for i in range(_POINTS)}))
+
+
+def _target(account: PrivacyAccount, rounds: int, epsilon: float) -> Target:
+    allowed = account.rounds(epsilon)
+    noise = None
+    if isinstance(account, Account):
+        low, high = 0.0, account.noise
+
+        def fits(noise: float) -> bool:
+            return replace(account, noise=noise).spent(rounds) <= epsilon
+
+        while high < _MOST_NOISE and not fits(high):
+            low, high = high, 2 * high
+        if fits(high):
+            while high - low > 1e-3 * high:
+                middle = (low + high) / 2
+                low, high = (low, middle) if fits(middle) else (middle, high)
+            noise = high
+    return Target(epsilon, rounds, allowed, noise)
+
+
+def _sampling(account: PrivacyAccount | None) -> str:
+    whole = "no drawing is counted: every round in which a client sends costs it in full"
+    if not isinstance(account, Account):
+        return whole
+    if account.of is not None:
+        return f"{account.of[0]} of {account.of[1]} clients are drawn for each round, without replacement"
+    if account.rate < 1:
+        return f"Poisson sampling with probability {account.rate:.3g} a step is supposed, which nobody here does"
+    if account.every > 1:
+        return f"an example is in one of {account.every} steps: the batches of a pass are disjoint"
+    return whole
+
+
+def _named(name: str, settings: Mapping[str, Any]) -> str:
+    shown = ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None)
+    return f"{name} ({shown})" if shown else name

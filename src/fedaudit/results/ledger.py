@@ -1,0 +1,84 @@
+"""What a ledger says: the ε that each client's messages cost, and what a target takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedaudit.results.findings import Adjacency
+
+
+@dataclass(frozen=True)
+class ClientLedger:
+    """What one client's messages cost.
+
+    Attributes:
+        client: its name.
+        rounds: in which it sends.
+        epsilon: after the last of them, by Rényi accounting or the privacy loss distribution, whichever is tighter;
+            None: nothing bounds it.
+        curve: (round, ε) after rounds in which it sends, counted from 1, by Rényi accounting; of many rounds some are
+            told, always the first and the last.
+        why: nothing bounds it; empty where something does.
+    """
+
+    client: str
+    rounds: int
+    epsilon: float | None
+    curve: tuple[tuple[int, float], ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What staying below an ε takes, by Rényi accounting.
+
+    Attributes:
+        epsilon: that is wanted.
+        rounds: in which a client sends.
+        allowed: of such rounds, with the noise that there is.
+        noise: in clips, with which all of ``rounds`` stay below; None: what is added has no such setting, or no noise
+            is enough.
+    """
+
+    epsilon: float
+    rounds: int
+    allowed: int
+    noise: float | None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The account of one federation, or of those of its sites that send through the same filters.
+
+    Attributes:
+        federation: its name.
+        mechanism: what a message goes through.
+        protects: whose presence the ε is about: ``client`` or ``sample``.
+        adjacency: what neighbours differ by: ``replace``, one that sends anything else, or ``add-remove``, nothing.
+        sampling: what the account supposes of drawing, in words.
+        delta: δ.
+        clients: each one's.
+        target: what was asked for, if anything was.
+        notes: what else a reader must know.
+    """
+
+    federation: str
+    mechanism: str
+    protects: str
+    adjacency: Adjacency
+    sampling: str
+    delta: float
+    clients: tuple[ClientLedger, ...]
+    target: Target | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest of all clients; None where nothing bounds one of them."""
+        spent = [one.epsilon for one in self.clients]
+        return None if None in spent else max((e for e in spent if e is not None), default=0.0)
+
+    def for_programs(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self) | {"epsilon": self.epsilon}

@@ -1,0 +1,185 @@
+"""The ledger of a deployment: what is composed, what a target takes, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting import pld
+from typer.testing import CliRunner
+
+import fedaudit
+from fedaudit.cli import app
+from fedaudit.utils.errors import BadInput
+
+SCENARIO = """
+data: {name: digits}
+model: {name: mlp, width: 8}
+federations:
+  - {name: f, clients: 6, clients_per_round: 2, rounds: 8, examples: 60, batch_size: 10, local_epochs: 1}
+defences: {sanitiser: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}
+attacks: [loss-threshold]
+"""
+
+
+def run(*words: str | Path) -> tuple[int, Any]:
+    """Return the exit code and what is written as JSON."""
+    done = CliRunner().invoke(app, ["ledger", *map(str, words), "--json"])
+    if isinstance(done.exception, BadInput):
+        return 2, str(done.exception)
+    return done.exit_code, json.loads(done.stdout)
+
+
+def job(folder: Path, *filters: dict[str, Any], rounds: int | None = 3) -> Path:
+    """Write an NVFlare job of two sites that send through these filters."""
+    config = folder / "app" / "config"
+    config.mkdir(parents=True)
+    chain = {"tasks": ["train"], "filters": list(filters)}
+    (config / "config_fed_client.json").write_text(json.dumps({"task_result_filters": [chain]}))
+    args = {} if rounds is None else {"num_rounds": rounds}
+    (config / "config_fed_server.json").write_text(json.dumps({"workflows": [{"id": "c", "args": args}]}))
+    meta = {"name": "spleen", "deploy_map": {"app": ["server", "site-1", "site-2"]}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+def svt(**args: Any) -> dict[str, Any]:
+    return {"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": args}
+
+
+def gaussian(noise: float, rounds: int, delta: float = 1e-5) -> float:
+    """Return ε of so many Gaussian mechanisms, by the library."""
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
+    accountant.compose(dp_accounting.GaussianDpEvent(noise), rounds)
+    return float(accountant.get_epsilon(delta))
+
+
+def test_a_scenario_is_drawn_as_its_simulation_and_composed_as_the_library_does(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(SCENARIO)
+    code, (found,) = run(file)
+    assert code == 0
+    transcript = fedaudit.simulate(file, progress=False).transcript
+    sent = {str(n): sum(u.client == n for r in transcript.rounds for u in r.updates) for n in range(6)}
+    assert {one["client"]: one["rounds"] for one in found["clients"]} == sent
+    for one in found["clients"]:
+        # the server sees who sent: one client's messages against any others are two clips apart
+        assert one["epsilon"] == pytest.approx(gaussian(2.0, one["rounds"]), rel=1e-3) if one["rounds"] else 0
+        assert [e for _, e in one["curve"]] == sorted(e for _, e in one["curve"])
+    assert found["epsilon"] == max(one["epsilon"] for one in found["clients"])
+
+
+def test_what_a_target_takes_is_just_enough(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(SCENARIO)
+    code, (found,) = run(file, "--target", "3", "--rounds", "20")
+    assert code == 1
+    target = found["target"]
+    assert target["rounds"] == 20
+    assert run(file, "--target", "3", "--rounds", str(target["allowed"]))[0] == 0
+    _, (more,) = run(file, "--rounds", str(target["allowed"] + 1))
+    assert more["clients"][0]["curve"][-1][1] > 3
+    name = "defences.sanitiser.noise"
+    _, (enough,) = run(file, "--rounds", "20", "--set", f"{name}={target['noise']}")
+    _, (short,) = run(file, "--rounds", "20", "--set", f"{name}={0.99 * target['noise']}")
+    assert enough["clients"][0]["curve"][-1][1] <= 3 < short["clients"][0]["curve"][-1][1]
+
+
+def test_a_recording_of_different_noises_composes_them_all(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(SCENARIO.replace("clients_per_round: 2, ", ""))
+    transcript = fedaudit.simulate(file, progress=False).transcript
+    for record in transcript.rounds:
+        for row, update in enumerate(record.updates):
+            how = update.sanitised
+            assert how is not None
+            assert how.clip
+            noise = (4.0 if record.index % 2 else 8.0) * how.clip
+            changed = type(how)(how.name, noise=noise, clip=how.clip)
+            record.updates[row] = type(update)(**{**vars(update), "sanitised": changed})
+    transcript.save(tmp_path / "t")
+    code, (found,) = run(tmp_path / "t")
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
+    for noise in (8.0, 4.0):
+        accountant.compose(dp_accounting.GaussianDpEvent(noise / 2), 4)
+    assert code == 0
+    assert found["epsilon"] == pytest.approx(float(accountant.get_epsilon(1e-5)), rel=1e-3)
+
+
+def test_messages_without_noise_have_no_bound(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(SCENARIO.replace("defences: {sanitiser: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}\n", ""))
+    code, (planned,) = run(file, "--target", "8")
+    assert code == 3
+    assert planned["epsilon"] is None
+    assert planned["target"] is None
+    fedaudit.simulate(file, progress=False).transcript.save(tmp_path / "t")
+    code, (found,) = run(tmp_path / "t", "--target", "8")
+    assert code == 3
+    assert all(one["epsilon"] is None and one["why"] for one in found["clients"])
+
+
+def test_stock_sparse_vectors_of_a_densenet_cost_what_nvflare_says(tmp_path: Path) -> None:
+    code, (found,) = run(job(tmp_path / "j", svt()), "--parameters", "7033190", "--target", "8")
+    assert code == 1
+    assert [one["client"] for one in found["clients"]] == ["site-1", "site-2"]
+    assert any("70,332" in note for note in found["notes"])
+    assert 3 * 3000 < found["epsilon"] < 3 * 70_332
+    assert found["target"]["allowed"] == 0
+
+
+def test_filters_that_promise_nothing_or_are_not_known_say_so(tmp_path: Path) -> None:
+    percentile = {"path": "x.PercentilePrivacy", "args": {"percentile": 20}}
+    code, (found,) = run(job(tmp_path / "j", percentile, {"path": "mine.Blur", "args": {}}), "--target", "1")
+    assert code == 3
+    assert found["epsilon"] is None
+    assert "Blur" in " ".join(found["notes"])
+    code, (kept,) = run(job(tmp_path / "k", svt(), percentile), "--parameters", "1000")
+    assert code == 0
+    assert kept["epsilon"] > 0  # what comes after can't take the promise away
+
+
+def test_a_site_s_privacy_file_has_a_ledger_by_scope(tmp_path: Path) -> None:
+    file = tmp_path / "privacy.json"
+    scopes = [{"name": "public"}, {"name": "private", "task_result_filters": [{"name": "SVTPrivacy", "args": {}}]}]
+    file.write_text(json.dumps({"scopes": scopes, "default_scope": "private"}))
+    code, found = run(file, "--rounds", "2", "--parameters", "500")
+    assert code == 0
+    assert {one["clients"][0]["client"]: one["epsilon"] is None for one in found} == {
+        "scope public": True,
+        "scope private, the default": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "--parameters"),
+        (["--parameters", "10", "--delta", "2"], "δ lies between"),
+        (["--parameters", "10", "--set", "a=1"], "--set changes a scenario"),
+    ],
+)
+def test_what_is_missing_is_asked_for(tmp_path: Path, words: list[str], why: str) -> None:
+    code, told = run(job(tmp_path / "j", svt()), *words)
+    assert code == 2
+    assert why in told
+
+
+def test_rounds_that_nobody_says_are_asked_for(tmp_path: Path) -> None:
+    code, told = run(job(tmp_path / "j", svt(), rounds=None), "--parameters", "10")
+    assert code == 2
+    assert "--rounds" in told
+    assert run(tmp_path / "nothing")[0] == 2
+
+
+def test_a_page_shows_the_curve(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(SCENARIO)
+    run(file, "--out", tmp_path / "out", "--target", "3")
+    page = (tmp_path / "out" / "ledger.html").read_text()
+    assert "<svg" in page
+    assert "Below ε = 3" in page
+    assert json.loads((tmp_path / "out" / "ledger.json").read_text())[0]["target"]["epsilon"] == 3
