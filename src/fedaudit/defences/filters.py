@@ -341,7 +341,7 @@ class LocalDp(Sanitiser):
         for name, array in moved.items():
             noise = np.asarray(draws.normal(0, self.scale, array.shape))  # of scalars, too, which don't get it
             if array.ndim and np.issubdtype(array.dtype, np.floating):
-                sent[name] = array * shrink + noise.astype(array.dtype)
+                sent[name] = array * shrink + np.asarray(noise).astype(array.dtype)
         return _changed(update, context, sent, SanitiserInfo(self.name, noise=self.scale, clip=self.clipping_norm))
 
 
