@@ -84,7 +84,7 @@ def test_masks_of_one_logit_give_the_image(loss: Any, granted: bool) -> None:
     (finding,) = audited("segmentation", [attack], granted=granted, model=one_logit(), loss=loss).findings
     if loss is soft_dice and not granted:
         assert finding.status == "not applicable"
-        assert "grant them" in (finding.reason or "")
+        assert "threat.knows_labels=true" in (finding.reason or "")
         return
     assert finding.images[0].psnr > (15 if granted else 10)
     assert finding.label_source == ("given" if granted else "optimised")
@@ -167,7 +167,9 @@ def test_what_cannot_be_sought_beside_images_is_refused() -> None:
         return (outputs.sigmoid() - targets).square().mean()
 
     own, _ = seen_of("multi-label", loss=squared)
-    with pytest.raises(NotApplicable, match="a user's own, and may not take targets that aren't whole; grant them"):
+    with pytest.raises(
+        NotApplicable, match="a user's own, and may not take targets that aren't whole; simulate it with "
+    ):
         make_attack("invg").check(own)
     epochs = {"algorithm": "fedavg", "examples": 4, "batch_size": 2, "local_epochs": 2}
     several, _ = seen_of("regression", epochs)

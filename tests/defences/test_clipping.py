@@ -240,9 +240,16 @@ def test_an_audit_tells_what_is_spent() -> None:
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
 def test_flower_s_own_gives_the_same(kind: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The norms to the bit, round after round; models to rounding, for Flower averages weights, not changes."""
+    pytest.importorskip("flwr")
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+    pytest.importorskip("flwr")
     from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
+
+    pytest.importorskip("flwr")
     from flwr.serverapp import strategy as flower
+
+    pytest.importorskip("flwr")
     from flwr.supercore.task_identity import TaskIdentity
 
     for part in ("_task_id", "_run_id", "_node_id"):

@@ -66,8 +66,13 @@ def moved(sent: Update, before: State) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def nvflare(filter_: Any, before: State, after: State, steps: int) -> dict[str, Any]:
+    pytest.importorskip("nvflare")
     from nvflare.apis.dxo import DXO, DataKind, MetaKey
+
+    pytest.importorskip("nvflare")
     from nvflare.apis.fl_context import FLContext
+
+    pytest.importorskip("nvflare")
     from nvflare.apis.shareable import Shareable
 
     data = {name: (after[name] - before[name]).numpy() for name in before}
@@ -91,6 +96,7 @@ def equal_bits(sanitiser: Sanitiser, expected: dict[str, Any], before: State, af
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize(("percentile", "gamma"), [(10, 0.01), (75.5, 0.003), (100, 0.01), (0, 1.0)])
 def test_percentile_privacy_gives_nvflare_s_bits(percentile: float, gamma: float, steps: int) -> None:
+    pytest.importorskip("nvflare")
     from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 
     before, after = state(0), state(1)
@@ -115,6 +121,7 @@ def test_percentile_privacy_gives_nvflare_s_bits(percentile: float, gamma: float
 def test_svt_privacy_gives_nvflare_s_bits(
     settings: dict[str, Any], steps: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("nvflare")
     from nvflare.app_common.filters import svt_privacy
 
     monkeypatch.setattr(svt_privacy, "_SVT_CHUNK_SIZE", chunk)
@@ -128,6 +135,7 @@ def test_svt_privacy_gives_nvflare_s_bits(
 @pytest.mark.peers
 @pytest.mark.parametrize("names", [["conv.bias", "bn.running_mean", "other"], r"^(conv|bn)\.", "weight"])
 def test_exclude_vars_sends_what_nvflare_sends(names: list[str] | str) -> None:
+    pytest.importorskip("nvflare")
     from nvflare.app_common.filters.exclude_vars import ExcludeVars
 
     before, after = state(0), state(1)
@@ -142,8 +150,13 @@ def test_exclude_vars_sends_what_nvflare_sends(names: list[str] | str) -> None:
 @pytest.mark.parametrize("clip", [0.05, 100.0])
 def test_local_dp_gives_flower_s_bits(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """From weights of zero, where the mod's sums have no rounding."""
+    pytest.importorskip("flwr")
     from flwr.app import ArrayRecord, Context, Message, RecordDict
+
+    pytest.importorskip("flwr")
     from flwr.clientapp.mod import LocalDpMod
+
+    pytest.importorskip("flwr")
     from flwr.supercore.task_identity import TaskIdentity
 
     for part in ("_task_id", "_run_id", "_node_id"):

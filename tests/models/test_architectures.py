@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ MOST_SECONDS, MOST_MEMORY = 60, 3 * 1024  # of this process's own work; MiB
 
 @pytest.fixture(scope="module")
 def _libraries() -> None:
+    if any(find_spec(name) is None for name in ("torchvision", "monai", "timm", "segmentation_models_pytorch")):
+        pytest.skip("the libraries aren't installed: pip install 'PATH_OF_THE_CLONE[bench]'")
     own_process()
     import_torchvision()
 

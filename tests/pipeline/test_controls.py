@@ -198,7 +198,7 @@ def test_a_time_that_is_over_ends_attacks_and_the_report_says_so(tmp_path: Path)
     federation = {**FEDSGD, "clients": 3, "examples": 3}
     made = fedaudit.simulate(scenario(invg(), federations=[federation]), progress=False)
     attacks: list[Any] = [{"name": "invg", "iterations": 300}, "labels"]
-    limited: Any = {"max_minutes": 0.001, "clients": 2, "progress": False}
+    limited: Any = {"max_minutes": 1e-9, "clients": 2, "progress": False}
     found = fedaudit.audit_transcript(made, attacks, out=tmp_path, **limited).result
     reasons = [f.reason or "" for f in found.findings]
     assert sum("--max-minutes" in reason for reason in reasons) == 4

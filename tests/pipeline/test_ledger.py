@@ -19,7 +19,14 @@ SCENARIO = """
 data: {name: digits}
 model: {name: mlp, width: 8}
 federations:
-  - {name: f, clients: 6, clients_per_round: 2, rounds: 8, examples: 60, batch_size: 10, local_epochs: 1}
+  - name: f
+    algorithm: fedavg
+    clients: 6
+    clients_per_round: 2
+    rounds: 8
+    examples: 60
+    batch_size: 10
+    local_epochs: 1
 defences: {sanitiser: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}
 attacks: [loss-threshold]
 """
@@ -90,7 +97,7 @@ def test_what_a_target_takes_is_just_enough(tmp_path: Path) -> None:
 
 def test_a_recording_of_different_noises_composes_them_all(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text(SCENARIO.replace("clients_per_round: 2, ", ""))
+    file.write_text(SCENARIO.replace("    clients_per_round: 2\n", ""))
     transcript = fedaudit.simulate(file, progress=False).transcript
     for record in transcript.rounds:
         for row, update in enumerate(record.updates):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedaudit.modalities.base import ExampleKind, register
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.plain_tensors import plain
+from fedaudit.utils.plain_tensors import of_plain_class
 
 _GAP, _SIDE, _SQUARE = 4, 96, 12  # pixels: between two parts, about a picture's side, a number's square
 _MOST = 64  # numbers of a part that are drawn
@@ -136,7 +136,7 @@ class Packing:
         named = _named(given, extra, where)
         if [name for name, _ in named] != [part.name for part in self.parts]:
             raise BadInput(f"{where} are {', '.join(n for n, _ in named) or 'none'}; there should be {self}")
-        tensors = [plain(torch.as_tensor(value)) for _, value in named]
+        tensors = [of_plain_class(torch.as_tensor(value)) for _, value in named]
         if len({len(t) for t in tensors}) > 1:
             raise BadInput(f"{where}: {', '.join(str(len(t)) for t in tensors)} examples; give as many of each")
         for part, tensor in zip(self.parts, tensors, strict=True):

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunctionSubclass, _disabled_torch_function_impl
+
+
+def of_plain_class(tensor: Tensor) -> Tensor:
+    """Return the tensor, with its gradient; one of a library's class, as one of torch's own."""
+    if _functions_of(type(tensor)) in (_functions_of(Tensor), _disabled_torch_function_impl):
+        return tensor  # torch's own subclasses, as of a trace, stay
+    with DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
+
+
+def _functions_of(kind: Any) -> Any:
+    """Return what a class of tensors makes of torch's functions."""
+    return getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -89,7 +89,8 @@ class RMIA(ShadowAttack):
     as in the authors' code. As the score of x only grows with p(x) / P(x), γ decides of the order of records no more
     than which are tied: with the paper's 2 fewer of the surest are than with the 1 of the authors' code. Departures: p
     is the softmax's probability, neither tempered nor with a margin; the authors tune a on a shadow model, here it is a
-    setting; the model is asked of each record as it is, and not of changed copies.
+    setting; the model is asked of each record as it is, and not of changed copies; where an example has no class, its
+    loss is a mean over pixels or numbers, too small for a ratio of 2, and γ is 1.
 
     Args:
         shadows: models; attacks with the same ones share them.
@@ -97,7 +98,7 @@ class RMIA(ShadowAttack):
         learning_rate: of that.
         batch_size: of that.
         online: the shadow models are trained on the records, too, each on half of them.
-        gamma: the ratio from which a record is favoured over a public example.
+        gamma: the ratio from which a record is favoured over a public example, where they have classes.
         offline_a: the smaller, the more a record's training is taken to raise its probability; without effect online.
     """
 
@@ -128,12 +129,13 @@ class RMIA(ShadowAttack):
             own = chances(target, target.answers(inputs, labels), labels)
             return own - usual[shadows.rows(inputs, labels)]
 
+        least = math.log(self.gamma) if target.task_info.num_classes is not None else 0.0
         records = observation.records
         assert records is not None
         others = favoured(records.public_inputs, records.public_labels)
 
         def score(inputs: Tensor, labels: Tensor) -> Tensor:
-            return (favoured(inputs, labels)[:, None] - others >= math.log(self.gamma)).double().mean(dim=1)
+            return (favoured(inputs, labels)[:, None] - others >= least).double().mean(dim=1)
 
         return score
 
