@@ -118,7 +118,7 @@ def test_no_label_sets_are_claimed_where_the_counts_do_not_fit():
     transcript, truth = recorded(6, decided())
     for run, seen in found_of(transcript):
         true = truth.labels[0, seen.messages[0].client]
-        assert off_whole(run.counts) > 0.1
+        assert off_whole(run.counts) > 0.05
         assert run.method == "counts"
         assert "which of them occur together isn't told" in run.notes[0]
         assert run.labels.sum(dim=0).equal(run.counts.round().float())

@@ -45,7 +45,7 @@ _RANK = 1e-6  # of the largest singular value: what is less is rounding
 _WIDER = (1.0, 4.0, 16.0, 64.0)  # times the dummies' deviations, which are tried
 _LEAST = 3e-4  # deviation of an example's probabilities from their mean, at least
 _OFF = 0.25  # variance of a count, at least
-_FITS = 0.1  # mean distance of the counts from whole numbers, the most at which label sets are looked for
+_FITS = 0.05  # mean distance of the counts from whole numbers, the most at which label sets are looked for
 _RARE = 0.02  # least and largest prior probability of a label
 
 
