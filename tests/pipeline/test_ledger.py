@@ -79,6 +79,21 @@ def test_a_scenario_is_drawn_as_its_simulation_and_composed_as_the_library_does(
     assert found["epsilon"] == max(one["epsilon"] for one in found["clients"])
 
 
+def test_noise_that_the_server_adds_counts_every_round_for_everybody(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    clipping = "{aggregator: {name: fixed-clipping, clipping_norm: 1.0, noise_multiplier: 2.0}}"
+    file.write_text(SCENARIO.replace("{sanitiser: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}", clipping))
+    code, (found,) = run(file)
+    assert code == 0
+    assert "fixed-clipping" in found["mechanism"]
+    assert found["adjacency"] == "add-remove"
+    assert {one["rounds"] for one in found["clients"]} == {8}
+    history = fedaudit.simulate(file, progress=False).history
+    assert history is not None
+    assert history.epsilon_pld is not None
+    assert found["epsilon"] == pytest.approx(min(history.epsilon[-1], history.epsilon_pld), rel=1e-9)
+
+
 def test_what_a_target_takes_is_just_enough(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(SCENARIO)

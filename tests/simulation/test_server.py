@@ -55,7 +55,10 @@ def test_an_update_that_is_not_finite_is_refused():
 @pytest.mark.parametrize("name", sorted(AGGREGATORS.names()))
 def test_a_federation_runs_with_every_aggregator_and_repeats(name):
     spec = {"clients": 7, "examples": 70, "rounds": 2, "algorithm": "fedavg", "local_steps": 2, "learning_rate": 0.05}
-    needed = {"fltrust": {"root_examples": 20}, "adaptive-clipping": {"noise_multiplier": 0.1}}
+    needed: dict[str, dict[str, Any]] = {
+        "fltrust": {"root_examples": 20},
+        "adaptive-clipping": {"noise_multiplier": 0.1},
+    }
     settings = needed.get(name, {})
     chosen = {"aggregator": {"name": name, **settings}}
     _, transcript, _ = run(spec, defences=chosen)

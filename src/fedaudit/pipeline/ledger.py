@@ -69,29 +69,29 @@ def of_federation(federation: Federation, question: Question) -> Ledger:
     Raises:
         BadInput: its rounds can't be drawn.
     """
-    sanitiser = federation.defences.sanitiser
+    sanitiser, aggregator = federation.defences.sanitiser, federation.defences.aggregator
     budget = PrivacyBudget(federation, History())
+    central = budget.account is not None and budget.central
     planned = planned_rounds(federation)
     everybody = range(federation.spec.clients)
     sent = {
-        str(number): _Sent(
-            [i + 1 for i, chosen in enumerate(planned) if budget.central or number in chosen], budget.account
-        )
+        str(number): _Sent([i + 1 for i, chosen in enumerate(planned) if central or number in chosen], budget.account)
         for number in everybody
     }
     notes = []
     if len(planned) < federation.spec.rounds:
         notes.append(f"the budget ends it after {len(planned)} of {federation.spec.rounds} rounds")
-    if budget.central:
+    if central:
         notes.append(
             "the server adds the noise: the server itself, and whoever sees single updates, is promised nothing"
         )
     sample = isinstance(sanitiser, DifferentialPrivacy) and sanitiser.level == "sample"
+    parts = [sanitiser, aggregator] if central and not isinstance(sanitiser, DifferentialPrivacy) else [sanitiser]
     ledger = Ledger(
         federation=federation.name,
-        mechanism=_named(sanitiser.name, sanitiser.settings()),
+        mechanism=", then ".join(_named(one.name, one.settings()) for one in parts),
         protects="sample" if sample else "client",
-        adjacency="add-remove" if budget.central else "replace",
+        adjacency="add-remove" if central else "replace",
         sampling=_sampling(budget.account),
         delta=_DELTA,
         clients=(),
