@@ -154,7 +154,7 @@ def test_what_caused_a_client_s_error_is_said(tmp_path):
     first = '    try:\n        int("a")\n    except ValueError as e:\n        raise RuntimeError("cut") from e\n'
     app = write_app(tmp_path / "app", client=replaced(CLIENT, "    fit(model", f"{first}    fit(model"))
     with pytest.raises(BadInput, match=r"RuntimeError: cut by ValueError: invalid literal .*client\.py:\d+"):
-        audit_flower(app, nodes=1, rounds=1, out=tmp_path / "out", **QUICK)
+        audit_flower(app, nodes=2, rounds=1, out=tmp_path / "out", **QUICK)
 
 
 def test_a_failing_client_is_left_out(tmp_path, capsys):

@@ -154,7 +154,7 @@ def test_stock_sparse_vectors_of_a_densenet_cost_what_nvflare_says(tmp_path: Pat
 
 
 def test_filters_that_promise_nothing_or_are_not_known_say_so(tmp_path: Path) -> None:
-    percentile = {"path": "x.PercentilePrivacy", "args": {"percentile": 20}}
+    percentile = {"path": "nvflare.app_common.filters.PercentilePrivacy", "args": {"percentile": 20}}
     code, (found,) = run(job(tmp_path / "j", percentile, {"path": "mine.Blur", "args": {}}), "--target", "1")
     assert code == 3
     assert found["epsilon"] is None
@@ -174,6 +174,78 @@ def test_a_site_s_privacy_file_has_a_ledger_by_scope(tmp_path: Path) -> None:
         "scope public": True,
         "scope private, the default": False,
     }
+
+
+def write(file: Path, **changes: Any) -> None:
+    """Change the top level of a JSON file."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        {"tasks": ["*"]},  # NVFlare looks a task's name up as it is
+        {"tasks": []},
+        {"direction": "in"},
+        {"filters": [svt(data_kinds=["WEIGHTS"])]},
+        {"filters": [{"path": "mine.SVTPrivacy", "args": {}}]},
+    ],
+)
+def test_what_does_not_filter_what_leaves_a_site_is_not_counted(tmp_path: Path, chain: dict[str, Any]) -> None:
+    folder = job(tmp_path / "j", svt())
+    chains = [{"tasks": ["train"], "filters": [svt()]} | chain]
+    write(folder / "app/config/config_fed_client.json", task_result_filters=chains)
+    code, (found,) = run(folder, "--parameters", "1000", "--target", "1000")
+    assert code == 3
+    assert found["epsilon"] is None
+
+
+def test_an_app_that_goes_nowhere_counts_for_nobody_and_two_for_one_site_are_refused(tmp_path: Path) -> None:
+    folder = job(tmp_path / "j")
+    job(folder / "b", svt())
+    (folder / "b" / "app").rename(folder / "other")
+    code, (found,) = run(folder, "--parameters", "1000", "--rounds", "3")
+    assert (code, found["epsilon"]) == (0, None)
+    write(folder / "meta.json", deploy_map={"app": ["site-1"], "other": ["site-1"]})
+    code, told = run(folder, "--parameters", "1000", "--rounds", "3")
+    assert code == 2
+    assert "two apps are for site-1" in told
+
+
+def test_rounds_of_two_workflows_are_asked_for(tmp_path: Path) -> None:
+    folder = job(tmp_path / "j", svt())
+    args = [{"args": {"num_rounds": n}} for n in (1, 500)]
+    write(folder / "app/config/config_fed_server.json", workflows=args)
+    code, told = run(folder, "--parameters", "1000")
+    assert code == 2
+    assert "--rounds" in told
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("app/config/config_fed_client.json", {"task_result_filters": [1]}),
+        ("app/config/config_fed_client.json", {"task_result_filters": [{"tasks": ["train"], "filters": [{}]}]}),
+        ("meta.json", {"deploy_map": {"app": [1.5, {"sites": 3}]}}),
+        ("app/config/config_fed_server.json", {"workflows": 3}),
+    ],
+)
+def test_odd_files_are_refused_in_a_line(tmp_path: Path, file: str, changes: dict[str, Any]) -> None:
+    folder = job(tmp_path / "j", svt())
+    write(folder / file, **changes)
+    code, told = run(folder, "--parameters", "10")
+    assert code == 2
+    assert str(folder) in told
+    (folder / file).write_text("[1, 2")
+    assert run(folder, "--parameters", "10")[0] == 2
+
+
+def test_noise_that_is_no_setting_of_its_own_is_not_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    clipping = "{aggregator: {name: fixed-clipping, clipping_norm: 1.0, noise_multiplier: 1.0, average: fedavg}}"
+    file.write_text(SCENARIO.replace("{sanitiser: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}", clipping))
+    _, (found,) = run(file, "--target", "1")
+    assert found["target"]["noise"] is None
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def _ledgers(
         planned = question.rounds or planned
         if planned is None:
             raise BadInput("the app's config has no num-server-rounds; give --rounds")
-        return pipeline.of_filters(name, {"every node": mods}, planned, parameters, question)
+        return pipeline.of_filters(name, mods, planned, parameters, question)
     from fedaudit.transcript.transcript import Transcript
 
     return [pipeline.of_transcript(Transcript.load(source), question)]

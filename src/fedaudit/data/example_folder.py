@@ -10,6 +10,7 @@ An example is a file of one of ``READERS`` (``fedaudit.data.medical``), or a fol
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -209,6 +210,11 @@ def _by_table(table: Path) -> tuple[list[_Listed], tuple[str, ...] | None]:
     columns = [i for i, name in enumerate(names) if i and name not in (CLIENT, *PERSONS)]
     if len(about := [name for name in names[1:] if name in PERSONS]) > 1:
         raise BadInput(f"{table} has the columns {' and '.join(about)}, which say the same; keep one")
+    near = [names[i] for i in columns if re.sub(r"[ _-]?id$", "", names[i].lower()) in PERSONS]
+    if near:
+        raise BadInput(
+            f"{table}: does '{near[0]}' say of which person an example is? Call it {PERSONS[0]}, or leave it out"
+        )
     if not rows or not columns or len(set(names)) != len(names):
         raise BadInput(f"{table}: give a line of different names (file, then targets), and a line for each file")
     check_names(names, str(table))

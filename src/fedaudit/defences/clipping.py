@@ -69,7 +69,8 @@ class Clipping(Aggregator):
             buffers=update.buffers | {name: weights[name] + shrink * tensor for name, tensor in moved.items()},
             sanitised=replace(
                 known,
-                clip=min(self.norm(), known.clip or math.inf),
+                # of noise that is there already as much remains beside the update as before
+                clip=shrink * known.clip if known.noise and known.clip else min(self.norm(), known.clip or math.inf),
                 noise=shrink * known.noise,
                 bound=known.bound and shrink * known.bound,
             ),

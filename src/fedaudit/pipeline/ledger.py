@@ -28,6 +28,7 @@ FILTERS = {  # a framework's class of a filter or mod, and ours that does the sa
 }
 Filter = tuple[str, Mapping[str, Any]]
 
+_LOCAL_DP = {"clipping_norm", "sensitivity", "epsilon", "delta"}
 _DELTA = 1e-5
 _POINTS = 60  # of a curve; of more rounds some are told
 _MOST_NOISE = 1e6  # clips of noise, beyond which none is looked for
@@ -97,7 +98,7 @@ def of_federation(federation: Federation, question: Question) -> Ledger:
         clients=(),
         notes=tuple(notes),
     )
-    return _filled(ledger, sent, question)
+    return _filled(ledger, sent, question, searched=isinstance(sanitiser, DifferentialPrivacy))
 
 
 def of_filters(
@@ -107,7 +108,8 @@ def of_filters(
 
     Args:
         name: of the job or app.
-        sites: by name, the filters of each in the order in which they work: a class's name, and its settings.
+        sites: by name, the filters of each in the order in which they work: a class's name, and its settings; a class
+            of neither NVFlare, Flower nor ours with its module, and it isn't known.
         rounds: that are planned; every site sends in each.
         elements: of the model's whole state; None: not known.
         question: what is asked.
@@ -126,6 +128,7 @@ def _of_chain(
 ) -> Ledger:
     accounts: dict[str, PrivacyAccount] = {}
     notes, shown = [], []
+    searched = False
     for kind, written in filters:
         settings = {key: value for key, value in written.items() if key != "data_kinds"}
         known = kind if kind in SANITISERS else FILTERS.get(kind)
@@ -133,15 +136,29 @@ def _of_chain(
         if known is None:
             notes.append(f"{kind} isn't known here: nothing is counted for it")
             continue
+        if not {"WEIGHTS", "WEIGHT_DIFF"} <= set(written.get("data_kinds") or ("WEIGHTS", "WEIGHT_DIFF")):
+            notes.append(
+                f"{kind} works on some kinds of data only ({written['data_kinds']}): nothing is counted for it"
+            )
+            continue
+        if known == "local-dp" and (missing := _LOCAL_DP - settings.keys()):
+            raise BadInput(f"{name}: {kind} has no {', '.join(sorted(missing))} that can be read")
         sanitiser = make(SANITISERS, known, settings)
+        if isinstance(sanitiser, DifferentialPrivacy) and (sanitiser.level, sanitiser.where) != ("client", "local"):
+            raise BadInput(f"{name}: dp of a {sanitiser.level}, {sanitiser.where}: write it as a scenario")
         if known == "svt-privacy" and elements is None:
             raise BadInput(f"{name}: the ε of {kind} depends on the model's size; give --parameters")
-        account = sanitiser.account(TakingPart((), len(sites), 1, 1, None, elements or 0))
-        if account is not None:
-            accounts[kind] = account
+        account = sanitiser.account(TakingPart((1,), len(sites), 1, 1, None, elements or 0))
+        if account is None:
+            continue
+        accounts[kind] = account
+        searched = isinstance(sanitiser, DifferentialPrivacy)
+        if known in {"svt-privacy", "local-dp"}:
+            notes.append("a parameter that is a single number travels without noise")
         if isinstance(account, SparseVectorAccount):
             own = sanitiser.settings()["epsilon"] + account.numbers * account.each
-            notes.append(f"by NVFlare's own count a round costs {own:,.0f} at δ = 0, and rounds add up")
+            told = f"{own:,.0f}" if own >= 1000 else f"{own:.3g}"
+            notes.append(f"by NVFlare's own count a round costs {told} at δ = 0, and rounds add up")
     if len(accounts) > 1:
         raise BadInput(
             f"{name}: {' and '.join(accounts)} on the same messages can't be accounted for; keep one of them"
@@ -157,7 +174,8 @@ def _of_chain(
         clients=(),
         notes=tuple(notes),
     )
-    return _filled(ledger, {site: _Sent(range(1, rounds + 1), account) for site in sites}, question)
+    sent = {site: _Sent(range(1, rounds + 1), account) for site in sites}
+    return _filled(ledger, sent, question, searched=searched)
 
 
 def of_transcript(transcript: Transcript, question: Question) -> Ledger:
@@ -205,8 +223,11 @@ def _recorded(messages: Sequence[tuple[int, Update]]) -> _Sent:
     return _Sent(rounds, RecordedGaussians(tuple(noises), _DELTA))
 
 
-def _filled(ledger: Ledger, sent: Mapping[str, _Sent], question: Question) -> Ledger:
-    """Return the ledger with its clients and the answer to the question."""
+def _filled(ledger: Ledger, sent: Mapping[str, _Sent], question: Question, *, searched: bool = False) -> Ledger:
+    """Return the ledger with its clients and the answer to the question.
+
+    ``searched``: the account's noise is a setting of the user's, so that more of it can be asked for.
+    """
     accounts = [one.account for one in sent.values() if one.account is not None]
     delta = question.delta or (accounts[0].delta if accounts else ledger.delta)
     adjacency = question.adjacency or ledger.adjacency
@@ -222,7 +243,7 @@ def _filled(ledger: Ledger, sent: Mapping[str, _Sent], question: Question) -> Le
     if question.target is not None and accounts and len(accounts) == len(sent):
         busiest = max(sent.values(), key=lambda one: len(one.rounds))
         assert busiest.account is not None
-        target = _target(busiest.account, len(busiest.rounds), question.target)
+        target = _target(busiest.account, len(busiest.rounds), question.target, searched=searched)
     return replace(ledger, delta=delta, adjacency=adjacency, clients=clients, target=target)
 
 
@@ -242,10 +263,10 @@ def _told(n: int) -> Iterator[int]:
     return iter(sorted({1 + round(i * (n - 1) / (_POINTS - 1)) for i in range(_POINTS)}))
 
 
-def _target(account: PrivacyAccount, rounds: int, epsilon: float) -> Target:
+def _target(account: PrivacyAccount, rounds: int, epsilon: float, *, searched: bool) -> Target:
     allowed = account.rounds(epsilon)
     noise = None
-    if isinstance(account, Account):
+    if searched and isinstance(account, Account):
         low, high = 0.0, account.noise
 
         def fits(noise: float) -> bool:

@@ -37,7 +37,7 @@ class Target:
         epsilon: that is wanted.
         rounds: in which a client sends.
         allowed: of such rounds, with the noise that there is.
-        noise: in clips, with which all of ``rounds`` stay below; None: what is added has no such setting, or no noise
+        noise: of ``dp``, with which all of ``rounds`` stay below; None: what is added has no such setting, or no noise
             is enough.
     """
 

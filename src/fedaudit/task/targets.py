@@ -133,7 +133,8 @@ def observed_task(targets: Tensor, input_shape: tuple[int, ...], loss: str | Non
     """
     spatial, shape = input_shape[1:], tuple(targets.shape[1:])
     masks = spatial and (shape in (spatial, (1, *spatial)) or shape == (outputs, *spatial))
-    if masks and loss != MSE and (loss != BCE or outputs == 1):
+    pictures = masks and loss == "custom" and outputs == 1 and not _of_two_classes(targets)
+    if masks and not pictures and loss != MSE and (loss != BCE or outputs == 1):
         return "segmentation"
     several = len(shape) == 1 and shape[0] == outputs and shape[0] > 1
     if loss == BCE:
@@ -143,6 +144,11 @@ def observed_task(targets: Tensor, input_shape: tuple[int, ...], loss: str | Non
     if several and loss == "custom":
         return "multi-label" if bool(((targets == 0) | (targets == 1)).all()) else "regression"
     return None
+
+
+def _of_two_classes(targets: Tensor) -> bool:
+    """Return whether these can be masks of one logit: 0 and 1, or what is ignored (below 0, or 255)."""
+    return bool(((targets == 0) | (targets == 1) | (targets < 0) | (targets == 255)).all())
 
 
 def usual_task(loss: str, outputs: int) -> Task:

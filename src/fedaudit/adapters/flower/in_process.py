@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import logging
+import numbers
 import re
 import sys
 import threading
@@ -313,25 +314,31 @@ def _fused(app: App, config: Mapping[str, Any]) -> Config:
     return {**app.config, **changes}
 
 
-def mods_of(folder: Path | str) -> tuple[str, list[tuple[str, dict[str, Any]]], int | None]:
+Mod = tuple[str, dict[str, Any]]
+
+
+def mods_of(folder: Path | str) -> tuple[str, dict[str, list[Mod]], int | None]:
     """Return an app's name, the mods that its clients' training goes through, and its planned rounds, if it says so.
 
-    A mod is its class's or function's name with its settings; the first is the one that works on a reply first.
+    The mods are those of each function that trains; a mod is its class's or function's name, with its module where
+    that isn't Flower's, and its settings; the first is the one that works on a reply first.
 
     Raises:
         BadInput: it can't be loaded.
     """
     with loaded(folder) as app:
-        mods = [_described(mod) for mod in reversed(_mods(app.client))]
+        trains = {name: train for name, train in app.client._registered_funcs.items() if name.startswith("train")}
+        chains = {f"every node's {name}": _mods(train) for name, train in trains.items()}
+        if len(chains) < 2:
+            chains = {"every node": next(iter(chains.values()), list(app.client._mods))}
+        found = {name: [_described(mod) for mod in reversed(mods)] for name, mods in chains.items()}
     rounds = app.config.get("num-server-rounds")
-    return app.name, mods, rounds if isinstance(rounds, int) and rounds > 0 else None
+    planned = rounds if isinstance(rounds, int) and not isinstance(rounds, bool) and rounds > 0 else None
+    return app.name, found, planned
 
 
-def _mods(client: Any) -> list[Any]:
-    """Return the mods around the function that trains; Flower keeps them in closures, the outermost first."""
-    train = next((f for name, f in client._registered_funcs.items() if name.startswith("train")), None)
-    if train is None:
-        return list(client._mods)
+def _mods(train: Any) -> list[Any]:
+    """Return the mods around a function that trains; Flower keeps them in closures, the outermost first."""
     found = []
     while getattr(train, "__closure__", None) and "_mod" in train.__code__.co_freevars:
         kept = dict(zip(train.__code__.co_freevars, (cell.cell_contents for cell in train.__closure__), strict=True))
@@ -340,12 +347,18 @@ def _mods(client: Any) -> list[Any]:
     return found
 
 
-def _described(mod: Any) -> tuple[str, dict[str, Any]]:
+def _described(mod: Any) -> Mod:
     sanitiser = getattr(mod, "sanitiser", None)
     if isinstance(sanitiser, Sanitiser):
         return sanitiser.name, sanitiser.settings()
-    plain = {key: value for key, value in getattr(mod, "__dict__", {}).items() if isinstance(value, int | float | str)}
-    return getattr(mod, "__name__", type(mod).__name__), plain
+    kind = mod if hasattr(mod, "__name__") else type(mod)
+    name = kind.__name__ if kind.__module__.partition(".")[0] == "flwr" else f"{kind.__module__}.{kind.__name__}"
+    settings = {
+        key: float(value) if isinstance(value, numbers.Real) else value
+        for key, value in getattr(mod, "__dict__", {}).items()
+        if isinstance(value, numbers.Real | str)
+    }
+    return name, settings
 
 
 def _load(ref: str, folder: Path) -> Any:

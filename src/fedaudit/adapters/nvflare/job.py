@@ -18,7 +18,8 @@ _META, _PRIVACY = "meta.json", "privacy.json"
 _CLIENT, _SERVER = "config_fed_client", "config_fed_server"
 _ENDINGS = (".json", ".yml", ".yaml", ".conf")
 _ALL_SITES = "every site"
-_TRAINING = {"*", "train", "train_*", "fl_train"}
+_TASK = "train"  # NVFlare compares names of tasks as they are
+_OURS = ("nvflare", "fedaudit")  # packages whose filters a class's name alone stands for
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class Job:
 
     Attributes:
         name: of the job.
-        rounds: that are planned; None: it doesn't say.
-        sites: by name, the filters on the result of a training task in the order in which they work: each a class'
-            name, without its module, and its arguments.
+        rounds: that are planned; None: it doesn't say, or says several numbers.
+        sites: by name, the filters on the result of a training task in the order in which they work: each a class's
+            name, with its module where that isn't NVFlare's, and its arguments.
     """
 
     name: str
@@ -48,32 +49,50 @@ def read_job(path: Path) -> Job:
     """Read a job's folder, as NVFlare exports or submits it, or a site's privacy.json.
 
     Raises:
-        BadInput: it is neither, or can't be read.
+        BadInput: it is neither, can't be read, or says two things of one site.
     """
-    if not path.is_dir():
-        return _read_privacy(path)
-    clients = list(_configs(path, _CLIENT))
-    if not clients:
-        raise BadInput(f"{shown(path)} is no NVFlare job: it has no app*/config/{_CLIENT}.json")
+    try:
+        return _read_folder(path) if path.is_dir() else _read_privacy(path)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise BadInput(f"{shown(path)} can't be read as an NVFlare job: {what}") from None
+
+
+def _read_folder(path: Path) -> Job:
     meta = read_json(path / _META) if (path / _META).is_file() else {}
-    deployed = meta.get("deploy_map", {}) if isinstance(meta, dict) else {}
+    deployed = meta.get("deploy_map") if isinstance(meta, dict) else None
     sites: dict[str, tuple[Filter, ...]] = {}
-    for file in clients:
+    for file in _configs(path, _CLIENT):
         app = file.parent.parent.name
-        named = deployed.get(app, []) if isinstance(deployed, dict) else []
-        where = [site for site in named if isinstance(site, str) and site not in {"server", "@ALL"}]
+        if deployed is not None and app not in deployed:
+            continue
         filters = tuple(_results(_mapping(file), file))
-        for site in where or [_ALL_SITES]:
-            sites[site] = filters
-    rounds = None
-    for file in _configs(path, _SERVER):
-        rounds = _rounds(_mapping(file)) or rounds
+        for site in _places(deployed[app]) if deployed is not None else [_ALL_SITES]:
+            if sites.setdefault(site, filters) != filters:
+                raise BadInput(f"{shown(path)}: two apps are for {site}; say in meta.json's deploy_map which is whose")
+    if not sites:
+        raise BadInput(f"{shown(path)} is no NVFlare job: no app with {_CLIENT} goes to a site")
+    if len(sites) > 1 and _ALL_SITES in sites:
+        raise BadInput(f"{shown(path)}: an app is for every site, and another for some; name the sites in deploy_map")
+    rounds = [number for file in _configs(path, _SERVER) for number in _rounds(_mapping(file))]
     name = meta.get("name") if isinstance(meta, dict) else None
-    return Job(name if isinstance(name, str) else path.name, rounds, sites)
+    return Job(name if isinstance(name, str) else path.name, rounds[0] if len(rounds) == 1 else None, sites)
+
+
+def _places(named: Any) -> list[str]:
+    """Return the sites that an app goes to; of the server's app none."""
+    sites = []
+    for one in named or []:
+        for site in one.get("sites", []) if isinstance(one, dict) else [one]:
+            if site == "@ALL":
+                sites.append(_ALL_SITES)
+            elif site != "server":
+                sites.append(str(site))
+    return sites
 
 
 def _read_privacy(path: Path) -> Job:
-    """Return a scope of a site's privacy.json as a site of a job: each has its filters."""
+    """Return the scopes of a site's privacy.json as sites of a job: each has its filters."""
     written = read_json(path)
     scopes = written.get("scopes") if isinstance(written, dict) else None
     if not isinstance(scopes, list) or not all(isinstance(scope, dict) for scope in scopes):
@@ -83,7 +102,9 @@ def _read_privacy(path: Path) -> Job:
     for scope in scopes:
         name = str(scope.get("name"))
         label = f"scope {name}, the default" if name == default else f"scope {name}"
-        sites[label] = tuple(_filters(scope.get("task_result_filters", []), path))
+        if label in sites:
+            raise BadInput(f"{shown(path)} has two scopes '{name}', which NVFlare refuses")
+        sites[label] = tuple(_filters(scope.get("task_result_filters") or [], {}, path))
     return Job(path.parent.parent.name if path.parent.name == "local" else path.name, None, sites)
 
 
@@ -110,32 +131,38 @@ def _mapping(file: Path) -> dict[str, Any]:
 
 
 def _results(config: dict[str, Any], file: Path) -> Iterator[Filter]:
-    chains = config.get("task_result_filters", [])
-    if not isinstance(chains, list):
-        raise BadInput(f"{shown(file)}: 'task_result_filters' isn't a list")
-    for chain in chains:
-        if not isinstance(chain, dict):
-            raise BadInput(f"{shown(file)}: a chain of 'task_result_filters' isn't a mapping")
-        tasks = chain.get("tasks", ["*"])
-        if not _TRAINING.isdisjoint(tasks if isinstance(tasks, list) else [tasks]):
-            yield from _filters(chain.get("filters", []), file)
+    for chain in config.get("task_result_filters") or []:
+        if _TASK in (chain.get("tasks") or []) and _leaves(chain):
+            yield from _filters(chain.get("filters") or [], config, file)
 
 
-def _filters(filters: Any, file: Path) -> Iterator[Filter]:
-    for one in filters if isinstance(filters, list) else []:
-        path = one.get("path", one.get("name")) if isinstance(one, dict) else None
-        if not isinstance(path, str):
-            raise BadInput(f"{shown(file)}: a filter has neither 'path' nor 'name'")
+def _leaves(written: dict[str, Any]) -> bool:
+    """Return whether it works on what leaves the site."""
+    return str(written.get("direction", "out")).lower() in {"out", "inout"}
+
+
+def _filters(filters: list[Any], config: dict[str, Any], file: Path) -> Iterator[Filter]:
+    for one in filters:
+        if not _leaves(one):
+            continue
+        path = next((one[key] for key in ("path", "class_path", "name") if one.get(key)), None)
         args = one.get("args") or {}
-        yield path.rsplit(".", 1)[-1], dict(args) if isinstance(args, dict) else {}
+        if not isinstance(path, str) or not isinstance(args, dict):
+            raise BadInput(f"{shown(file)}: a filter has no 'path' or 'name', or 'args' that aren't a mapping")
+        module, _, name = path.rpartition(".")
+        known = not module or module.partition(".")[0] in _OURS
+        yield name if known else path, {key: _resolved(value, config) for key, value in args.items()}
 
 
-def _rounds(config: dict[str, Any]) -> int | None:
-    for workflow in config.get("workflows", []):
-        args = workflow.get("args", {}) if isinstance(workflow, dict) else {}
-        rounds = args.get("num_rounds") if isinstance(args, dict) else None
-        if isinstance(rounds, str):  # a variable of the file: {num_rounds}
-            rounds = config.get(rounds.strip("{}$"))
-        if isinstance(rounds, int) and rounds > 0:
-            return rounds
-    return None
+def _resolved(value: Any, config: dict[str, Any]) -> Any:
+    """Return a value, or where it names a variable of the file, {name}, what that is."""
+    if isinstance(value, str) and value.startswith("{") and value.endswith("}"):
+        return config.get(value.strip("{}$"), value)
+    return value
+
+
+def _rounds(config: dict[str, Any]) -> Iterator[int]:
+    for workflow in config.get("workflows") or []:
+        rounds = _resolved((workflow.get("args") or {}).get("num_rounds"), config)
+        if isinstance(rounds, int) and not isinstance(rounds, bool) and rounds > 0:
+            yield rounds
