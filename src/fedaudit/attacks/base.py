@@ -254,8 +254,8 @@ class Attack(Plugin, ABC):
             these = f"these are {task_info.example_kind.described}, {tuple(task_info.input_shape)}: {INSTEAD}"
             if task_info.packed_inputs is not None:
                 these = (
-                    f"an example has several inputs here, {task_info.packed_inputs}; exact-linear, invg, agic and "
-                    "tableak look for all of them"
+                    f"an example has several inputs here, {task_info.packed_inputs}: exact-linear, invg, agic and "
+                    f"tableak look for all of them; or {INSTEAD}"
                 )
             raise NotApplicable(f"{self.name} is for {suited}; {these}")
         if self.vertical and observation.vertical is None:
