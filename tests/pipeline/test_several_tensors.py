@@ -181,7 +181,8 @@ def test_what_inversion_lacks_of_parts_is_said() -> None:
     refused = {str(one) for one in found if isinstance(one, NotApplicable)}
     assert refused == {
         "agic-plus is for images, volumes or signals; an example has several inputs here, [0] 1 x 4 x 4, [1] 5 "
-        "numbers: exact-linear, invg, agic and tableak look for all of them; or name no attack, and those that fit are run"
+        "numbers: exact-linear, invg, agic and tableak look for all of them; or name no attack, and those that fit are "
+        "run"
     }
     for one in found:
         if not isinstance(one, NotApplicable):
