@@ -186,7 +186,7 @@ def test_masks_of_one_output_by_a_sigmoid_are_repeated(loss, tmp_path):
     recorded(tmp_path / "r", net, loss, 2, 1)
     federation = audited(tmp_path / "r", net, loss).federations[0]
     assert federation.replay_error == pytest.approx(0, abs=1e-5)
-    assert federation.facts == "verified"
+    assert federation.recording.facts == "verified"
 
 
 @pytest.mark.parametrize("loss", [of_monai.DiceLoss(sigmoid=True), of_monai.DiceCELoss(softmax=True)])
