@@ -52,6 +52,10 @@ State = Mapping[str, Any] | Sequence[Any]
 
 _LONGEST_NAME = 200
 _CONFIG = TypeAdapter(TrainingConfig)  # takes ten milliseconds to make
+_OTHER_OUTPUTS = (
+    "in training the model returns {heads}, and in evaluation mode other outputs: make it without the auxiliary ones "
+    "(aux_logits=False), or wrap it in a module that returns one"
+)
 
 
 class Recorder:
@@ -442,7 +446,7 @@ class Recorder:
                 module = captured.module if parts is heads is None else of_one_tensor(captured.module, parts, heads)
                 self._learn(outputs=outputs_of(module, shape, self._header.observed.tokens))
             except BadInput as error:
-                return str(error)
+                return str(error) if heads is None else _OTHER_OUTPUTS.format(heads=heads)
         kind = PACKED if parts else fitting_kind(shape, discrete=not inputs.is_floating_point())
         if why := self._learn_task(captured, inputs, targets):
             return why
