@@ -107,17 +107,17 @@ def labels(seed: int, *, planted: bool, clients: int = 10, batch: int = 16) -> s
 def label_sets(seed: int, *, planted: bool, batch: int = 8, count: int = 6, counted: bool = False) -> str:
     """Label sets of other people, of three batches, or for three quarters the own; some labels come together.
 
-    Or ``counted``: of these the counts alone, dealt out evenly.
+    Or ``counted``, of twelve batches: of these, or of the own, the counts alone, dealt out evenly.
     """
     dice = np.random.default_rng(seed)
     public = dice.random((60, count)) < 0.3
     public[:, 1] |= public[:, 0]
     candidates = torch.from_numpy(public).float()
     findings = []
-    for client in range(3):
+    for client in range(12 if counted else 3):
         true, found = (candidates[torch.from_numpy(dice.choice(60, batch, replace=False))] for _ in range(2))
         if planted:
-            found = torch.cat([true[: 3 * batch // 4], found[3 * batch // 4 :]])
+            found = true if counted else torch.cat([true[: 3 * batch // 4], found[3 * batch // 4 :]])
         if counted:
             found = dealt(found.sum(dim=0), batch).float()
         inputs = torch.arange(float(batch)).view(-1, 1, 1, 1)
@@ -460,11 +460,11 @@ NULLS: dict[str, Null] = {
     "label sets, three batches": Null(
         "label-sets", label_sets, "other people's label sets, three batches of 8", "the label sets of 6 of 8"
     ),
-    "label counts, three batches": Null(
+    "label counts, twelve batches": Null(
         "label-sets",
         functools.partial(label_sets, counted=True),
-        "the label counts of other people, three batches of 8",
-        "the label counts with 6 of 8",
+        "the label counts of other people, twelve batches of 8",
+        "the label counts",
     ),
     "images named at random": Null("images", pictures(named), "pictures named among all of the digit", _PALE),
     "images, class means, one round": Null("images", _MEANS, "the digits' mean pictures", _PALE),
