@@ -19,6 +19,7 @@ from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.server import Server
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.update import SanitiserInfo
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
 
@@ -144,6 +145,16 @@ def test_what_the_server_sees_is_whole_or_clipped_and_the_model_is_the_same(name
             torch.testing.assert_close(tensor, clipped.weights[tensor_name], rtol=1e-3, atol=1e-4)
     norms = [r.updates[0].sanitised.clip for r in client.rounds]  # type: ignore[union-attr]
     assert (len(set(norms)) == 1) == (name == "fixed-clipping")
+
+
+def test_clipping_after_noise_does_not_make_more_of_the_noise() -> None:
+    (update,) = updates_of(0, n=1, scale=10.0)
+    noisy = dataclasses.replace(update, sanitised=SanitiserInfo("local-dp", noise=0.3, clip=2.0))
+    sent = FixedClipping(clipping_norm=0.5, side="client").asked(noisy, {})
+    assert sent.sanitised is not None
+    assert sent.sanitised.clip
+    assert sent.sanitised.noise < 0.3
+    assert sent.sanitised.noise / sent.sanitised.clip == pytest.approx(0.3 / 2.0)
 
 
 def test_statistics_are_clipped_and_get_noise() -> None:
