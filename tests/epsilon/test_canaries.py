@@ -295,6 +295,18 @@ def test_canaries_that_are_too_few_conclude_nothing():
     assert "use more canaries" in summary.advice[0]
 
 
+def test_a_framework_s_own_noise_is_a_promise_against_everybody():
+    mod = {"name": "local-dp", "clipping_norm": 0.5, "sensitivity": 1.0, "epsilon": 2.0, "delta": 1e-5}
+    canaries, coins = simulated(mod, {"canaries": 300}, rounds=2)
+    sigma = math.sqrt(2 * math.log(1.25e5)) / 2 / 0.5  # Dwork & Roth's, in clips
+    assert canaries.covered == ("updates", "sum", "models", "final")
+    assert canaries.noise["updates"] == pytest.approx(sigma)
+    close_to(canaries.readings["updates"] - coins.double(), 0.0, sigma)
+    mu = math.sqrt(2) / sigma  # present or absent: a clip apart
+    e = canaries.claimed
+    assert norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) == pytest.approx(1e-5, rel=0.05)
+
+
 def test_canaries_that_are_too_few_conclude_nothing_without_a_promise_either():
     summary = audited("none", {"canaries": 4}).summaries[0]
     assert summary.verdict == "inconclusive"

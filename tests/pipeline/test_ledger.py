@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import fedaudit
 from fedaudit.cli import app
+from fedaudit.epsilon.accounting import RecordedGaussians
 from fedaudit.utils.errors import BadInput
 
 SCENARIO = """
@@ -129,6 +131,22 @@ def test_a_recording_of_different_noises_composes_them_all(tmp_path: Path) -> No
         accountant.compose(dp_accounting.GaussianDpEvent(noise / 2), 4)
     assert code == 0
     assert found["epsilon"] == pytest.approx(float(accountant.get_epsilon(1e-5)), rel=1e-3)
+
+
+def test_a_round_that_is_not_on_record_leaves_no_bound(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(SCENARIO.replace("    clients_per_round: 2\n", ""))
+    transcript = fedaudit.simulate(file, progress=False).transcript
+    del transcript.rounds[3]
+    transcript.save(tmp_path / "t")
+    code, (found,) = run(tmp_path / "t", "--target", "1000")
+    assert code == 3
+    assert found["epsilon"] is None
+    assert {one["why"].split(";")[0] for one in found["clients"]} == {"round 4 not on record"}
+
+
+def test_next_to_no_noise_is_no_bound_and_no_overflow() -> None:
+    assert RecordedGaussians((1e-200,), 1e-5).spent(1) == math.inf
 
 
 def test_messages_without_noise_have_no_bound(tmp_path: Path) -> None:

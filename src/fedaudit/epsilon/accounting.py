@@ -191,7 +191,10 @@ class RecordedGaussians(PrivacyAccount):
         if not rounds:
             return 0.0
         more = max(0, rounds - len(self.noises))
-        precision = sum(noise**-2 for noise in self.noises[:rounds]) + more * self.noises[-1] ** -2
+        inverse = [1 / noise for noise in self.noises[:rounds]]
+        precision = sum(one * one for one in inverse) + more * (1 / self.noises[-1]) * (1 / self.noises[-1])
+        if not math.isfinite(precision):  # next to no noise
+            return math.inf
         noise = precision**-0.5 / (1 if self.adjacency == "add-remove" else 2)
         return _spent(noise, self.delta, 1.0, 1, how)
 

@@ -192,8 +192,10 @@ def of_transcript(transcript: Transcript, question: Question) -> Ledger:
             messages.setdefault(update.client, []).append((record.index + 1, update))
     if not messages:
         raise BadInput(f"{transcript.name} has no updates, and so no ledger")
+    kept = {record.index for record in transcript.rounds}
+    missing = [index + 1 for index in range(max(kept)) if index not in kept]
     sent = {
-        transcript.clients.get(client, str(client)): _recorded(of_client)
+        transcript.clients.get(client, str(client)): _recorded(of_client, missing)
         for client, of_client in sorted(messages.items())
     }
     names = {u.sanitised.name if u.sanitised else "none" for of_client in messages.values() for _, u in of_client}
@@ -210,8 +212,8 @@ def of_transcript(transcript: Transcript, question: Question) -> Ledger:
     return _filled(ledger, sent, question)
 
 
-def _recorded(messages: Sequence[tuple[int, Update]]) -> _Sent:
-    """Return what the noise on record costs; without any, or without its clip, nothing bounds ε."""
+def _recorded(messages: Sequence[tuple[int, Update]], missing: Sequence[int]) -> _Sent:
+    """Return what the noise on record costs; without any, or without its clip, or with rounds missing, ε has no bound."""
     noises = [
         update.sanitised.noise / update.sanitised.clip
         for _, update in messages
@@ -220,7 +222,11 @@ def _recorded(messages: Sequence[tuple[int, Update]]) -> _Sent:
     rounds = [index for index, _ in messages]
     if short := len(messages) - len(noises):
         return _Sent(rounds, None, f"{short} of {len(messages)} messages have no noise with a known clip on record")
-    return _Sent(rounds, RecordedGaussians(tuple(noises), _DELTA))
+    account = RecordedGaussians(tuple(noises), _DELTA)
+    if missing:
+        told = f"round {missing[0]}" if len(missing) == 1 else f"{len(missing)} rounds from {missing[0]} on"
+        return _Sent(rounds, None, f"{told} not on record; what is on record costs {account.spent(len(rounds)):.3g}")
+    return _Sent(rounds, account)
 
 
 def _filled(ledger: Ledger, sent: Mapping[str, _Sent], question: Question, *, searched: bool = False) -> Ledger:

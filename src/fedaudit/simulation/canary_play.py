@@ -48,7 +48,7 @@ class CanaryPlay:
         dp = federation.defences.sanitiser
         self.dp = dp if isinstance(dp, DifferentialPrivacy) else None
         self.unit: Unit = "record" if self.dp and self.dp.level == "sample" else "client"
-        self.clip = self.dp.clip if self.dp else asked.clip
+        self.clip = self.dp.clip if self.dp else float(getattr(dp, "clipping_norm", asked.clip))
         self.shapes = {name: p.shape for name, p in trainable(federation.model).items()}
         size = sum(shape.numel() for shape in self.shapes.values())
         self.directions = Directions(derive_seed(seed, spec.name, "canaries"), asked.count, size)
@@ -252,15 +252,15 @@ class CanaryPlay:
         if isinstance(account, Account) and self.unit == "record":
             rate = min(1.0, self.batch / min(map(len, self.federation.client_data)))
             steps = account.steps
-        sigma = dp.noise if dp else 0.0
+        sigma = account.noise if isinstance(account, Account) else 0.0
         noise: dict[str, float] = {}
-        if dp is not None and dp.where == "local":
+        if sigma and not self.budget.central:
             one = sigma * math.sqrt(steps)
             noise = dict.fromkeys(("sum", "models"), one * math.sqrt(self.per_round + self.expected))
             noise["updates"] = one
         elif dp is not None:
             noise = {"models": sigma}
-        covered = () if dp is None else tuple(OBSERVERS) if dp.where == "local" else ("models", "final")
+        covered = () if account is None else ("models", "final") if self.budget.central else tuple(OBSERVERS)
         return Canaries(
             unit=self.unit,
             adjacency=self.spec.adjacency,
@@ -270,9 +270,9 @@ class CanaryPlay:
             steps=steps,
             covered=covered,
             claimed=self.budget.claimed(self.spec.adjacency),
-            delta=dp.delta if dp else 1e-5,
+            delta=account.delta if account else 1e-5,
             joint=self.joint,
-            gaussian=dp is not None,
+            gaussian=isinstance(account, Account),
         )
 
 
