@@ -107,6 +107,17 @@ def test_a_defence_is_repeated_as_far_as_it_is_known() -> None:
     assert float(torch.nn.functional.cosine_similarity(own, victim, dim=0)) > 0.999  # what was clipped is as long
 
 
+def test_a_clip_alone_is_repeated() -> None:
+    clip = {"name": "fixed-clipping", "clipping_norm": 0.1, "side": "client"}
+    (first, *_), recording = simulated(scenario(FEDAVG, defences={"aggregator": clip}))
+    message = first.single()
+    key = (message.round, message.client)
+    inputs, labels = recording.truth.inputs[key], recording.truth.labels[key]
+    own = own_update(first, inputs, labels, torch.arange(len(inputs)), torch.Generator()).single()
+    sent = torch.cat([tensor.flatten() for tensor in own.update.tensors.values()])
+    assert float(sent.norm()) == pytest.approx(0.1, rel=1e-4)  # the victim's length
+
+
 def test_sparse_updates_keep_as_many_numbers() -> None:
     (first, *_), recording = simulated(scenario(defences={"sanitiser": {"name": "top-k", "ratio": 0.1}}))
     key = (first.single().round, first.single().client)

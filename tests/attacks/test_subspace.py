@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion import methods
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import Subspace, in_subspaces, subspaces, telling
+from fedaudit.attacks.inversion.template import prepare
 from fedaudit.attacks.victim import Victim
 from fedaudit.evaluation.image_metrics import mse, psnr
 from fedaudit.models import layer_groups
@@ -23,6 +25,7 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.update import SanitiserInfo
 from fedaudit.utils.seeds import generator
 
 
@@ -217,6 +220,17 @@ def test_a_defence_that_leaves_no_subspace_leaves_the_rest_of_the_attack(name):
     """Numbers that weren't sent, only signs, or noise: the prior isn't there, as with a weight of zero."""
     _, observed = update_of("digits", 4, {"name": name, **DEFENCES[name]} if name else None)
     assert attacked(observed, 2, 1.0).equal(attacked(observed, 2, 0.0)) == bool(name)
+
+
+def test_clipping_scales_an_update_and_takes_nothing_from_its_spans():
+    _, observed = update_of("digits", 4)
+    message, attack = observed.single(), methods.AGICPlus()
+    held = {}
+    for name, defence in (("none", None), ("clipped", SanitiserInfo("c", clip=1.0)), ("odd", SanitiserInfo("odd"))):
+        update = replace(message.update, sanitised=defence)
+        prepared = prepare(replace(observed, messages=(replace(message, update=update),)), "granted", "cpu")
+        held[name] = attack.subspaces(prepared).keys()
+    assert held["clipped"] == held["none"] > held["odd"]
 
 
 @pytest.mark.slow

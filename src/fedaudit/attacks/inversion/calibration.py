@@ -356,7 +356,7 @@ def check_repeatable(observation: Observation) -> None:
         raise NotApplicable("how the clients train isn't known, so it can't be repeated with examples of one's own")
     known = update.sanitised
     whole = {name for name, p in observation.module.named_parameters() if p.requires_grad} <= update.tensors.keys()
-    if known is not None and whole and not (known.sparse or known.signs or known.noise):
+    if known is not None and whole and not (known.sparse or known.signs or known.noise or known.clip):
         raise NotApplicable(f"what the defence '{known.name}' does to an update isn't known, so it can't be repeated")
     if known is not None and known.noise and known.clip is None:
         raise NotApplicable("how long an update is without its noise isn't known (its clip), so it can't be repeated")

@@ -346,7 +346,8 @@ class AGICPlus(AGIC):
         if not self.subspace or is_adaptive(prepared.update) or (defence and (defence.sparse or defence.signs)):
             return {}
         blank = prepared.task_info.blank(len(prepared.labels))[0].to(prepared.labels.device)
-        return subspaces(prepared.victim, prepared.layers, prepared.gradient, blank, defended=defence is not None)
+        scaled = defence is None or (defence.clip and not (defence.noise or defence.bound))  # which keeps every span
+        return subspaces(prepared.victim, prepared.layers, prepared.gradient, blank, defended=not scaled)
 
     def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:  # noqa: ARG002
         """Return none: those that fade begin anew with every restart."""
