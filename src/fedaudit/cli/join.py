@@ -46,7 +46,7 @@ def _show(joined: Joined) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from fedaudit.report.wording import short
+    from fedaudit.report.wording import sentence, short
     from fedaudit.utils.progress import wide_console
 
     table = Table(box=None, padding=(0, 1, 0, 0))
@@ -67,6 +67,6 @@ def _show(joined: Joined) -> None:
     console = wide_console()
     console.print(f"[bold]{escape(joined.headline)}[/]", highlight=False)
     if joined.detail:
-        console.print(escape(joined.detail), highlight=False)
+        console.print(escape(sentence(joined.detail)), highlight=False)
     console.print()
     console.print(table, highlight=False)

@@ -313,7 +313,7 @@ def _headline(rows: Sequence[Site], counts: Sequence[Count]) -> tuple[str, str]:
     who = next(iter(whoever)) if len(whoever) == 1 else "An adversary"
     who = who[0].lower() + who[1:]
     n = len(rows)
-    lines = [f"{one.question}: {_in_words(one)}" for one in counts]
+    lines = [f"to {one.question}: {_in_words(one)}" for one in counts]
     if not counts:
         return f"No attack could be run in any of {n} sites, so they give no answer.", ""
     first = counts[0]
@@ -321,14 +321,14 @@ def _headline(rows: Sequence[Site], counts: Sequence[Count]) -> tuple[str, str]:
         worst = next(verdict for verdict in LEAKS if first.verdicts.get(verdict))
         return (
             f"In {first.leaks} of {n} sites {who} can {first.question}; at worst: {worst}.",
-            f"To {'; '.join(lines)}.",
+            "; ".join(lines),
         )
     told = f"in none of {n} sites a leak was demonstrated"
     if first.verdicts.get("inconclusive"):
         most = max(one.verdicts.get("inconclusive", 0) for one in counts)
         told = f"in {most} of {n} sites it can't be told what leaks; {told}"
     told = told[0].upper() + told[1:]
-    return f"{told}. This is no proof of safety.", f"To {'; '.join(lines)}."
+    return f"{told}. This is no proof of safety.", "; ".join(lines)
 
 
 def _in_words(one: Count) -> str:
@@ -355,7 +355,7 @@ def _different(sites: dict[str, tuple[AuditResult, bool]]) -> list[str]:
             found.append(f"sites differ in the {what}, so compare them with care: {told}")
     diagnostic = [n for n, (r, _) in sites.items() if any(s.setting == "diagnostic" for s in r.summaries)]
     if diagnostic:
-        found.append(f"a diagnostic, which shows what can leak at worst and not a deployment: {', '.join(diagnostic)}")
+        found.append(f"audits of a diagnostic show what can leak at worst, and no deployment: {', '.join(diagnostic)}")
     return found
 
 
