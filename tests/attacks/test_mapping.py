@@ -28,6 +28,7 @@ from fedaudit.evaluation.finding_types import FINDING_TYPES
 from fedaudit.report.mapping import assessment
 from fedaudit.results import AttackRecord, AttackSummary, MappingRecord, Verdict
 from tests.conftest import Command
+from tests.docs.pages import DOCS
 from tests.report.output_cases import result
 
 # Written down here once more, so that a slip in the table is noticed.
@@ -175,6 +176,16 @@ def test_no_law_or_standard_is_said_to_be_complied_with():
         55,
     }
     assert not re.search(r"\bcompl(y|ies|iant|iance)\b|\bmeets\b|\bproves\b|\bsafe\b", said)
+
+
+def test_the_docs_have_every_identifier_and_article():
+    page = (DOCS / "data-protection" / "standards.md").read_text(encoding="utf-8")
+    for title, ids in LISTED.items():
+        for id_ in ids:
+            assert (IDENTIFIERS[id_].name if title in (EDPB, CNIL) else id_).removesuffix(" of training data") in page
+    for article, (about, evidence) in EVIDENCE_FOR.items():
+        assert f"| {article} | {about.split(',')[0]}" in page
+        assert evidence.split(",")[0].split(" as a part")[0] in page
 
 
 def test_the_page_carries_the_table(tmp_path):
