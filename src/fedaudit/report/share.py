@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from fedaudit.results import (
     AdversaryRecord,
     AttackRecord,
@@ -41,7 +43,7 @@ from fedaudit.results import (
     Threshold,
     Timing,
 )
-from fedaudit.results.findings import Record
+from fedaudit.results.findings import READING, Record
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import check_folder, inside
 from fedaudit.utils.integrity import blank, check, sealed, write_whole
@@ -199,6 +201,7 @@ def share(folder: Path, out: Path, *, truth: Path | None = None) -> SharedRecord
     made = shareable(result).model_copy(update={"shared": about})
     page = render_report(made, out)
     text = made.model_dump_json(indent=2) + "\n"
+    check_fields(text)
     refuse_victims({FILES[0]: text, FILES[1]: page}, traces)
     check_folder(out)
     try:
@@ -207,6 +210,19 @@ def share(folder: Path, out: Path, *, truth: Path | None = None) -> SharedRecord
     except OSError as error:
         raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
     return about
+
+
+def check_fields(text: str) -> None:
+    """Refuse a results.json in which something is that isn't meant to be shared, whatever wrote it.
+
+    Raises:
+        BadInput: there is; the message says under which key.
+    """
+    result = AuditResult.model_validate(from_json(text), context=READING)
+    again = shareable(result).model_copy(update={"shared": result.shared}).model_dump(mode="json")
+    for key, value in result.model_dump(mode="json").items():
+        if value != again[key]:
+            raise BadInput(f"not shared: {FILES[0]} would have something in '{key}' that isn't meant to be shared")
 
 
 def check_shared(path: Path) -> str | None:

@@ -2,9 +2,9 @@
 
 The examples are those that lie beside the audit: true and recovered pictures, findings, and the ground truth where
 there is one. They are looked for as bytes, in hexadecimal and in base64, as numbers and as words; their names and those
-of files, clients and this machine as words; and their hashes, cut short or not. A shared result must besides be what
-:func:`fedaudit.report.share.shareable` makes of it: nothing is in it that isn't meant to be. No search finds everything
-(an example that is encrypted, or told in other words); the first rule is that nothing is written that isn't listed.
+of files, clients and this machine as words; and their hashes, cut short or not. No search finds everything (an example
+that is encrypted, or told in other words): the first rule is that nothing is written that isn't listed
+(:mod:`fedaudit.report.share`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-import fedaudit
 from fedaudit.results import AuditResult, FindingResult
-from fedaudit.results.findings import READING
 from fedaudit.utils.bounds import PICTURE, TENSORS, YAML, check_file, opened, read_bytes
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import decode
@@ -161,15 +159,13 @@ def refuse_victims(files: Mapping[str, str], traces: Traces) -> None:
     """Refuse to share texts in which a trace of a victim is.
 
     Args:
-        files: by name what would be shared; a ``results.json`` must be a shareable result.
+        files: by name what would be shared.
         traces: what mustn't be in them.
 
     Raises:
         BadInput: one of them has something; the message says what and in which line, but not the thing itself.
     """
     for name, text in files.items():
-        if name.endswith(".json"):
-            _check_listed(name, text)
         if picture := _PICTURE.search(text):
             _refuse(name, text, picture.start(), "an embedded picture or file")
         forms = list(dict.fromkeys([text, _plain(text)]))
@@ -185,19 +181,6 @@ def _refuse(name: str, text: str, place: int, what: str) -> NoReturn:
     )
 
 
-def _check_listed(name: str, text: str) -> None:
-    from pydantic_core import from_json
-
-    from fedaudit.report.share import shareable
-
-    result = AuditResult.model_validate(from_json(text), context=READING)
-    again = shareable(result).model_copy(update={"shared": result.shared})
-    before, after = result.model_dump(mode="json"), again.model_dump(mode="json")
-    for key, value in before.items():
-        if value != after[key]:
-            raise BadInput(f"not shared: {name} would have something in '{key}' that isn't meant to be shared")
-
-
 def _plain(text: str) -> str:
     """Return the text without tags and escapes, with as many lines."""
     bare = _TAG.sub(lambda tag: " " + "\n" * tag[0].count("\n"), text)
@@ -211,7 +194,7 @@ def _words(text: str) -> tuple[str, ...]:
 @cache
 def _our_words() -> frozenset[str]:
     """Return all words of fedaudit's own sources: to read one of them tells nobody anything."""
-    files = [p for p in Path(fedaudit.__file__).parent.rglob("*") if p.suffix in {".py", ".j2", ".yaml", ".css"}]
+    files = [p for p in Path(__file__).parents[1].rglob("*") if p.suffix in {".py", ".j2", ".yaml", ".css"}]
     return frozenset(word for path in files for word in _words(path.read_text(encoding="utf-8")))
 
 
