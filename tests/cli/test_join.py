@@ -111,8 +111,10 @@ def test_a_defence_that_was_only_tried_is_nobodys_answer(sites, tmp_path, comman
 
 def test_the_largest_epsilon_stands_beside_its_claim(sites, tmp_path, command: Command):
     def finding(epsilon: float, claimed: float | None) -> FindingResult:
-        bound = EpsilonBound.model_construct(method="one_run", kind="bound", epsilon=epsilon, delta=1e-5, unit="record")
-        shown = RecordEpsilon.model_construct(bound=bound, claimed=claimed, p_value=None, attainable=5.0)
+        values = {"method": "one_run", "kind": "bound", "epsilon": epsilon, "delta": 1e-5, "confidence": 0.95}
+        values |= {"unit": "record", "adjacency": "replace", "canaries": 80, "guesses": 40, "correct": 38}
+        bound = EpsilonBound.model_validate({**values, "correction": "none", "assumes": ""})
+        shown = RecordEpsilon(bound=bound, claimed=claimed, p_value=None, attainable=5.0)
         first = AuditResult.load(sites[0] / "results.json").findings[0]
         return first.model_copy(update={"kind": "membership", "images": [], "record_epsilon": shown})
 

@@ -121,7 +121,9 @@ def truth(folder: Path) -> np.ndarray:
 
 
 def found(folder: Path) -> np.ndarray:
-    return ImageFinding.load(next((folder / "findings").iterdir())).images[1].numpy()  # type: ignore[attr-defined]
+    finding = ImageFinding.load(next((folder / "findings").iterdir()))
+    assert isinstance(finding, ImageFinding)
+    return finding.images[1].numpy()
 
 
 def numbers(values: np.ndarray) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -268,7 +268,7 @@ def _told(kind: str, group: list[AttackSummary]) -> Told:
     told = Told(kind, verdict, best.attack, best.federation, best.setting)
     if (e := best.evidence) is None:
         return told
-    return Told(*list(asdict(told).values())[:5], e.what, e.value, e.low, e.high, e.n, e.of)
+    return replace(told, what=e.what, value=e.value, low=e.low, high=e.high, n=e.n, of=e.of)
 
 
 def _epsilon(result: AuditResult, used: list[str]) -> tuple[float | None, float | None, str]:

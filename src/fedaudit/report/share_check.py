@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fedaudit.results import AuditResult, FindingResult
-from fedaudit.utils.bounds import PICTURE, TENSORS, YAML, check_file, opened, read_bytes
+from fedaudit.utils.bounds import PICTURE, TENSORS, YAML, check_file, read_bytes
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import decode
 
@@ -139,8 +139,8 @@ def traces_of(result: AuditResult, folder: Path, truth: Path | None = None) -> T
             _add_examples(found, value, "what an attack recovered")
     truth = truth or truth_beside(folder) or truth_beside(folder / "recording")
     examples = examples_in(truth) if truth else {}
-    for value in examples.values():
-        _add_examples(found, value.numpy(), "an example")
+    for example in examples.values():
+        _add_examples(found, example.numpy(), "an example")
     for path in [truth] if truth and truth.is_file() else []:
         _add_hashes(found, path)
     _add_names(found, result, folder)
@@ -315,7 +315,8 @@ def _add_examples(found: Traces, values: np.ndarray[Any, Any], what: str) -> Non
 
 
 def _add_hashes(found: Traces, path: Path) -> None:
-    with opened(path, TENSORS) as file:
+    check_file(path, TENSORS)
+    with path.open("rb") as file:
         for name in _HASHES:
             file.seek(0)
             digest = hashlib.file_digest(file, name).digest()
