@@ -32,11 +32,12 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "flower",
             "nvflare",
             "guard",
+            "join",
         ),
     ),
     "explanation": ("Explanation", ("threat-models", "verdicts", "controls", "what-decides", "epsilon", "limits")),
     "reference": ("Reference", ("scenario", "cli", "python", "attacks-and-defences", "results", "glossary")),
-    "data-protection": ("Data protection", ("report", "gdpr", "impact-assessment")),
+    "data-protection": ("Data protection", ("report", "sharing", "gdpr", "standards", "impact-assessment")),
     "evidence": ("Evidence", ("claims", "performance", "robustness")),
     "project": ("Project", ()),
 }

@@ -20,6 +20,7 @@ from fedaudit.cli.convert import convert
 from fedaudit.cli.explain import explain
 from fedaudit.cli.generator import train_generator
 from fedaudit.cli.init import init
+from fedaudit.cli.join import join
 from fedaudit.cli.ledger import ledger
 from fedaudit.cli.options import (
     DataDir,
@@ -32,6 +33,7 @@ from fedaudit.cli.options import (
     number_of_workers,
     print_json,
 )
+from fedaudit.cli.share import share
 from fedaudit.cli.verify import verify
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import OWN_MODEL, FedAuditError
@@ -65,7 +67,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _FIRST, _MORE, _ABOUT = "Commands for every day", "Parts of an audit, and what surrounds it", "What there is"
-for panel, group in ((_FIRST, (init, audit, attack, compare, explain)), (_MORE, (simulate, convert, verify))):
+for panel, group in (
+    (_FIRST, (init, audit, attack, compare, explain)),
+    (_MORE, (share, join, simulate, convert, verify)),
+):
     for command in group:
         app.command(rich_help_panel=panel)(command)
 app.command("train-generator", rich_help_panel=_MORE)(train_generator)

@@ -146,6 +146,35 @@ class Room:
     estimate: float | None
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One row of a picture of intervals: what was measured, the ends of its 95 % interval, whether it is a leak."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    leak: bool
+
+
+def draw_intervals(rows: list[Measured], label: str) -> Figure:
+    """Draw values with their intervals, a name a row: filled where it is a leak, hollow where it isn't."""
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _new_figure(height=82 + 34 * len(rows))
+        colour, _, _ = _look(0)
+        for y, row in enumerate(rows):
+            if row.low is not None and row.high is not None:
+                axes.plot([row.low, row.high], [y, y], color=_INK, linewidth=2.2, solid_capstyle="butt")
+            axes.plot([row.value], [y], "o", color=colour, mfc=colour if row.leak else "none", ms=9, mew=2)
+        _name_rows(axes, [_short(row.name) for row in rows])
+        ends = [v for r in rows for v in (r.value, r.low, r.high) if v is not None]
+        whole = 1.0 if min(ends) >= 0 and max(ends) <= 1 else None
+        axes.set_xlim(*(limits([*ends, 0.0, 1.0], LEAST_SHARE, whole) if whole else limits(ends, LEAST_SHARE)))
+        axes.set_xlabel(label)
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+    return figure
+
+
 def draw_room(rows: list[Room], claimed: float | None) -> Figure:
     """Draw what each observer demonstrates and, hollow, what is estimated; a line at the claim, and the room to it."""
     with matplotlib.rc_context(_STYLE):

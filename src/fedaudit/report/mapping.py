@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedaudit.attacks.standards import ABOUT, ALTERED_MODELS, EDPB, EDPB_TESTS, IDENTIFIERS, NIST, READING
+from fedaudit.attacks.standards import (
+    ABOUT,
+    AI_ACT,
+    ALTERED_MODELS,
+    EDPB,
+    EDPB_TESTS,
+    EVIDENCE_FOR,
+    IDENTIFIERS,
+    NIST,
+    READING,
+)
 from fedaudit.results import AttackRecord, AuditResult, MappingRecord, Verdict
 
 NO_ATTACK = "no attack of this audit makes this test"
@@ -33,12 +43,14 @@ class Assessment:
         standards: title and what it is.
         rows: of the attacks.
         untested: the opinion's tests, and a malicious server, if no attack here answered for them, each with why.
+        evidence: what the audit gives evidence for: article, whom it is about, the evidence.
         reading: what else to read.
     """
 
     standards: list[tuple[str, str]]
     rows: list[Covered]
     untested: list[tuple[str, str]]
+    evidence: list[tuple[str, str, str]]
     reading: tuple[str, ...]
 
 
@@ -64,7 +76,8 @@ def assessment(result: AuditResult) -> Assessment:
     active = rows if result.adversary.adversary == "malicious-server" else []
     tests.append((f"a server that alters the model it sends ({NIST}: {' and '.join(ALTERED_MODELS)})", active))
     untested = [(test, why) for test, own in tests if (why := _why_untested(own))]
-    return Assessment([(title, ABOUT.get(title, "")) for title in titles], rows, untested, READING)
+    evidence = [(f"{AI_ACT}, {article}", *said) for article, said in EVIDENCE_FOR.items()]
+    return Assessment([(title, ABOUT.get(title, "")) for title in titles], rows, untested, evidence, READING)
 
 
 def _why_untested(own: list[Covered]) -> str:

@@ -20,6 +20,7 @@ from fedaudit.results.audit import (
     ReceivedCheck,
     RecordingRecord,
     ReplayRecord,
+    SharedRecord,
     Threshold,
 )
 from fedaudit.results.findings import (
@@ -101,6 +102,7 @@ __all__ = [
     "RowResult",
     "SequenceResult",
     "Setting",
+    "SharedRecord",
     "Sheet",
     "Threshold",
     "Timing",

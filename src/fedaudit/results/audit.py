@@ -245,6 +245,15 @@ class Digests(Record):
     notes: list[str] = Field(default=[], description="what was read without a digest, so that nothing tells a change")
 
 
+class SharedRecord(Record):
+    """What was left out of results so that a site may share them, and what was looked for before they were written."""
+
+    digest: str = Field(description="of the file, with zeros in its place; by FEDAUDIT_KEY where that is set")
+    left_out: list[str] = Field(description="in words")
+    least: int = Field(description="groups of fewer members are left out")
+    looked_for: list[str] = Field(description="what the files were searched for and don't hold, in words")
+
+
 def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
     """Return a result of schema version 1 as one of version 2: verdicts by their new names, kinds, no controls.
 
@@ -326,6 +335,7 @@ class AuditResult(Record):
     environment: dict[str, str] = Field(description="the machine and the versions")
     digests: Digests | None = optional("null in results of earlier versions")
     timing: Timing = Field(description="of the whole audit")
+    shared: SharedRecord | None = optional("of what 'fedaudit share' wrote; null: all results, which stay at the site")
 
     def in_use(self) -> list[str]:
         """Return the names of the federations that the answer is about: without defences that are only tried."""

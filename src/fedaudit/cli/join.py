@@ -1,0 +1,72 @@
+"""``fedaudit join``: several sites' audits on one page. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedaudit.cli import options
+
+if TYPE_CHECKING:
+    from fedaudit.report.join import Joined
+
+
+def join(
+    audits: Annotated[
+        list[Path],
+        typer.Argument(help="Two or more: a folder that 'fedaudit share' or an audit wrote, named as the site."),
+    ],
+    out: Annotated[
+        Path, typer.Option(parser=options.folder, metavar="FOLDER", help="Folder for joined.html and joined.json.")
+    ],
+    json_output: options.Json = False,
+) -> None:
+    """Join several sites' audits into one page; exit 1 if a site's limit was exceeded, 3 if one wasn't tested."""
+    from fedaudit.report.join import join_audits, open_sites, write_joined
+
+    joined = join_audits(open_sites(audits))
+    write_joined(joined, out)
+    if json_output:
+        options.print_json(joined.for_programs())
+    else:
+        _show(joined)
+        print(f"page: {out / 'joined.html'}")
+    for caution in joined.cautions:
+        print(f"note: {caution}", file=sys.stderr)
+    if joined.outcome == "fail":
+        raise typer.Exit(options.EXCEEDED)
+    if joined.outcome == "not tested":
+        raise typer.Exit(options.NOT_TESTED)
+
+
+def _show(joined: Joined) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedaudit.report.wording import sentence, short
+    from fedaudit.utils.progress import wide_console
+
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in ("site", "adversary", *(one.kind for one in joined.counts), "ε", "defences", "limits"):
+        table.add_column(name)
+    for site in joined.sites:
+        verdicts = [told.verdict if (told := site.of_kind(one.kind)) else "not tried" for one in joined.counts]
+        epsilon = f"{short(site.demonstrated)} of {short(site.claimed)}" if site.demonstrated is not None else "-"
+        cells = [
+            site.site,
+            site.who,
+            *verdicts,
+            epsilon,
+            ", ".join(site.defences) or "none",
+            site.outcome or "none set",
+        ]
+        table.add_row(*map(escape, cells))
+    console = wide_console()
+    console.print(f"[bold]{escape(joined.headline)}[/]", highlight=False)
+    if joined.detail:
+        console.print(escape(sentence(joined.detail)), highlight=False)
+    console.print()
+    console.print(table, highlight=False)

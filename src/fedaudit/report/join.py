@@ -1,0 +1,383 @@
+"""Audits of several sites on one page: a row a site, and how many sites leak what.
+
+Nothing is pooled: sites differ in data and in effort, so a verdict stays its site's, with its interval; sites are
+counted. Of whole results no more is taken than a site would share (:mod:`fedaudit.report.share`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fedaudit.evaluation.finding_types import FINDING_TYPES
+from fedaudit.modalities import EXAMPLE_KINDS, example_kind
+from fedaudit.report import figures
+from fedaudit.report.compare import open_audit
+from fedaudit.report.conclusion import SEVERITY, threshold_text
+from fedaudit.report.share import check_shared, shareable
+from fedaudit.report.style import render
+from fedaudit.report.wording import count, percent, short
+from fedaudit.results import LEAKS, AttackSummary, AuditResult, Setting, Verdict, overall
+from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.folders import check_folder
+from fedaudit.utils.integrity import file_sha256
+from fedaudit.utils.version import __version__
+
+Outcome = Literal["pass", "fail", "not tested"]
+_PLAIN = ("none", "mean", "fedavg")  # no defences
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a site's audit says of one kind of finding.
+
+    Attributes:
+        kind: of finding.
+        verdict: the worst leak, else the best-founded verdict of its attacks, over the federations in use.
+        attack, federation: whose verdict it is.
+        setting: whether it is a diagnostic or of a deployment; None where that isn't known.
+        what, value, low, high, n, of: the number behind it, with its 95 % interval, as in the results; None and empty
+            where there is none.
+    """
+
+    kind: str
+    verdict: Verdict
+    attack: str
+    federation: str
+    setting: Setting | None
+    what: str = ""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site's audit: a row.
+
+    Attributes:
+        site: its name, that of the folder or file.
+        audit: the audit's name.
+        who: the adversary, as a sentence begins with it.
+        told: by kind of finding.
+        demonstrated, claimed: the largest ε that was demonstrated, and what is claimed where it was; None: none.
+        unit: whom this ε protects; empty where there is none.
+        defences: names of the sanitisers and aggregators in use that are defences.
+        limits: the site's own, each with what came of it.
+        outcome: of all of them; None where it set none.
+        version, started: of fedaudit, and when the audit began.
+        sealed: whether the file carries a digest that fits.
+    """
+
+    site: str
+    audit: str
+    who: str
+    told: tuple[Told, ...]
+    demonstrated: float | None
+    claimed: float | None
+    unit: str
+    defences: tuple[str, ...]
+    limits: tuple[str, ...]
+    outcome: Outcome | None
+    version: str
+    started: str | None
+    sealed: bool
+
+    def of_kind(self, kind: str) -> Told | None:
+        """Return what it says of a kind; None: it says nothing."""
+        return next((one for one in self.told if one.kind == kind), None)
+
+
+@dataclass(frozen=True)
+class Count:
+    """Of one kind of finding, in how many sites it ended how.
+
+    Attributes:
+        kind: of finding.
+        question: what its attacks are after, as "can …" goes on.
+        verdicts: how many sites have each.
+        untold: how many say nothing of it.
+    """
+
+    kind: str
+    question: str
+    verdicts: dict[Verdict, int]
+    untold: int
+
+    @property
+    def leaks(self) -> int:
+        """In how many sites it is a leak."""
+        return sum(self.verdicts.get(verdict, 0) for verdict in LEAKS)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several sites' audits together.
+
+    Attributes:
+        headline: the answer, in a sentence.
+        detail: what else to say of the other sites.
+        cautions: why the sites may not be of one federation, or not be what was written.
+        counts: by kind of finding, the worst first.
+        sites: in the order in which they were given.
+        outcome: of all limits of all sites: fail where one was exceeded; None where no site set any.
+    """
+
+    headline: str
+    detail: str
+    cautions: tuple[str, ...]
+    counts: tuple[Count, ...]
+    sites: tuple[Site, ...]
+    outcome: Outcome | None
+
+    def for_programs(self) -> dict[str, Any]:
+        """Return all of it, JSON-serialisable."""
+        return {"fedaudit_version": __version__, **asdict(self)}
+
+
+def open_sites(paths: Sequence[Path]) -> dict[str, tuple[AuditResult, bool]]:
+    """Return by the site's name what each may share, and whether its file is sealed.
+
+    Args:
+        paths: folders of audits or of shared versions, or their results.json under any name. A site is called as its
+            folder is, or its file.
+
+    Raises:
+        BadInput: there are fewer than two, or no audit where one should be, or two are of one site or the same.
+        CorruptTranscript: a file was changed after it was written.
+    """
+    if len(paths) < 2:
+        raise BadInput("give the folders of two sites' audits or more")
+    found: dict[str, tuple[AuditResult, bool]] = {}
+    same: dict[str, str] = {}
+    for path in paths:
+        result, folder = open_audit(path)
+        file = path / "results.json" if path.is_dir() else path
+        site = folder.resolve().name if file.name == "results.json" else file.stem
+        if site in found:
+            raise BadInput(f"two of the audits are of the site '{site}'; rename the folder of one, or leave it out")
+        sealed = _unchanged(result, file)
+        shared = shareable(result).model_copy(update={"shared": None})
+        content = shared.model_dump_json()
+        if content in same:
+            raise BadInput(f"'{same[content]}' and '{site}' are the same audit; leave one out")
+        same[content] = site
+        found[site] = (shared, sealed)
+    return found
+
+
+def _unchanged(result: AuditResult, file: Path) -> bool:
+    """Check what can be checked of a site's file; return whether it is sealed."""
+    if result.shared is not None:
+        if note := check_shared(file):
+            raise CorruptTranscript(f"{note}; ask the site for it again")
+        return True
+    scenario = file.parent / "scenario.yaml"
+    if result.digests and scenario.is_file() and file_sha256(scenario) != result.digests.scenario:
+        raise CorruptTranscript(
+            f"{file} and {scenario} don't belong together: one was changed, or is another audit's; audit again"
+        )
+    return False
+
+
+def join_audits(sites: dict[str, tuple[AuditResult, bool]]) -> Joined:
+    """Return the audits of several sites, by their names, together; with each whether its file is sealed."""
+    rows = tuple(_site(name, result, sealed) for name, (result, sealed) in sites.items())
+    counts = _counts(rows, _things([result for result, _ in sites.values()]))
+    cautions = [*_different(sites), *_unsealed(rows)]
+    outcomes = {row.outcome for row in rows}
+    told: tuple[Outcome, ...] = ("fail", "not tested", "pass")
+    return Joined(
+        *_headline(rows, counts), tuple(cautions), counts, rows, next((one for one in told if one in outcomes), None)
+    )
+
+
+def write_joined(joined: Joined, folder: Path) -> None:
+    """Write ``joined.html`` and ``joined.json`` into ``folder``, in place of those that are there.
+
+    Raises:
+        BadInput: the folder can't be written to.
+    """
+    check_folder(folder)
+    page = render(
+        "joined.html.j2",
+        joined=joined,
+        severity=SEVERITY,
+        picture=_picture(joined),
+        figure=figure_text,
+    )
+    values = json.dumps(joined.for_programs(), indent=2, ensure_ascii=False) + "\n"
+    try:
+        (folder / "joined.html").write_text(page, encoding="utf-8")
+        (folder / "joined.json").write_text(values, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
+
+
+def figure_text(told: Told) -> str:
+    """Return the number behind a verdict, with its interval; empty where there is none."""
+    if told.value is None:
+        return ""
+    form: Callable[[float | None], str] = percent if told.what.startswith(("images", "share")) else short
+    span = "" if told.low is None else f" [{form(told.low)}, {form(told.high)}]"
+    return f"{told.what}: {form(told.value)}{span}, n = {count(told.n or 0)} {told.of}".rstrip()
+
+
+def _site(name: str, result: AuditResult, sealed: bool) -> Site:
+    used = result.in_use()
+    records = [f for f in result.federations if f.name in used]
+    groups: dict[str, list[AttackSummary]] = {}
+    for summary in result.summaries:
+        if summary.federation in used and summary.kind:
+            groups.setdefault(summary.kind, []).append(summary)
+    demonstrated, claimed, unit = _epsilon(result, used)
+    defences = dict.fromkeys(d for f in records for d in (f.sanitiser, f.aggregator) if d not in _PLAIN)
+    outcomes = {t.outcome for t in result.thresholds}
+    return Site(
+        site=name,
+        audit=result.name,
+        who=result.adversary.who,
+        told=tuple(_told(kind, group) for kind, group in groups.items()),
+        demonstrated=demonstrated,
+        claimed=claimed,
+        unit=unit,
+        defences=tuple(defences),
+        limits=tuple(threshold_text(t) for t in result.thresholds),
+        outcome="fail"
+        if "fail" in outcomes
+        else "not tested"
+        if "not tested" in outcomes
+        else "pass"
+        if outcomes
+        else None,
+        version=result.fedaudit_version,
+        started=result.timing.started,
+        sealed=sealed,
+    )
+
+
+def _told(kind: str, group: list[AttackSummary]) -> Told:
+    verdict = overall(group)
+    best = max((s for s in group if s.verdict == verdict), key=lambda s: s.evidence.value if s.evidence else -1.0)
+    told = Told(kind, verdict, best.attack, best.federation, best.setting)
+    if (e := best.evidence) is None:
+        return told
+    return replace(told, what=e.what, value=e.value, low=e.low, high=e.high, n=e.n, of=e.of)
+
+
+def _epsilon(result: AuditResult, used: list[str]) -> tuple[float | None, float | None, str]:
+    """Return the largest ε that was demonstrated, what is claimed beside it, and whom it protects."""
+    found: list[tuple[float | None, float | None, str]] = []
+    for one in (f for f in result.findings if f.federation in used):
+        if one.epsilon:
+            found.append((one.epsilon.demonstrated, one.epsilon.claimed, one.epsilon.unit))
+        if one.record_epsilon:
+            bound = one.record_epsilon.bound
+            found.append((bound.epsilon, one.record_epsilon.claimed, bound.unit))
+    if not found:
+        promised = [f.course.epsilon_pld for f in result.federations if f.name in used and f.course]
+        return None, max((p for p in promised if p is not None), default=None), ""
+    return max(found, key=lambda one: -1.0 if one[0] is None else one[0])
+
+
+def _things(results: Sequence[AuditResult]) -> str:
+    kinds = {r.data.kind for r in results}
+    only = next(iter(kinds)) if len(kinds) == 1 else None
+    return example_kind(only).plural if only and only in EXAMPLE_KINDS else "examples"
+
+
+def _counts(rows: Sequence[Site], things: str) -> tuple[Count, ...]:
+    found = []
+    for kind in dict.fromkeys(one.kind for row in rows for one in row.told):
+        verdicts = Counter(one.verdict for row in rows if (one := row.of_kind(kind)))
+        known = FINDING_TYPES.get(kind)
+        question = known.question.replace("{things}", things) if known else f"learn what '{kind}' is after"
+        found.append(Count(kind, question, dict(verdicts), len(rows) - verdicts.total()))
+    return tuple(sorted(found, key=_worst))
+
+
+def _worst(one: Count) -> tuple[int, int]:
+    order: list[Verdict] = [*LEAKS, "inconclusive", "not demonstrated", "not applicable"]
+    worst = min(order.index(verdict) for verdict in one.verdicts)
+    return worst, -one.leaks
+
+
+def _headline(rows: Sequence[Site], counts: Sequence[Count]) -> tuple[str, str]:
+    whoever = {row.who for row in rows}
+    who = next(iter(whoever)) if len(whoever) == 1 else "An adversary"
+    who = who[0].lower() + who[1:]
+    n = len(rows)
+    lines = [f"to {one.question}: {_in_words(one)}" for one in counts]
+    if not counts:
+        return f"No attack could be run in any of {n} sites, so they give no answer.", ""
+    first = counts[0]
+    if first.leaks:
+        worst = next(verdict for verdict in LEAKS if first.verdicts.get(verdict))
+        return (
+            f"In {first.leaks} of {n} sites {who} can {first.question}; at worst: {worst}.",
+            "; ".join(lines),
+        )
+    told = f"in none of {n} sites a leak was demonstrated"
+    if first.verdicts.get("inconclusive"):
+        most = max(one.verdicts.get("inconclusive", 0) for one in counts)
+        told = f"in {most} of {n} sites it can't be told what leaks; {told}"
+    told = told[0].upper() + told[1:]
+    return f"{told}. This is no proof of safety.", "; ".join(lines)
+
+
+def _in_words(one: Count) -> str:
+    parts = [f"{verdict} in {n}" for verdict, n in sorted(one.verdicts.items(), key=lambda v: -SEVERITY[v[0]])]
+    return ", ".join([*parts, *[f"not tried in {one.untold}"] * bool(one.untold)])
+
+
+def _different(sites: dict[str, tuple[AuditResult, bool]]) -> list[str]:
+    """Return a caution for each thing in which the sites differ, as those of one federation wouldn't."""
+    asked: dict[str, Callable[[AuditResult], str]] = {
+        "model": lambda r: f"{r.model.name} ({count(r.model.parameters)} parameters)",
+        "shape of an input": lambda r: " × ".join(map(str, r.data.input_shape)),
+        "algorithm": lambda r: ", ".join(sorted({f.algorithm for f in r.federations if f.name in r.in_use()})),
+        "adversary": lambda r: r.adversary.adversary,
+        "version of fedaudit": lambda r: r.fedaudit_version,
+    }
+    found = []
+    for what, ask in asked.items():
+        said: dict[str, list[str]] = {}
+        for name, (result, _) in sites.items():
+            said.setdefault(ask(result), []).append(name)
+        if len(said) > 1:
+            told = "; ".join(f"{value} in {', '.join(names)}" for value, names in said.items())
+            found.append(f"sites differ in the {what}, so compare them with care: {told}")
+    diagnostic = [n for n, (r, _) in sites.items() if any(s.setting == "diagnostic" for s in r.summaries)]
+    if diagnostic:
+        found.append(f"audits of a diagnostic show what can leak at worst, and no deployment: {', '.join(diagnostic)}")
+    return found
+
+
+def _unsealed(rows: Sequence[Site]) -> list[str]:
+    names = [row.site for row in rows if not row.sealed]
+    told = "no digest tells whether these results were changed (fedaudit share writes one)"
+    return [f"{told}: {', '.join(names)}"] if names else []
+
+
+def _picture(joined: Joined) -> str | None:
+    """Return the numbers behind the first kind's verdicts, a site a row, where two sites measured the same."""
+    if not joined.counts:
+        return None
+    told = [(site.site, one) for site in joined.sites if (one := site.of_kind(joined.counts[0].kind))]
+    whats = Counter(one.what for _, one in told if one.value is not None)
+    what = whats.most_common(1)[0][0] if whats else ""
+    rows = [
+        figures.Measured(site, one.value, one.low, one.high, one.verdict in LEAKS)
+        for site, one in told
+        if one.what == what and one.value is not None
+    ]
+    if len(rows) < 2:
+        return None
+    words = "; ".join(f"{site} {figure_text(one)}" for site, one in told if one.what == what)
+    return figures.to_svg(figures.draw_intervals(rows, what), "joined-", f"By site: {words}.")

@@ -1,0 +1,199 @@
+"""Several sites' audits joined: counts of sites, verdicts with their intervals, limits as exit codes; refusals."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaudit.report.join import join_audits
+from fedaudit.results import AuditResult, Digests, EpsilonBound, FindingResult, RecordEpsilon, Threshold
+from tests.conftest import Command, refused
+from tests.report.output_cases import images_of, result
+
+FAILED = Threshold(metric="psnr", limit=20, worst=30, where="invg on sgd", exceeded=True, outcome="fail")
+OPEN = Threshold(metric="psnr", limit=20, where=None, exceeded=False, outcome="not tested")
+KEPT = Threshold(metric="psnr", limit=20, worst=3, where="invg on sgd", exceeded=False, outcome="pass")
+
+
+def site(folder: Path, psnr: list[float], verdict: Any = "recovered", **rest: Any) -> Path:
+    """A site's audit; its evidence has the interval [0.1, 1]."""
+    told = result(folder, [images_of(folder, "invg", [psnr], verdict)], **rest)
+    told.save(folder / "results.json")
+    return folder
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> list[Path]:
+    return [
+        site(tmp_path / "berlin", [30.0, 28.0, 9.0, 8.0]),
+        site(tmp_path / "paris", [31.0], thresholds=[KEPT]),
+        site(tmp_path / "lyon", [8.0], "not demonstrated"),
+        site(tmp_path / "rome", [9.0], "inconclusive"),
+        site(tmp_path / "oslo", [9.5], "not demonstrated"),
+    ]
+
+
+def change(folder: Path, **changes: Any) -> None:
+    AuditResult.load(folder / "results.json").model_copy(update=changes).save(folder / "results.json")
+
+
+def test_sites_are_counted_and_keep_their_own_verdicts(sites, tmp_path, command: Command):
+    done = command("join", *sites, "--out", tmp_path / "j")
+    assert done.code == 0, done
+    told = json.loads((tmp_path / "j" / "joined.json").read_text())
+    assert told["headline"] == "In 2 of 5 sites the server can reconstruct training images; at worst: recovered."
+    (count,) = told["counts"]
+    assert count["verdicts"] == {"recovered": 2, "not demonstrated": 2, "inconclusive": 1}
+    assert [s["site"] for s in told["sites"]] == ["berlin", "paris", "lyon", "rome", "oslo"]
+    (berlin,) = told["sites"][0]["told"]
+    assert [berlin[key] for key in ("verdict", "value", "low", "high", "n", "of")] == [
+        "recovered",
+        0.5,
+        0.1,
+        1.0,
+        4,
+        "images",
+    ]
+    page = (tmp_path / "j" / "joined.html").read_text()
+    text = " ".join(re.sub("<[^>]*>", " ", page).split())
+    assert "images came out visibly: 50 % [10 %, 100 %], n = 4 images; invg" in text
+    assert "recovered in 2, not demonstrated in 2, inconclusive in 1" in text
+    assert 'aria-label="By site: berlin images came out visibly: 50 %' in page
+    assert "<img" not in page
+    assert json.loads(command("join", *sites, "--out", tmp_path / "j", "--json").out) == told
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"), [((KEPT, OPEN), 3), ((FAILED, OPEN), 1), ((KEPT, KEPT), 0), ((KEPT, FAILED), 1)]
+)
+def test_limits_decide_the_exit_code(sites, tmp_path, command: Command, limits, code):
+    for folder, limit in zip(sites, limits, strict=False):
+        change(folder, thresholds=[limit])
+    assert command("join", *sites[:3], "--out", tmp_path / "j").code == code
+
+
+def test_no_leak_is_no_proof_of_safety(sites, tmp_path, command: Command):
+    done = command("join", sites[2], sites[4], "--out", tmp_path / "j")
+    assert done.out.startswith("In none of 2 sites a leak was demonstrated. This is no proof of safety.")
+    done = command("join", *sites[2:], "--out", tmp_path / "j")
+    assert done.out.startswith(
+        "In 1 of 3 sites it can't be told what leaks; in none of 3 sites a leak was demonstrated."
+    )
+
+
+def test_a_defence_that_was_only_tried_is_nobodys_answer(sites, tmp_path, command: Command):
+    told = AuditResult.load(sites[0] / "results.json")
+    tried = told.federations[0].model_copy(update={"name": "sgd, dp", "sanitiser": "dp"})
+    safer = told.summaries[0].model_copy(update={"federation": "sgd, dp", "verdict": "not demonstrated"})
+    worse = told.summaries[0].model_copy(update={"verdict": "inconclusive"})
+    change(
+        sites[0],
+        federations=[told.federations[0], tried],
+        summaries=[worse, safer],
+        scenario={"evaluation": {"what_if": True}},
+    )
+    command("join", *sites[:2], "--out", tmp_path / "j")
+    (row, _) = json.loads((tmp_path / "j" / "joined.json").read_text())["sites"]
+    assert [one["verdict"] for one in row["told"]] == ["inconclusive"]
+    assert row["defences"] == []
+    change(sites[0], scenario={})  # now both are in use
+    command("join", *sites[:2], "--out", tmp_path / "j")
+    (row, _) = json.loads((tmp_path / "j" / "joined.json").read_text())["sites"]
+    assert [one["verdict"] for one in row["told"]] == ["not demonstrated"]
+    assert row["defences"] == ["dp"]
+
+
+def test_the_largest_epsilon_stands_beside_its_claim(sites, tmp_path, command: Command):
+    def finding(epsilon: float, claimed: float | None) -> FindingResult:
+        values = {"method": "one_run", "kind": "bound", "epsilon": epsilon, "delta": 1e-5, "confidence": 0.95}
+        values |= {"unit": "record", "adjacency": "replace", "canaries": 80, "guesses": 40, "correct": 38}
+        bound = EpsilonBound.model_validate({**values, "correction": "none", "assumes": ""})
+        shown = RecordEpsilon(bound=bound, claimed=claimed, p_value=None, attainable=5.0)
+        first = AuditResult.load(sites[0] / "results.json").findings[0]
+        return first.model_copy(update={"kind": "membership", "images": [], "record_epsilon": shown})
+
+    findings = [finding(0.5, 2.0), finding(3.25, 2.0), finding(1.0, None)]
+    rows = AuditResult.load(sites[0] / "results.json").model_copy(update={"findings": findings})
+    other = AuditResult.load(sites[1] / "results.json")
+    first, second = join_audits({"a": (rows, True), "b": (other, True)}).sites
+    assert (first.demonstrated, first.claimed, first.unit) == (3.25, 2.0, "record")
+    assert (second.demonstrated, second.claimed, second.unit) == (None, None, "")
+
+
+def test_shared_files_are_joined_like_whole_ones(sites, tmp_path, command: Command):
+    shared = [tmp_path / "shared" / folder.name for folder in sites]
+    for folder, to in zip(sites, shared, strict=True):
+        assert command("share", folder, "--out", to).code == 0
+    command("join", *sites, "--out", tmp_path / "whole")
+    loose = tmp_path / "oslo.json"
+    shutil.copy(shared[-1] / "results.json", loose)
+    done = command("join", *shared[:-1], loose, "--out", tmp_path / "cut")
+    whole, cut = (json.loads((tmp_path / f / "joined.json").read_text()) for f in ("whole", "cut"))
+    assert "no digest tells" not in done.err
+    assert any("no digest tells whether these results were changed" in caution for caution in whole["cautions"])
+    for told in (whole, cut):
+        del told["cautions"]
+        assert {s.pop("sealed") for s in told["sites"]} == {told is cut}
+    assert whole == cut
+
+
+@pytest.mark.parametrize("what", ["verdict", "digest", "digest's name", "number"])
+def test_a_shared_file_that_was_changed_is_refused(sites, tmp_path, command: Command, what):
+    command("share", sites[0], "--out", tmp_path / "to" / "berlin")
+    file = tmp_path / "to" / "berlin" / "results.json"
+    text = file.read_text()
+    changed = {
+        "verdict": text.replace('"verdict": "recovered"', '"verdict": "not demonstrated"'),
+        "digest": re.sub(r"(sha256:)[0-9a-f]{8}", r"\g<1>00000000", text),
+        "digest's name": text.replace('"digest": "sha256:', '"digest": "md5:'),
+        "number": text.replace('"n": 4', '"n": 40', 1),
+    }[what]
+    assert changed != text
+    file.write_text(changed)
+    refused(command("join", file.parent, sites[1], "--out", tmp_path / "j"), "ask the site for it again")
+    assert not (tmp_path / "j").exists()
+
+
+def test_a_key_keeps_out_who_lacks_it(sites, tmp_path, command: Command, monkeypatch):
+    monkeypatch.setenv("FEDAUDIT_KEY", "between us")
+    command("share", sites[0], "--out", tmp_path / "to" / "berlin")
+    monkeypatch.setenv("FEDAUDIT_KEY", "another")
+    refused(command("join", tmp_path / "to" / "berlin", sites[1], "--out", tmp_path / "j"), "its digest doesn't fit")
+
+
+def test_a_scenario_that_is_another_is_refused(sites, tmp_path, command: Command):
+    (sites[0] / "scenario.yaml").write_text("version: 1\n")
+    digest = hashlib.sha256(b"version: 1\n").hexdigest()
+    change(sites[0], digests=Digests(scenario=digest, transcripts={}, code="c"))
+    assert command("join", *sites[:2], "--out", tmp_path / "j").code == 0
+    (sites[0] / "scenario.yaml").write_text("version: 1\nseed: 1\n")
+    refused(command("join", *sites[:2], "--out", tmp_path / "j"), "don't belong together")
+
+
+def test_duplicates_and_what_is_no_audit_are_refused(sites, tmp_path, command: Command):
+    refused(command("join", sites[0], "--out", tmp_path / "j"), "two sites' audits or more")
+    refused(command("join", sites[0], tmp_path, "--out", tmp_path / "j"), "there is no audit in")
+    copy = tmp_path / "copies" / "berlin"
+    shutil.copytree(sites[0], copy)
+    refused(command("join", sites[0], copy, "--out", tmp_path / "j"), "two of the audits are of the site 'berlin'")
+    refused(command("join", sites[0], copy.rename(tmp_path / "bonn"), "--out", tmp_path / "j"), "are the same audit")
+    command("share", sites[0], "--out", tmp_path / "ulm")
+    refused(
+        command("join", sites[0], tmp_path / "ulm", "--out", tmp_path / "j"), "'berlin' and 'ulm' are the same audit"
+    )
+
+
+def test_sites_of_another_federation_are_told_and_not_refused(sites, tmp_path, command: Command):
+    told = AuditResult.load(sites[1] / "results.json")
+    change(sites[1], model=told.model.model_copy(update={"parameters": 12345}))
+    done = command("join", *sites[:2], "--out", tmp_path / "j")
+    assert done.code == 0
+    assert "sites differ in the model" in done.err
+    assert "lenet (12,345 parameters) in paris" in done.err
+    assert "algorithm" not in done.err

@@ -1,0 +1,323 @@
+"""What a site shares: no example, name or hash of anybody, in whatever form and place; a planted one is refused."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedaudit.attacks.findings import ImageFinding
+from fedaudit.report.page import render_report
+from fedaudit.report.share import FILES, KEPT, LEAST, check_fields, shareable
+from fedaudit.report.share_check import Traces, refuse_victims, traces_of
+from fedaudit.results import (
+    AuditResult,
+    FindingResult,
+    GroupExposure,
+    MetricResult,
+    RecordExposure,
+    RecordingRecord,
+    RowResult,
+    SequenceResult,
+    SharedRecord,
+)
+from fedaudit.results.findings import Record
+from fedaudit.transcript.truth import Truth
+from fedaudit.utils.errors import BadInput
+from tests.conftest import Command, refused
+from tests.report.output_cases import images_of, interval, result
+
+CLIENTS = ["clinic-eppendorf", "clinic-charite"]
+ROW = ["52", "female", "never smoked", "Ost-Berlin", "37.25", "yes"]
+NOTE = ["patient", "reports", "dyspnoea", "after", "climbing", "two", "flights", "of", "stairs"]
+
+
+def groups(*members: int, column: str = "") -> list[GroupExposure]:
+    rows = enumerate(members)
+    return [GroupExposure(label=i, column=column, auc=0.7, low=0.6, high=0.8, members=n, p_value=0.2) for i, n in rows]
+
+
+def membership(exposure: list[GroupExposure], members: int) -> FindingResult:
+    return FindingResult(
+        attack="loss-threshold",
+        federation="sgd",
+        update_kind="gradient",
+        round=None,
+        client=None,
+        num_examples=80,
+        status="done",
+        kind="membership",
+        metrics=[MetricResult(name="membership_auc", value=0.7, higher_is_better=True, n=2 * members, of="records")],
+        exposure=exposure,
+        most_exposed=[RecordExposure(record=17, client=1, label=3, as_high=0, others=40)],
+    )
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Path:
+    """An audit's folder: pictures, a kept finding, ground truth, a row, a text, records, clients with names."""
+    folder = tmp_path / "site-audit"
+    told = result(folder)
+    first = told.findings[0]
+    images = [first.images[0].model_copy(update={"victim": "b64783dcc5e0"}), *first.images[1:]]
+    first = first.model_copy(
+        update={
+            "images": images,
+            "rows": [RowResult(cells=6, right=6, true_label=1.0, true=ROW, recovered=ROW)],
+            "sequences": [SequenceResult(true=[5, 1, 8, 2, 0, 7, 3, 6, 4], found=[5, 1], rouge1=1, rouge2=1)],
+        }
+    )
+    recording = RecordingRecord(clients=CLIENTS, facts="unverified", notes=["of clinic-eppendorf"])
+    told = told.model_copy(
+        update={
+            "findings": [first, *told.findings[1:], membership(groups(30, 12, 7), 49)],
+            "data": told.data.model_copy(update={"words": NOTE, "name": "lungs", "summary": "of Ost-Berlin"}),
+            "scenario": {**told.scenario, "data": {"name": "images", "path": "/srv/pacs/lungs-2031"}},
+            "federations": [told.federations[0].model_copy(update={"recording": recording})],
+        }
+    )
+    AuditResult.model_validate(told.model_dump()).save(folder / "results.json")
+    draw = torch.Generator().manual_seed(3)
+    pixels = torch.rand(2, 1, 8, 8, generator=draw)
+    finding = ImageFinding(
+        attack="invg", seconds=1.0, images=pixels, labels=torch.tensor([1, 2]), label_source="given", notes=()
+    )
+    (folder / "findings").mkdir()
+    finding.save(folder / "findings" / "6da8785a8198b0d8a4a9a4128c589c0a.safetensors")
+    true = torch.rand(3, 1, 8, 8, generator=draw)
+    labels = torch.tensor([0, 1, 2])
+    Truth({(0, 0): true}, {(0, 0): labels}, true, labels, {"transcript": "t"}).save(folder / "truth.safetensors")
+    return folder
+
+
+def clean(folder: Path) -> tuple[dict[str, str], Traces]:
+    """Return what would be shared of the audit, and what mustn't be in it."""
+    told = AuditResult.load(folder / "results.json")
+    about = SharedRecord(digest="sha256:" + "0" * 64, left_out=[], least=LEAST, looked_for=[])
+    made = shareable(told).model_copy(update={"shared": about})
+    made = AuditResult.model_validate(made.model_dump())
+    return {FILES[0]: made.model_dump_json(indent=2), FILES[1]: render_report(made, folder)}, traces_of(told, folder)
+
+
+def picture(folder: Path) -> Path:
+    return folder / "images" / "sgd-0-1-1-true.png"
+
+
+def pixels(folder: Path) -> np.ndarray:
+    return np.asarray(Image.open(picture(folder)))
+
+
+def truth(folder: Path) -> np.ndarray:
+    return Truth.load(folder / "truth.safetensors").inputs[0, 0][1].numpy()
+
+
+def found(folder: Path) -> np.ndarray:
+    finding = ImageFinding.load(next((folder / "findings").iterdir()))
+    assert isinstance(finding, ImageFinding)
+    return finding.images[1].numpy()
+
+
+def numbers(values: np.ndarray) -> str:
+    return ", ".join(f"{value:.4g}" for value in values.reshape(-1)[10:30])
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+PLANTED: dict[str, Callable[[Path], str]] = {
+    "a picture, base64": lambda f: b64(picture(f).read_bytes()),
+    "a picture, base64 within other bytes": lambda f: b64(b"x" + picture(f).read_bytes()[40:]),
+    "a picture, base64 for addresses": lambda f: base64.urlsafe_b64encode(picture(f).read_bytes()).decode(),
+    "a picture, hexadecimal": lambda f: picture(f).read_bytes().hex().upper(),
+    "a picture's data URI": lambda f: f"data:image/png;base64,{b64(picture(f).read_bytes())}",
+    "pixels, hexadecimal": lambda f: pixels(f).tobytes().hex(),
+    "pixels as numbers": lambda f: ", ".join(map(str, pixels(f).reshape(-1)[:20])),
+    "pixels as shares": lambda f: "[" + ",\n".join(f"{v:.4f}" for v in pixels(f).reshape(-1)[:20] / 255) + "]",
+    "the hash of a picture": lambda f: hashlib.sha256(picture(f).read_bytes()).hexdigest(),
+    "the hash of a picture, cut short": lambda f: hashlib.sha1(picture(f).read_bytes()).hexdigest()[:20],
+    "the hash of pixels": lambda f: hashlib.md5(pixels(f).tobytes()).hexdigest().upper(),
+    "the hash of a picture, base64": lambda f: b64(hashlib.sha512(picture(f).read_bytes()).digest()),
+    "the name of a picture": lambda _: "sgd-0-1-1-true.png",
+    "the mark of a victim": lambda _: "b64783dcc5e0",
+    "a true example's numbers": lambda f: numbers(truth(f)),
+    "a true example in 8 bits": lambda f: numbers((truth(f) * 255).round()),
+    "a true example, base64": lambda f: b64(truth(f).tobytes()),
+    "a true example in double precision": lambda f: truth(f).astype(np.float64).tobytes().hex(),
+    "the hash of a true example": lambda f: hashlib.blake2b(truth(f).tobytes()).hexdigest(),
+    "the hash of the truth's file": lambda f: hashlib.sha256((f / "truth.safetensors").read_bytes()).hexdigest(),
+    "a recovered example's numbers": lambda f: numbers(found(f)),
+    "a recovered example, base64": lambda f: b64(found(f).tobytes()),
+    "the name of a finding": lambda _: "6da8785a8198b0d8a4a9a4128c589c0a",
+    "the hash of a finding": lambda f: hashlib.sha256(next((f / "findings").iterdir()).read_bytes()).hexdigest(),
+    "a row of a table": lambda _: "; ".join(ROW),
+    "a text": lambda _: " ".join(NOTE[t] for t in [5, 1, 8, 2, 0, 7]),
+    "a text's tokens": lambda _: "5, 1, 8, 2, 0, 7, 3, 6",
+    "the name of a client": lambda _: "Clinic Eppendorf",
+    "the path of the data": lambda _: "/srv/pacs/lungs-2031",
+    "the name of the data's folder": lambda _: "lungs_2031",
+}
+
+
+def test_what_is_shared_is_clean(audit):
+    files, traces = clean(audit)
+    refuse_victims(files, traces)
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_trace_of_a_victim_is_refused_wherever_it_stands(audit, planted):
+    files, traces = clean(audit)
+    thing = PLANTED[planted](audit)
+    told = json.loads(files[FILES[0]])
+    told["summaries"][0]["headline"] += f" ({thing})"
+    plain = json.dumps(told, ensure_ascii=False)
+    escaped = plain.replace(thing, "".join(f"\\u{ord(c):04x}" for c in thing)) if '"' not in thing else plain
+    page = files[FILES[1]]
+    places = {
+        "a value": {FILES[0]: plain},
+        "a value, escaped": {FILES[0]: escaped},
+        "the page's text": {FILES[1]: page.replace("</h1>", f" {html.escape(thing)}</h1>")},
+        "an attribute": {FILES[1]: page.replace("<h1>", f'<h1 title="{html.escape(thing)}">')},
+        "a comment": {FILES[1]: page.replace("<h1>", f"<!-- {thing} --><h1>")},
+    }
+    for place, changed in places.items():
+        assert next(iter(changed.values())) not in files.values(), place
+        with pytest.raises(BadInput, match="nothing was written"):
+            refuse_victims(changed, traces)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("findings", lambda told: [told.findings[0]]),  # with pictures, rows, texts
+        (
+            "findings",
+            lambda told: [told.findings[-1].model_copy(update={"most_exposed": told.findings[-1].most_exposed})],
+        ),
+        ("scenario", lambda _: {"seed": 5}),
+        ("environment", lambda _: {"platform": "Linux"}),
+        ("data", lambda told: told.data.model_copy(update={"class_names": ["0", "1"]})),
+        ("repeat", lambda _: "fedaudit audit ours.yaml --out DIR"),
+    ],
+)
+def test_a_field_that_is_not_meant_to_be_shared_is_refused(audit, key, value):
+    told = AuditResult.load(audit / "results.json")
+    files, _ = clean(audit)
+    check_fields(files[FILES[0]])
+    shared = AuditResult.model_validate_json(files[FILES[0]])
+    changed = shared.model_copy(update={key: value(told)})
+    with pytest.raises(BadInput, match=f"something in '{key}' that isn't meant to be shared"):
+        check_fields(changed.model_dump_json(indent=2))
+
+
+def test_every_type_of_the_results_is_either_shared_field_by_field_or_not_at_all():
+    for kind, fields in KEPT.items():
+        assert fields == "*" or set(fields.split()) < set(kind.model_fields), kind
+        inner = re.findall(
+            r"fedaudit\.results\.\w+\.(\w+)",
+            str(
+                {n: kind.model_fields[n].annotation for n in kind.model_fields if fields == "*" or n in fields.split()}
+            ),
+        )
+        missing = {name for name in inner if name not in {k.__name__ for k in KEPT}}
+        assert not {m for m in missing if any(s.__name__ == m for s in Record.__subclasses__())}, kind
+
+
+@pytest.mark.parametrize(
+    ("members", "total", "kept"),
+    [
+        ((30, 12), 42, [30, 12]),
+        ((30, 12, 9), 51, [30]),  # 9 would follow from 51 - 42, and so would 12 + 9 of 21 not
+        ((30, 12, 7, 8), 57, [30, 12]),  # together 15: neither follows
+        ((9,), 9, []),
+        ((40,), 47, []),  # 7 of no group follow
+        ((10, 10), 20, [10, 10]),
+    ],
+)
+def test_small_groups_are_left_out_and_what_they_follow_from(tmp_path, members, total, kept):
+    told = result(tmp_path)
+    found = membership(groups(*members, column="sex"), total)
+    shared = shareable(told.model_copy(update={"findings": [found]}))
+    assert [g.members for f in shared.findings for g in f.exposure] == kept
+    assert not any(f.most_exposed for f in shared.findings)
+    # Whatever is left out of a column is nobody, or at least ten.
+    assert total - sum(kept) == 0 or total - sum(kept) >= LEAST or not kept
+
+
+def test_the_numbers_of_the_whole_audit_stay(audit):
+    told = AuditResult.load(audit / "results.json")
+    shared = shareable(told)
+    assert [s.model_dump() for s in shared.summaries] == [s.model_dump() for s in told.summaries]
+    assert shared.adversary == told.adversary
+    assert shared.timing == told.timing
+    assert shareable(shared.model_copy(update={"shared": SharedRecord(digest="", left_out=[], least=1, looked_for=[])}))
+
+
+def test_share_writes_results_and_page_and_nothing_else(audit, tmp_path, command: Command):
+    out = tmp_path / "lyon"
+    done = command("share", audit, "--out", out)
+    assert done.code == 0, done
+    assert "searched for: 3" not in done.out
+    assert "6 examples of the ground truth" in done.out  # three inputs, and the candidates
+    assert sorted(p.name for p in out.iterdir()) == sorted(FILES)
+    page = (out / "report.html").read_text()
+    assert "A shared version" in page
+    assert "<img" not in page
+    shared = AuditResult.load(out / "results.json")
+    assert shared.shared is not None
+    assert shared.shared.least == LEAST
+    assert [g.members for f in shared.findings for g in f.exposure] == [30]
+    for secret in (*CLIENTS, "lungs", "Ost-Berlin", "site-audit", "b64783dcc5e0", "dyspnoea"):
+        assert secret not in page + (out / "results.json").read_text()
+
+
+def test_an_audit_that_is_called_after_a_victim_is_not_shared(audit, tmp_path, command: Command):
+    told = AuditResult.load(audit / "results.json")
+    told.model_copy(update={"name": "of Clinic-Charite, weekly"}).save(audit / "results.json")
+    refused(
+        command("share", audit, "--out", tmp_path / "lyon"), "results.json would have the name of a client (line 4)"
+    )
+    assert not (tmp_path / "lyon").exists()
+
+
+def test_the_truth_that_lies_elsewhere_is_searched_for(audit, tmp_path, command: Command):
+    values = ", ".join(f"{v:.5f}" for v in truth(audit).reshape(-1)[:9])
+    (audit / "truth.safetensors").rename(tmp_path / "t.safetensors")
+    told = AuditResult.load(audit / "results.json")
+    told.model_copy(update={"not_tested": [values]}).save(audit / "results.json")
+    assert command("share", audit, "--out", tmp_path / "one").code == 0
+    again = command("share", audit, "--out", tmp_path / "two", "--truth", tmp_path / "t.safetensors")
+    refused(again, "the numbers of an example")
+
+
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [("site-audit", "is the audit's own folder"), ("other", "holds an audit that isn't a shared version")],
+)
+def test_an_audit_is_not_overwritten(audit, tmp_path, command: Command, out, says):
+    result(tmp_path / "other").save(tmp_path / "other" / "results.json")
+    before = (audit / "results.json").read_bytes()
+    refused(command("share", audit, "--out", tmp_path / out), says)
+    assert (audit / "results.json").read_bytes() == before
+
+
+def test_a_shared_version_is_not_shared_again(audit, tmp_path, command: Command):
+    command("share", audit, "--out", tmp_path / "lyon")
+    refused(command("share", tmp_path / "lyon", "--out", tmp_path / "again"), "is a shared version already")
+
+
+def test_words_of_our_own_are_no_names(tmp_path):
+    told = result(tmp_path, [images_of(tmp_path, "invg", [[30.0]], "recovered")])
+    told = told.model_copy(update={"scenario": {"data": {"path": "/data/train"}}})
+    traces = traces_of(told, tmp_path)
+    refuse_victims({"page": "train on data; the server reads; 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0"}, traces)
+    assert interval([1.0]).n == 1
