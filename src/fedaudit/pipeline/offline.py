@@ -28,9 +28,9 @@ from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.simulation.secure_sum import sums_only, union
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import Loss
+from fedaudit.transcript.secure_sum import sums_only, union
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, load_truth, truth_beside
@@ -215,7 +215,7 @@ def attack_transcript(
     means = replace(means, store=means.store or (out / "findings" if out else None))
     seen = transcript
     members: dict[tuple[int, int], list[Update]] = {}
-    if adversary.group_size > 1 and not _sums(transcript):
+    if adversary.group_size > 1 and adversary.clients is None and not _sums(transcript):
         seen, members = _summed(transcript, adversary.group_size)
     planned = plan([seen], attacks, adversary, seed=seed, device=device)
     if clients is not None:
@@ -359,6 +359,9 @@ def _flags(found: Findings) -> list[str]:
     ]
     flags += [f"--adversary {adversary.adversary}", f"--seed {found.seed}", "--out DIR"]
     flags += [f"--set {shlex.quote(f'threat.sees={adversary.sees}')}"] * (adversary.group_size > 1)
+    for name in ("clients", "rounds"):
+        if (part := getattr(adversary, name)) is not None:
+            flags.append(f"--set {shlex.quote(f'threat.{name}={part}')}")
     if found.transcript.recording is not None:  # its records are drawn again
         for name in ("records", "public_examples", "hidden_attribute", "client_property"):
             if (value := getattr(adversary, name)) is not None:
