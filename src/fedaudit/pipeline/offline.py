@@ -171,7 +171,7 @@ def attack_transcript(
         BadInput: a name, setting, flag or file can't be used.
     """
     started = time.time()
-    adversary = _threat(threat)
+    adversary = threat_from(threat)
     attacks, given = _attacks(specs or [])
     if device not in ("cpu", "cuda"):
         raise BadInput(f"device '{device}' isn't known; it is cpu or cuda")
@@ -331,7 +331,7 @@ def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcr
     """
     if transcript.records is not None:
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
-        adversary = _threat({**threat, "records": len(transcript.records) or None, "public_examples": public or None})
+        adversary = threat_from({**threat, "records": len(transcript.records) or None, "public_examples": public or None})
     if transcript.task_info.inserted is not None and adversary.adversary == "server":
         adversary = adversary.model_copy(update={"adversary": "malicious-server"})
     if adversary.adversary != "client" and adversary.group_size == 1 and (sizes := _sums(transcript)):
@@ -403,7 +403,12 @@ def _attacks(specs: Sequence[Mapping[str, Any]]) -> tuple[list[Attack], list[dic
     return [make_attack(name, settings) for name, settings in zip(names, given, strict=True)], given
 
 
-def _threat(values: dict[str, Any]) -> ThreatModel:
+def threat_from(values: dict[str, Any]) -> ThreatModel:
+    """Return a threat model of its fields.
+
+    Raises:
+        BadInput: one line that names the field and says what is wrong with it.
+    """
     try:
         return ThreatModel.model_validate(values)
     except ValidationError as error:

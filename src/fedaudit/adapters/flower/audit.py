@@ -25,6 +25,7 @@ from fedaudit.adapters.flower.messages import MODEL, check_names, is_training, n
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
+from fedaudit.pipeline.offline import threat_from
 from fedaudit.task.training import UNMODELLED
 from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.truth import truth_beside
@@ -97,8 +98,7 @@ def audit_flower(
     for attack in attacks or []:  # before the app runs for an hour
         spec = {"name": attack} if isinstance(attack, str) else dict(attack)
         api.make_attack(spec.pop("name", ""), spec)
-    adversary = ThreatModel.model_validate(threat or {})
-    if attacked == "last" and adversary.partial:
+    if attacked == "last" and threat_from(threat or {}).partial:
         attacked = None
     if records is not None:
         api.pairs_of(records)
