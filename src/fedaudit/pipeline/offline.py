@@ -331,7 +331,9 @@ def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcr
     """
     if transcript.records is not None:
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
-        adversary = threat_from({**threat, "records": len(transcript.records) or None, "public_examples": public or None})
+        adversary = threat_from(
+            {**threat, "records": len(transcript.records) or None, "public_examples": public or None}
+        )
     if transcript.task_info.inserted is not None and adversary.adversary == "server":
         adversary = adversary.model_copy(update={"adversary": "malicious-server"})
     if adversary.adversary != "client" and adversary.group_size == 1 and (sizes := _sums(transcript)):
