@@ -67,6 +67,20 @@ def test_the_example_is_audited_by_one_call(tmp_path):
         torch.testing.assert_close(sums[name], last.weights[name] + mean, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("threat", "runs"),
+    [
+        ({"adversary": "aggregating-client", "clients": [1]}, [(1, 0), (1, 2)]),
+        ({"adversary": "client", "clients": [0, 2]}, [(0, 1)]),  # of the last round's model nothing is recorded
+    ],
+)
+def test_who_sees_a_part_gets_all_of_that_part(threat, runs, tmp_path):
+    config = {"final-model": str(tmp_path / "final.pt"), "num-server-rounds": 2}
+    finished = audit_flower(EXAMPLE, nodes=3, config=config, threat=threat, out=tmp_path / "out", **QUICK)
+    assert [(f.round, f.client) for f in finished.result.findings] == runs
+    assert all(f.status == "done" for f in finished.result.findings)
+
+
 def test_who_was_in_is_asked_beside_without_a_further_line(tmp_path):
     config = {"final-model": str(tmp_path / "final.pt"), "num-server-rounds": 2, "examples": 120}
     asked = {**QUICK, "attacks": ["loss-threshold"]}

@@ -21,8 +21,8 @@ import fedaudit
 from fedaudit import Recorder, Transcript
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.capture.capture import Capture
-from fedaudit.simulation.secure_sum import sums_only
 from fedaudit.transcript.files import REPLAY, read_header, read_replay, write_replay
+from fedaudit.transcript.secure_sum import sums_only
 from fedaudit.transcript.update import Replay
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.integrity import blank, sealed

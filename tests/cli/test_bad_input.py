@@ -98,7 +98,7 @@ SETTINGS = [
     (
         "unknown adversary",
         ["threat.adversary=hacker"],
-        "it should be 'server', 'malicious-server', 'eavesdropper' or 'client'",
+        "it should be 'server', 'malicious-server', 'eavesdropper', 'client' or 'aggregating-client'",
     ),
     ("unknown device", ["device=tpu"], "device: 'tpu' isn't allowed; it should be 'cpu' or 'cuda'"),
     ("width of a model without", ["model.name=logistic", "model.width=3"], "model 'logistic' has no width"),

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import fedaudit
 from fedaudit.attacks import ATTACKS, make_attack
 from fedaudit.pipeline.recordings import replay_update
-from fedaudit.simulation.secure_sum import groups, order, summed
 from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.secure_sum import groups, order, summed
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth

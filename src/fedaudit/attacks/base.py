@@ -128,7 +128,7 @@ class Case:
     @property
     def reads_updates(self) -> bool:
         """Whether the adversary reads updates."""
-        return self.threat.adversary != "client"
+        return self.threat.reads_updates
 
     @property
     def reads_clients(self) -> bool:

@@ -91,6 +91,11 @@ class Epsilon(Attack):
     def check(self, observation: Observation) -> None:
         """Refuse a federation without canaries."""
         super().check(observation)
+        if observation.threat.partial:
+            raise NotApplicable(
+                f"{self.name} is for adversaries who see all of a federation; leave threat.clients and threat.rounds "
+                "out"
+            )
         if observation.canaries is None or not observation.canaries.readings:
             raise NotApplicable(
                 "there are no canaries in this federation: simulate it with the attack 'epsilon' in the scenario"

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from fedaudit.modalities import NOTHING, fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
 from fedaudit.models import has_batch_norm, of_one_tensor
-from fedaudit.simulation.secure_sum import training_of_sum
 from fedaudit.task.targets import BCE, MSE, Task, observed_task, read_targets, target_fault, target_shape, usual_task
 from fedaudit.task.training import LOSSES, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
@@ -35,6 +34,7 @@ from fedaudit.transcript.files import (
 )
 from fedaudit.transcript.reading import outputs_of
 from fedaudit.transcript.rounds import check_new
+from fedaudit.transcript.secure_sum import training_of_sum
 from fedaudit.transcript.truth import CANDIDATES, FOLDER, save_part, seen_tensors, truth_file
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.integrity import blank

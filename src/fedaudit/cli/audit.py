@@ -173,7 +173,7 @@ def attack(
         ),
     ] = None,
     adversary: Annotated[
-        str, typer.Option(help="Who attacks: server, malicious-server, eavesdropper or client.")
+        str, typer.Option(help="Who attacks: server, malicious-server, eavesdropper, client or aggregating-client.")
     ] = "server",
     knows_labels: Annotated[
         bool, typer.Option(help="The adversary knows the labels, if the transcript has them.")

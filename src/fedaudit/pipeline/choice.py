@@ -20,6 +20,7 @@ from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.training import LOSSES
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.view import view
 from fedaudit.utils.validation import NamedSpec
 
 _DENSE = ("logistic", "mlp", "fcn-3", "fcn-3-dropout")  # models that begin with a fully connected layer
@@ -61,7 +62,8 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
         if threat.client_property is not None:
             public = len(transcript.records.public_inputs)
             threats.append(threat.model_copy(update={**own, "public_examples": public}))
-    updates = [update for played in transcript.rounds for update in played.updates]
+    rounds = view(transcript, threat)[1] if threat.partial else transcript.rounds
+    updates = [update for played in rounds for update in played.updates]
     sizes = {(u.num_examples, u.training.local_steps if u.training else None) for u in updates}
     begins = _beginning(None if vertical else transcript.module, info.input_shape)
     cases = [
@@ -74,9 +76,9 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             update_kind=transcript.update_kind,
             examples=examples,
             steps=steps,
-            rounds=len(transcript.rounds),
+            rounds=len(rounds),
             clients=len({update.client for update in updates}),
-            clients_per_round=max((len(played.updates) for played in transcript.rounds), default=0),
+            clients_per_round=max((len(played.updates) for played in rounds), default=0),
             sums=any(update.members for update in updates),
             noisy=any(update.sanitised is not None and update.sanitised.noise > 0 for update in updates),
             server=info.inserted.kind if info.inserted else None,
@@ -122,7 +124,11 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
     batch = min(spec.batch_size, own)
     steps = spec.local_steps or (spec.local_epochs or 0) * math.ceil(own / batch) or 1
     hidden = dataset.attributes.get(threat.hidden_attribute or "")
-    group = min(threat.group_size, spec.clients_per_round or spec.clients)
+    per_round, own = spec.clients_per_round or spec.clients, len(threat.clients or ())
+    others = max(1, min(per_round, spec.clients - own))
+    group = others if own and threat.adversary == "client" else min(threat.group_size, others)
+    recorded = spec.record or range(spec.rounds)
+    rounds = len(threat.seen_of(recorded, range(spec.clients))) if threat.partial else spec.rounds
     return Case(
         kind=dataset.kind,
         num_classes=None if dataset.tokens and dataset.tokens.causal else dataset.num_classes,
@@ -132,9 +138,9 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
         update_kind="gradient" if spec.algorithm == "fedsgd" else "weights",
         examples=batch * steps * group,
         steps=steps,
-        rounds=spec.rounds,
-        clients=spec.clients,
-        clients_per_round=spec.clients_per_round or spec.clients,
+        rounds=rounds,
+        clients=spec.clients - own,
+        clients_per_round=others,
         sums=group > 1,
         noisy=any(defences.sanitiser.adds_noise() for _, _, defences in scenario.runs()),
         attribute_is_input=hidden is not None and bool(hidden.columns),

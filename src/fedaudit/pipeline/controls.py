@@ -345,13 +345,13 @@ def _trials(
                 make_case, why_none = _RECIPES[recipe]
                 case = make_case(recording)
             elif model == "same":
-                label = attack.only_class(observe(recording.transcript, scenario.threat))
+                label = attack.only_class(observe(recording.transcript, scenario.threat.whole))
                 case = one_example(recording, kind, count, label)
             else:
                 case = reference(kind)
             if case is None:
                 return why_none
-            seen = observe(case.recording.transcript, scenario.threat).split(attack.scope())
+            seen = observe(case.recording.transcript, scenario.threat.whole).split(attack.scope())
             for observation in seen:
                 with own_failures(attack.name, observation):
                     attack.check(observation)

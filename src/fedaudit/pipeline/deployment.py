@@ -126,7 +126,9 @@ class Settings:
     def _facts(self, recording: Recording, spec: FederationSpec, seen: Observation) -> Facts:
         transcript = recording.transcript
         sent = {(r.index, u.client): u for r in transcript.rounds for u in r.updates}
-        updates: list[Update] = [sent.get((m.round, m.client), m.update) for m in seen.messages] or list(sent.values())
+        updates: list[Update] = [
+            m.update if m.update.members else sent.get((m.round, m.client), m.update) for m in seen.messages
+        ] or list(sent.values())
         steps = [size for u in updates for size in (u.training.batch_sizes if u.training else (u.num_examples,))]
         examples = [u.num_examples for u in updates]
         rounds = {m.round for m in seen.messages} or {r.index for r in transcript.rounds}

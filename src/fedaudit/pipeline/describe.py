@@ -18,6 +18,7 @@ from fedaudit.results import (
 )
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.history import History
+from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.training import UNMODELLED, TrainingConfig
 from fedaudit.transcript.observation import observe
@@ -25,6 +26,7 @@ from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.vertical import VerticalSpec
+from fedaudit.transcript.view import view
 from fedaudit.utils.registry import Plugin
 
 _SPLITS = {"strips": "columns that stand side by side", "quadrants": "a quarter of an image each"}
@@ -44,15 +46,20 @@ _WHO = {
 }
 
 
-def adversary_record(scenario: Scenario) -> AdversaryRecord:
+def adversary_record(scenario: Scenario, recordings: Sequence[Recording]) -> AdversaryRecord:
     """Return who the adversary is and what it knows, in words."""
     threat = scenario.threat
     if (vertical := scenario.federations[0].vertical) is not None:
         return _vertical_adversary(threat, vertical)
-    knows, does_not_know = threat.knowledge()
+    rounds = (
+        {tuple(r.index for r in view(one.transcript, threat)[1]) for one in recordings} if threat.partial else set()
+    )
+    read = [*rounds.pop()] if len(rounds) == 1 else None  # where federations differ, none of theirs is named
+    knows, does_not_know = threat.knowledge(read)
+    several = threat.adversary == "client" and len(threat.clients or ()) > 1
     return AdversaryRecord(
-        adversary=threat.adversary,
-        summary=threat.summary,
+        adversary="colluding-clients" if several else threat.adversary,
+        summary=threat.in_words(read, recordings[0].transcript.clients if len(recordings) == 1 else None),
         knows=knows,
         does_not_know=does_not_know,
         acts=threat.adversary == "malicious-server"
@@ -116,6 +123,7 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         description=f"{rounds}, {who}; {what}"
         + ("" if recording else f" (learning rate {spec.learning_rate:g}); examples: {spec.drawn}")
         + sums
+        + _part(transcript, scenario.threat)
         + (f"; {defences}" if defences else ""),
         aggregator=placed.aggregator.name,
         sanitiser=placed.sanitiser.name,
@@ -124,6 +132,17 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         summed=summed[-1] if summed else 1,
         course=None if history is None else _course_record(history, spec),
     )
+
+
+def _part(transcript: Transcript, threat: ThreatModel) -> str:
+    """Return in words of which rounds an adversary that sees a part reads how many updates."""
+    if not threat.partial:
+        return ""
+    read = observe(transcript, threat).messages
+    sums = sum(len(m.update.members) > 1 for m in read)
+    parts = [_many(len(read) - sums, "update")] * (len(read) > sums or not read)
+    parts += [f"{_many(sums, 'sum')} of several"] * (sums > 0)
+    return f"; the adversary reads {' and '.join(parts)}, of {_many(len({m.round for m in read}), 'round')}"
 
 
 def with_device(record: FederationRecord, truth: Truth) -> FederationRecord:

@@ -28,9 +28,9 @@ from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.simulation.secure_sum import sums_only, union
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import Loss
+from fedaudit.transcript.secure_sum import sums_only, union
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, load_truth, truth_beside
@@ -171,7 +171,7 @@ def attack_transcript(
         BadInput: a name, setting, flag or file can't be used.
     """
     started = time.time()
-    adversary = _threat(threat)
+    adversary = threat_from(threat)
     attacks, given = _attacks(specs or [])
     if device not in ("cpu", "cuda"):
         raise BadInput(f"device '{device}' isn't known; it is cpu or cuda")
@@ -215,7 +215,7 @@ def attack_transcript(
     means = replace(means, store=means.store or (out / "findings" if out else None))
     seen = transcript
     members: dict[tuple[int, int], list[Update]] = {}
-    if adversary.group_size > 1 and not _sums(transcript):
+    if adversary.group_size > 1 and adversary.clients is None and not _sums(transcript):
         seen, members = _summed(transcript, adversary.group_size)
     planned = plan([seen], attacks, adversary, seed=seed, device=device)
     if clients is not None:
@@ -331,7 +331,9 @@ def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcr
     """
     if transcript.records is not None:
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
-        adversary = _threat({**threat, "records": len(transcript.records) or None, "public_examples": public or None})
+        adversary = threat_from(
+            {**threat, "records": len(transcript.records) or None, "public_examples": public or None}
+        )
     if transcript.task_info.inserted is not None and adversary.adversary == "server":
         adversary = adversary.model_copy(update={"adversary": "malicious-server"})
     if adversary.adversary != "client" and adversary.group_size == 1 and (sizes := _sums(transcript)):
@@ -359,6 +361,9 @@ def _flags(found: Findings) -> list[str]:
     ]
     flags += [f"--adversary {adversary.adversary}", f"--seed {found.seed}", "--out DIR"]
     flags += [f"--set {shlex.quote(f'threat.sees={adversary.sees}')}"] * (adversary.group_size > 1)
+    for name in ("clients", "rounds"):
+        if (part := getattr(adversary, name)) is not None:
+            flags.append(f"--set {shlex.quote(f'threat.{name}={part}')}")
     if found.transcript.recording is not None:  # its records are drawn again
         for name in ("records", "public_examples", "hidden_attribute", "client_property"):
             if (value := getattr(adversary, name)) is not None:
@@ -400,7 +405,12 @@ def _attacks(specs: Sequence[Mapping[str, Any]]) -> tuple[list[Attack], list[dic
     return [make_attack(name, settings) for name, settings in zip(names, given, strict=True)], given
 
 
-def _threat(values: dict[str, Any]) -> ThreatModel:
+def threat_from(values: dict[str, Any]) -> ThreatModel:
+    """Return a threat model of its fields.
+
+    Raises:
+        BadInput: one line that names the field and says what is wrong with it.
+    """
     try:
         return ThreatModel.model_validate(values)
     except ValidationError as error:

@@ -39,11 +39,13 @@ from fedaudit.simulation.client import Federation
 from fedaudit.simulation.local_training import FAILURES, draws_at_random
 from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import LossOptions, as_called, recognise
 from fedaudit.task.targets import BCE, ONE_LOGIT, TASKS
 from fedaudit.task.training import Loss, loss_function
 from fedaudit.transcript.reading import outputs_of
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.vertical import vertical_module
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import OWN_MODEL, BadInput, MissingData
@@ -314,6 +316,7 @@ def _federations(
     split, seed, measured = scenario.data.split, scenario.seed, evaluation.accuracy_every
     federations = []
     for spec in scenario.federations:
+        _check_part(threat, spec, canaries is not None)
         client_data = partition_clients(dataset, split, spec, seed=seed)
         info, sent = replace(task_info, batch_norm=spec.batch_norm or task_info.batch_norm), model
         if spec.server is not None:
@@ -329,6 +332,7 @@ def _federations(
             public=threat.public_examples or 0,
             hidden=threat.hidden_attribute,
             wanted=threat.client_property,
+            own=threat.clients or (),
             pretrained=scenario.model.training.epochs > 0,
             measured=measured is not None,
         )
@@ -354,8 +358,26 @@ def _federations(
                 device=scenario.device,
             )
             check(federation)
+            if threat.clients is not None:  # who subtract their own updates from sums, as they observe them
+                federation = replace(federation, group_size=1)
             federations.append(federation)
     return federations
+
+
+def _check_part(threat: ThreatModel, spec: FederationSpec, canaries: bool) -> None:
+    """Refuse an adversary that sees a part of a federation of which there is none, before anything is simulated."""
+    if not threat.partial:
+        return
+    try:
+        if spec.vertical is not None or canaries:
+            what = "an audit of ε" if canaries else "a vertical federation"
+            raise BadInput(f"threat.clients and threat.rounds aren't for {what}; leave them out")
+        if threat.clients is not None and spec.malicious is not None:
+            raise BadInput("malicious clients are the last ones, and collude: leave threat.clients out")
+        everybody = spec.clients_per_round in (None, spec.clients)
+        threat.seen_of(spec.record or range(spec.rounds), range(spec.clients), everybody=everybody)
+    except BadInput as error:
+        raise BadInput(f"federation '{spec.name}': {error}") from None
 
 
 def _one_logit(module: nn.Module | None, dataset: Dataset, loss: str) -> bool:

@@ -66,11 +66,13 @@ def with_records(
     if not truth.inputs:
         raise BadInput("no records: half of them are what clients trained on, and that wasn't captured")
     others = _others(transcript, path, given)
-    clients = sorted({client for _, client in truth.inputs})
+    clients = sorted({client for _, client in truth.inputs} - set(threat.clients or ()))
+    if not clients:
+        raise BadInput("no records: half of them are what other clients trained on, and that wasn't captured")
     held = [_joined(truth, client) for client in clients]
     theirs = torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])
     marks = info.example_kind.fingerprints
-    used = set(marks(theirs[0]).tolist())  # of examples that were given, too
+    used = {mark for inputs in truth.inputs.values() for mark in marks(inputs).tolist()}  # of given examples, too
     if given is not None and path is not None:
         used |= used_in(path, info)
     free = torch.tensor([mark not in used for mark in marks(others[0]).tolist()], dtype=torch.bool)

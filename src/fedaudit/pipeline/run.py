@@ -30,6 +30,7 @@ from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged
 from fedaudit.pipeline.deployment import Settings
 from fedaudit.pipeline.describe import adversary_record, federation_record, with_device
 from fedaudit.pipeline.margin import run_margins, with_margin
+from fedaudit.pipeline.partial_view import truth_for
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.pretraining import Trained, trained_before
 from fedaudit.pipeline.received import noticed
@@ -317,6 +318,8 @@ def assess(
 ) -> Audit:
     """Open the truth, now that every attack has been run; evaluate, and run the positive controls."""
     scenario, attacks, means = resolved.scenario, resolved.scenario.attacks, means or Means()
+    replayed = {r.transcript.name: worst_replay(r) for r in recordings if r.history is None}
+    recordings = [dataclasses.replace(r, truth=truth_for(r, scenario.threat)) for r in recordings]
     truths = {r.transcript.name: r.truth for r in recordings}
     findings: list[FindingResult] = []
     image_files: dict[str, Tensor] = {}
@@ -335,7 +338,7 @@ def assess(
     findings = [settings.of(f, trial.observation) for f, trial in zip(findings, trials, strict=True)]
     least = scenario.evaluation.least_accuracy
     findings = [_not_by_chance(f, accuracy, least) for f in findings]
-    adversary = adversary_record(scenario)
+    adversary = adversary_record(scenario, recordings)
     things = example_kind(resolved.data.kind or "image").plural
     summaries = summarise(
         findings, resamples=scenario.evaluation.bootstrap, seed=scenario.seed, who=adversary.who, things=things
@@ -345,7 +348,6 @@ def assess(
     if scenario.evaluation.controls:
         controls = run_controls(summaries, findings, scenario, recordings, means, trials)
         image_files |= controls.image_files
-    replayed = {r.transcript.name: worst_replay(r) for r in recordings if r.history is None}
     wrong = {
         r.transcript.name: why_contradicted(r, replay)
         for r in recordings

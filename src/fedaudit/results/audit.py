@@ -33,6 +33,8 @@ _WHO = {
     "malicious-server": "A malicious server",
     "eavesdropper": "An eavesdropper on the network",
     "client": "Another client",
+    "colluding-clients": "Clients who collude",
+    "aggregating-client": "A client that aggregates in some rounds",
     "party": "A party",
 }
 
@@ -183,7 +185,8 @@ class AdversaryRecord(Record):
     """Who the adversary was."""
 
     adversary: str = Field(
-        description="'server', 'malicious-server', 'eavesdropper', 'client', or 'party' of a vertical federation"
+        description="'server', 'malicious-server', 'eavesdropper', 'client', 'colluding-clients', "
+        "'aggregating-client', or 'party' of a vertical federation"
     )
     summary: str = Field(description="one line about it")
     knows: list[str] = Field(description="in words")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -78,6 +78,7 @@ def draw_records(
     public: int = 0,
     hidden: str | None = None,
     wanted: str | None = None,
+    own: Collection[int] = (),
     pretrained: bool = False,
     measured: bool = False,
 ) -> RecordDraw:
@@ -95,6 +96,7 @@ def draw_records(
         public: further examples of the same kind that the adversary holds.
         hidden: the attribute that the records lack, if any.
         wanted: the property of clients that the adversary is after, if any, as ``sex=Female``.
+        own: clients that the adversary is itself; what they hold is no record.
         pretrained: the model was trained on the whole train split before: none of that is an example that nobody
             trained on.
         measured: whether accuracy will be.
@@ -118,9 +120,15 @@ def draw_records(
         if records or asked:
             rng = seeds.generator(seed, spec.name, "records")
             attribute = None if hidden is None else (hidden, data.attributes[hidden])
+            victims = [client for client in range(spec.honest) if client not in own]
+            order = [*victims, *(client for client in range(len(client_data)) if client not in victims)]
+            parts = [client_data[client] for client in order]
             drawn = draw(
-                records, public, client_data, spec.honest, rest, held_out, generator=rng, hidden=attribute, asked=asked
+                records, public, parts, len(victims), rest, held_out, generator=rng, hidden=attribute, asked=asked
             )
+            drawn = replace(
+                drawn, owners=torch.tensor([*order, NOBODY])[drawn.owners]
+            )  # the last for nobody, who is -1
         else:
             rest, held_out = (_strangers(part, client_data) for part in (rest, held_out))
             drawn = RecordDraw(held_out if len(held_out) else _unheld(rest, client_data, set()))

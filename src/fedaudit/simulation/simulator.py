@@ -29,13 +29,13 @@ from fedaudit.simulation.canary_play import CanaryPlay
 from fedaudit.simulation.checkpoint import Checkpoint, State, pack, unpack
 from fedaudit.simulation.client import Client, Federation
 from fedaudit.simulation.history import History
-from fedaudit.simulation.secure_sum import sums_only, union
 from fedaudit.simulation.server import Server
 from fedaudit.simulation.server_behaviour import ServerStep, sent
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.simulation.vertical import check_vertical, play
 from fedaudit.simulation.worker_pool import run_round
 from fedaudit.transcript.rounds import Round
+from fedaudit.transcript.secure_sum import sums_only, union
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update

@@ -17,6 +17,7 @@ from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.update import Update, UpdateKind
 from fedaudit.transcript.vertical import VerticalRecord
+from fedaudit.transcript.view import view
 from fedaudit.utils.errors import NotApplicable
 
 
@@ -53,8 +54,9 @@ class Observation:
         module: the architecture; load a message's weights before use.
         loss: that clients minimise, mean over a batch.
         update_kind: ``gradient`` or ``weights``: what clients send.
-        weights: the global weights of every round, which every participant sees.
-        messages: the exchanges that this adversary can read, in order.
+        weights: the global weights of every round that this adversary sees; every participant sees those of all.
+        messages: the exchanges that it can read, in order; of clients who collude, what their own updates leave of how
+            the global model changes.
         adversary_log: what malicious clients recorded, where the adversary is such a client; empty otherwise.
         records: the examples that the adversary holds, if any; whose they are isn't in them.
         canaries: what it reads of an audit's canaries, if there are any; which were in isn't told.
@@ -102,6 +104,12 @@ class Observation:
                 "this federation is vertical: parties send embeddings of their features, and no updates; use an attack "
                 "on vertical federations (cafe, direct-labels, norm-scoring, direction-scoring)"
             )
+        if not self.messages and self.threat.reads_updates and self.threat.adversary == "client":
+            raise NotApplicable(
+                "how the global model changes leaves nothing of the others' updates: no two rounds in a row are known, "
+                "or it doesn't move by their mean (a robust rule, noise, a server's momentum); choose the adversary "
+                "'aggregating-client' or 'server', or raise federations[].rounds to 2 or more"
+            )
         if not self.messages:
             raise NotApplicable(
                 f"the adversary sees no update ({self.threat.summary}); choose the adversary 'server' or 'eavesdropper'"
@@ -146,8 +154,9 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         BadInput: the transcript contradicts itself, or isn't one of its model.
     """
     transcript.check()
+    models, read = view(transcript, threat)
     messages = []
-    for record in transcript.rounds:
+    for record in read:
         for update in record.updates:
             seen = dataclasses.replace(
                 update,
@@ -159,8 +168,6 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
                 client: record.client_weights[client] for client in update.members if client in record.client_weights
             }
             messages.append(Message(record.index, update.client, sent, seen, own))
-    if threat.adversary == "client":
-        messages = []
     records = transcript.records if threat.records or threat.client_property else None
     if records is not None and threat.client_property is None:
         records = dataclasses.replace(records, public_property=records.public_property[:0])
@@ -173,11 +180,11 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         module=transcript.module,
         loss=transcript.loss,
         update_kind=transcript.update_kind,
-        weights=tuple(r.weights for r in transcript.rounds),
+        weights=tuple(r.weights for r in models),
         messages=tuple(messages),
-        adversary_log=dict(transcript.adversary_log) if threat.adversary == "client" else {},
+        adversary_log=dict(transcript.adversary_log) if threat.adversary == "client" and not threat.partial else {},
         records=records,
-        canaries=_readable(transcript.canaries, threat),
+        canaries=None if threat.partial else _readable(transcript.canaries, threat),
         vertical=None if transcript.vertical is None else transcript.vertical.seen_by(threat.adversary),
     )
 

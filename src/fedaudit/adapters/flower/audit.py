@@ -25,6 +25,7 @@ from fedaudit.adapters.flower.messages import MODEL, check_names, is_training, n
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
+from fedaudit.pipeline.offline import threat_from
 from fedaudit.task.training import UNMODELLED
 from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.truth import truth_beside
@@ -69,7 +70,8 @@ def audit_flower(
     Args:
         app: its folder, the one with pyproject.toml.
         nodes, config, rounds: as of :func:`run_app`; where ``attacked`` names rounds, the app stops after the last.
-        attacked: which rounds are attacked, from 0; default: the last, whose model has been trained; None: all.
+        attacked: which rounds are attacked, from 0; default: the last, whose model has been trained, or where
+            ``threat`` says which rounds the adversary sees, or which clients it is, all that it sees; None: all.
         records: examples that nobody trained on, as of :func:`fedaudit.attack`; default: what the clients' evaluation
             used, or the server's where clients have none, and no training did.
         clients: of how many clients the updates are attacked, the first ones; default: of all.
@@ -96,6 +98,8 @@ def audit_flower(
     for attack in attacks or []:  # before the app runs for an hour
         spec = {"name": attack} if isinstance(attack, str) else dict(attack)
         api.make_attack(spec.pop("name", ""), spec)
+    if attacked == "last" and threat_from(threat or {}).partial:
+        attacked = None
     if records is not None:
         api.pairs_of(records)
     if attacked is not None and not isinstance(attacked, str):

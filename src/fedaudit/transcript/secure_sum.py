@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -79,6 +79,50 @@ def summed(updates: Sequence[Update], *, weighted: bool = False, batch_norm: boo
         labels=torch.cat(labels)[order(updates)] if len(labels) == len(updates) else None,
         sanitised=_sanitised([u.sanitised for u in updates], parts),
         members=tuple(u.client for u in updates),
+    )
+
+
+def remainder(
+    total: Mapping[str, Tensor],
+    updates: Sequence[Update],
+    own: Collection[int],
+    *,
+    weighted: bool = False,
+    batch_norm: bool = False,
+) -> Update:
+    """Return what a mean of updates leaves when those of ``own`` clients are subtracted: the mean of the others'.
+
+    Of the others nothing but ``total`` enters the tensors, so that its rounding is in them, divided by their share.
+
+    Args:
+        total: by name: the mean of all.
+        updates: of all whose mean it is.
+        own: clients whose updates are known; not all of them.
+        weighted, batch_norm: see :func:`summed`.
+
+    Returns:
+        One update over the examples of all others; where there is one other client, it is that client's.
+    """
+    parts = dict(zip((u.client for u in updates), shares(updates, weighted=weighted), strict=True))
+    mine = [u for u in updates if u.client in own]
+    rest = [u for u in updates if u.client not in own]
+    left = sum(parts[u.client] for u in rest)
+    known = summed(rest, weighted=weighted, batch_norm=batch_norm)
+
+    def without(name: str, tensor: Tensor, of: Callable[[Update], Mapping[str, Tensor]]) -> Tensor:
+        if not tensor.is_floating_point():  # a count of batches
+            return total[name]
+        taken = sum(parts[u.client] * of(u)[name].double() for u in mine)
+        return ((total[name].double() - taken) / left).to(tensor.dtype)
+
+    return replace(
+        known,
+        tensors={name: without(name, t, lambda u: u.tensors) for name, t in known.tensors.items()},
+        buffers={
+            name: without(name, t, lambda u: u.buffers)
+            for name, t in known.buffers.items()
+            if name in total and all(name in u.buffers for u in updates)
+        },
     )
 
 
