@@ -41,7 +41,7 @@ def alarms(checks: dict[str, Check]) -> set[str]:
 
 def test_an_ordinary_model_raises_none():
     checks = found(network().state_dict(), network())
-    assert set(checks) == set(LIMITS)
+    assert set(checks) == set(LIMITS) - {"jump", "lost rows", "loss jump"}  # these need a history
     assert alarms(checks) == set()
     assert checks["loss"].value == pytest.approx(1, abs=0.05)  # it guesses
 
