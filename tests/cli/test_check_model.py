@@ -187,6 +187,14 @@ def test_the_command_tells_by_its_exit_code(command: Command, tmp_path: Path):
     told = {check["name"]: check for check in json.loads(outcome.out)}
     assert told["architecture"]["alarm"]
     assert "'front.weight'" in told["architecture"]["text"]
+    for number in range(4):
+        moved = {name: (1 + 0.01 * number) * tensor for name, tensor in state.items()}
+        save_file(moved, tmp_path / f"{number}.safetensors")
+    before = [part for number in range(4) for part in ("--earlier", tmp_path / f"{number}.safetensors")]
+    save_file({name: 10 * tensor for name, tensor in state.items()}, tmp_path / "jump.safetensors")
+    outcome = command("check-model", tmp_path / "jump.safetensors", *scenario, *before)
+    assert outcome.code == 1
+    assert "ALARM jump: " in outcome.out
     outcome = command("check-model", tmp_path / "none.safetensors")
     assert outcome.code == 2
     assert "no checkpoint at" in outcome.err
