@@ -6,9 +6,9 @@ appends to ROWS.csv what every check finds in ordinary rounds, by a client that 
 malicious servers send from the weights of such a federation: at its beginning, to a client that remembers nothing, and
 after its last round. DATA holds CIFAR-10. About four minutes of one core a seed.
 
-    python -m tests.measure.received_checks ROWS.csv
+    python -m tests.measure.received_checks ROWS.csv [MORE.csv] [ROC.png]
 
-prints the table of these rows: of each check, the alarms and the area under the ROC curve against each server.
+prints the table of these rows: of each check, the area under the ROC curve against each server, and the alarms.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from fedaudit.defences.received import LIMITS, Check, ReceivedHistory, check_received
@@ -61,6 +62,7 @@ SERVERS: dict[str, dict[str, Any]] = {
     "seer": {"name": "seer"},
 }
 ONLY = {"seer": ("mlp", "even")}  # what else it may train takes minutes
+_TELLS = 0.6  # least area of a curve that is drawn
 FIELDS = ("seed", "model", "way", "server", "when", "round", "check", "value", "alarm")
 
 
@@ -178,30 +180,76 @@ def alarms(values: dict[str, float]) -> list[str]:
     return [name for name, value in values.items() if not value <= LIMITS[name]]
 
 
-def table(path: Path) -> None:
-    """Print the table."""
-    found = read(path)
-    ordinary = list(found.pop("none").values())
-    wolf = [alarms(values) for values in ordinary]
-    print(f"false alarms: {sum(map(bool, wolf))} of {len(ordinary)}", {c for one in wolf for c in one})
+def table(paths: list[Path], picture: Path | None) -> None:
+    """Print the table, and draw the ROC curves."""
+    found: dict[str, dict[Place, dict[str, float]]] = {}
+    for path in paths:
+        for name, of in read(path).items():
+            found.setdefault(name, {}).update(of)
+    honest = found.pop("none")
+    ordinary = list(honest.values())
+    for model in MODELS:
+        of = [alarms(values) for place, values in honest.items() if place[1] == model]
+        print(f"{model}: {sum(map(bool, of))} false alarms in {len(of)} rounds", {c for one in of for c in one})
+    print(f"all: {sum(bool(alarms(values)) for values in ordinary)} in {len(ordinary)}")
+    print("| check | ordinary: alarms; largest |", " | ".join(found), "|")
+    print("|---|---|" + "---|" * len(found))
     for check in LIMITS:
-        values = sorted(one[check] for one in ordinary if check in one)
+        values = [one[check] for one in ordinary if check in one]
         cells = []
         for of in found.values():
             theirs = [one[check] for one in of.values() if check in one]
-            told = f"{area(values, theirs):.2f} ({sum(v > LIMITS[check] for v in theirs)})" if theirs else "–"
-            cells.append(told)
-        top = ", ".join(f"{value:.3g}" for value in values[-3:])
-        print("|", " | ".join([check, f"{sum(v > LIMITS[check] for v in values)}; {top}", *cells]), "|")
+            rate = f"{sum(not v <= LIMITS[check] for v in theirs)}/{len(theirs)}"
+            cells.append(f"{area(values, theirs):.2f}; {rate}" if theirs else "–")
+        cried = sum(not v <= LIMITS[check] for v in values)
+        print(f"| {check} | {cried}; {max(values):.3g} |", " | ".join(cells), "|")
+    rates = (f"{sum(bool(alarms(one)) for one in of.values())}/{len(of)}" for of in found.values())
     print(
-        "| any alarm |",
-        " | ".join(f"{sum(bool(alarms(o)) for o in of.values())} of {len(of)}" for of in found.values()),
+        f"| **any alarm** | {sum(bool(alarms(values)) for values in ordinary)} of {len(ordinary)} |",
+        " | ".join(rates),
+        "|",
     )
-    print(list(found))
+    if picture is not None:
+        draw(ordinary, found, picture)
+
+
+def draw(ordinary: list[dict[str, float]], found: dict[str, dict[Place, dict[str, float]]], picture: Path) -> None:
+    """Draw the ROC curves of the checks that tell anything, a panel for each server that was swapped in at the end."""
+    shown = [name for name in found if name.endswith("last")]
+    size = (3.0 * ((len(shown) + 1) // 2), 6.2)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(2, (len(shown) + 1) // 2, sharex=True, sharey=True).flatten()
+    colours = {name: f"C{place % 10}" for place, name in enumerate(LIMITS)}
+    for axis, server in zip(axes, shown, strict=False):
+        axis.plot([0, 1], [0, 1], color="0.8", linewidth=1)
+        for check, colour in colours.items():
+            honest = torch.tensor([one[check] for one in ordinary if check in one])
+            theirs = torch.tensor([one[check] for one in found[server].values() if check in one])
+            if not len(theirs) or area(honest.tolist(), theirs.tolist()) < _TELLS:
+                continue
+            limits = torch.cat([honest, theirs]).unique().flip(0)
+            rates = [
+                [0.0, *((values >= limit).double().mean().item() for limit in limits)] for values in (honest, theirs)
+            ]
+            style = "--" if list(LIMITS).index(check) >= len(LIMITS) // 2 else "-"
+            axis.plot(*rates, style, color=colour, label=check)
+        axis.set_title(server.removesuffix(" last"), fontsize=9)
+        axis.legend(fontsize=6, loc="lower right")
+    for axis in axes[len(shown) :]:
+        axis.remove()
+    figure.supxlabel("ordinary rounds above the limit", fontsize=9)
+    figure.supylabel("manipulated models above the limit", fontsize=9)
+    figure.savefig(picture, dpi=110)
+
+
+def main() -> None:
+    """Collect rows, or make the table of some."""
+    files = [Path(word) for word in sys.argv[1:]]
+    if files[0].is_dir():
+        collect(files[1], int(sys.argv[3]) if len(sys.argv) > 3 else 0, files[0])
+    else:
+        table([path for path in files if path.suffix == ".csv"], next((f for f in files if f.suffix == ".png"), None))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        table(Path(sys.argv[1]))
-    else:
-        collect(Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0, Path(sys.argv[1]))
+    main()

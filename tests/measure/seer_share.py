@@ -2,7 +2,7 @@
 
     python -m tests.measure.seer_share [PICTURE.png]
 
-trains three servers on 900 public digits, plays 44 batches of 8 on each (half a minute of one core a server), and prints
+trains three servers on 900 public digits, plays 44 batches of 8 on each (half a minute of a core a server), and prints
 the PSNR of the image that is nearest to what was decoded. The picture has true images above, decoded ones below.
 """
 
