@@ -28,8 +28,9 @@ from fedaudit.defences.received import LIMITS, Check, ReceivedHistory, check_rec
 from fedaudit.models.inserted_module import WithInsertedModule, with_inserted_module
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import scenario_from
+from fedaudit.simulation.client import Federation
 from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS, ServerStep, sent
-from fedaudit.simulation.simulator import Federation, simulate
+from fedaudit.simulation.simulator import simulate
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.registry import make
@@ -189,8 +190,10 @@ def table(paths: list[Path], picture: Path | None) -> None:
     honest = found.pop("none")
     ordinary = list(honest.values())
     for model in MODELS:
-        of = [alarms(values) for place, values in honest.items() if place[1] == model]
-        print(f"{model}: {sum(map(bool, of))} false alarms in {len(of)} rounds", {c for one in of for c in one})
+        cries = [alarms(values) for place, values in honest.items() if place[1] == model]
+        print(
+            f"{model}: {sum(map(bool, cries))} false alarms in {len(cries)} rounds", {c for one in cries for c in one}
+        )
     print(f"all: {sum(bool(alarms(values)) for values in ordinary)} in {len(ordinary)}")
     print("| check | ordinary: alarms; largest |", " | ".join(found), "|")
     print("|---|---|" + "---|" * len(found))

@@ -121,7 +121,8 @@ def _others(answer: Tensor, targets: Tensor) -> Tensor:
 def _lengths(part: nn.Module, weight: Tensor, given: Tensor, flow: Tensor, rows: range) -> Tensor:
     """Return (m,) the lengths (float64) of single examples' gradients by a layer's weight."""
     if isinstance(part, nn.Linear) and flow.ndim == 2:  # an outer product
-        return (flow.norm(dim=1).double() * given.norm(dim=1).double())[: len(rows)]
+        product: Tensor = flow.norm(dim=1).double() * given.norm(dim=1).double()
+        return product[: len(rows)]
     own = weight.detach().clone().requires_grad_()
     lengths = []
     for row in rows:

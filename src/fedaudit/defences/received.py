@@ -53,8 +53,8 @@ LIMITS: dict[str, float] = {
     "loss": 4.0,
     "lone neurons": 0.2,
     "disaggregation": 1.0,
-    "uneven gradients": 0.8,
-    "jump": 8.0,
+    "uneven gradients": 0.85,
+    "jump": 10.0,
     "lost rows": 0.5,
     "loss jump": 0.5,
 }

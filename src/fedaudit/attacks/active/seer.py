@@ -156,7 +156,7 @@ class SeerServer(ServerBehaviour):
 def _ridge(products: Tensor, wanted: Tensor, ridge: float) -> Tensor:
     """Return (n, k) the dual solution: what the decoder adds of each of n gradients, whose ``products`` are (n, n)."""
     eye = torch.eye(len(products), dtype=products.dtype)
-    return torch.linalg.solve(products + ridge * products.diagonal().mean() * eye, wanted)
+    return torch.as_tensor(torch.linalg.solve(products + ridge * products.diagonal().mean() * eye, wanted))
 
 
 def _gradients(
@@ -269,4 +269,4 @@ class Seer(ClosedForm):
         found = _gradients(observation.module, observation.loss, parameters, constants, image, labels)
         found = found.detach()[:, observation.adversary_log[f"{_LOG}entries"]]
         missed = (found - summed).norm(dim=1).nan_to_num(nan=math.inf)
-        return missed.argmin()[None]
+        return torch.as_tensor(missed.argmin())[None]
