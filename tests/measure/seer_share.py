@@ -67,10 +67,7 @@ def main() -> None:
         )
     if len(sys.argv) > 1:
         shown = [row for row in rows if 0.8 < row[0] < 1.2][:_SHOWN]
-        true, decoded = (
-            torch.cat([image[0] for image in part], dim=1)
-            for part in zip(*((row[3], row[4]) for row in shown), strict=True)
-        )
+        true, decoded = (torch.cat(part, dim=1) for part in ([r[3][0] for r in shown], [r[4][0] for r in shown]))
         pixels = (torch.cat([true, decoded]) * 255).round().to(torch.uint8).numpy()
         drawn = Image.fromarray(pixels)
         drawn.resize((drawn.width * _SCALE, drawn.height * _SCALE), Image.Resampling.NEAREST).save(sys.argv[1])
