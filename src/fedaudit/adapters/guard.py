@@ -136,17 +136,17 @@ class SiteGuard:
             self._checked = True
 
     def _lets_in(
-        self, state: Mapping[str, Tensor], who: str, job: tuple[str, str], *, difference: bool = False
+        self, state: Mapping[str, Tensor], who: str, job: tuple[str, str] = ("", ""), *, difference: bool = False
     ) -> bool:
         """Check a model that the site received, log each alarm, and return whether the site may train on it.
 
-        ``who`` says the site and the round, ``job`` the job and the site, whose last models are remembered; the
+        ``who`` says the site and the round, ``job`` the job and the site, whose last models that were let in are remembered; the
         difference of two models is no model to try on examples, nor to compare with the last ones.
         """
         if self.on_received == "ignore":
             return True
         agreed, examples = self._own
-        history = None if difference else self._received.setdefault(job, ReceivedHistory())
+        history = None if difference else copy.deepcopy(self._received.get(job, ReceivedHistory()))
         own = None if difference else examples
         checks = check_received(state, agreed, loss=cross_entropy, examples=own, history=history)
         alarms = [check for check in checks if check.alarm]
@@ -154,7 +154,10 @@ class SiteGuard:
         for check in alarms:
             text = "fedaudit guard: %s: the received model is suspicious: %s: %s; %s"
             self._log.warning(text, who, check.name, check.text, done)
-        return not alarms or self.on_received != "refuse"
+        let_in = not alarms or self.on_received != "refuse"
+        if let_in and history is not None:
+            self._received[job] = history
+        return let_in
 
     def _not_let_in(self, error: Exception, who: str) -> bool:
         """Log that a received model can't be checked, and return whether the site must not train on it."""
