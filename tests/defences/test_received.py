@@ -49,12 +49,13 @@ def test_the_ratio_of_one_layer_is_that_of_the_examples_lengths():
 
 
 def test_a_layer_that_one_example_alone_activates_has_an_infinite_ratio():
-    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+    first = nn.Linear(6, 16)
+    net = nn.Sequential(first, nn.ReLU(), nn.Linear(16, CLASSES))
     inputs = drawn(16, 6).abs()
     inputs[5] = -inputs[5]
     with torch.no_grad():
-        net[0].weight.copy_(-drawn(16, 6).abs())
-        net[0].bias.zero_()
+        first.weight.copy_(-drawn(16, 6).abs())
+        first.bias.zero_()
     found = checks(net, inputs, torch.arange(16) % CLASSES)
     assert found["disaggregation"].value == math.inf
     assert found["uneven gradients"].value == pytest.approx(1 - 1 / 16)

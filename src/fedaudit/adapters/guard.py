@@ -136,7 +136,12 @@ class SiteGuard:
             self._checked = True
 
     def _lets_in(
-        self, state: Mapping[str, Tensor], who: str, job: tuple[str, str] = ("", ""), *, difference: bool = False
+        self,
+        state: Mapping[str, Tensor],
+        who: str,
+        job: tuple[str, str] = ("", ""),
+        *,
+        difference: bool = False,
     ) -> bool:
         """Check a model that the site received, log each alarm, and return whether the site may train on it.
 
