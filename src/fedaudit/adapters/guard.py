@@ -145,8 +145,8 @@ class SiteGuard:
     ) -> bool:
         """Check a model that the site received, log each alarm, and return whether the site may train on it.
 
-        ``who`` says the site and the round, ``job`` the job and the site, whose last models that were let in are remembered; the
-        difference of two models is no model to try on examples, nor to compare with the last ones.
+        ``who`` says the site and the round, ``job`` the job and the site, whose last models that were let in are
+        remembered; the difference of two models is no model to try on examples, nor to compare with the last ones.
         """
         if self.on_received == "ignore":
             return True
