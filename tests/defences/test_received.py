@@ -15,6 +15,8 @@ import fedaudit
 from fedaudit import ReceivedHistory
 from fedaudit.defences.received import Check
 from fedaudit.models import build_model
+from tests.measure.received_checks import WAYS
+from tests.measure.received_checks import checked as played
 
 CLASSES = 4
 
@@ -151,3 +153,22 @@ def test_nothing_is_concluded_from_fewer_than_three_rounds():
         assert [found[name].value for name in ("jump", "lost rows", "loss jump")] == [0, 0, 0]
         with torch.no_grad():
             net.weight.mul_(-50)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ordinary_rounds_raise_no_alarm_and_a_swapped_layer_does():
+    traps = {"trap-weights": {"name": "trap-weights"}}
+    seen = [
+        (server, [check.name for check in found if check.alarm])
+        for model in ("mlp", "strided-cnn", "lenet")
+        for way in WAYS
+        for server, when, _, found in played(model, way, 5, None, traps if model == "mlp" else {})
+        if when != "first"
+    ]
+    ordinary = [alarms for server, alarms in seen if server == "none"]
+    assert len(ordinary) == 108
+    assert sum(map(bool, ordinary)) <= 1
+    swapped = [alarms for server, alarms in seen if server == "trap-weights"]
+    assert len(swapped) == 3
+    assert sum("jump" in alarms for alarms in swapped) >= 2  # who took part in few rounds remembers too few
