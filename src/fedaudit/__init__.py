@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedaudit.capture import CanaryClients, Recorder
     from fedaudit.data import Dataset, load_dataset
     from fedaudit.defences import Aggregator, Sanitiser
+    from fedaudit.defences.received import ReceivedHistory
     from fedaudit.defences.received import check_received as check_model
     from fedaudit.pipeline.contract import check_attack
     from fedaudit.pipeline.offline import Findings
@@ -79,6 +80,7 @@ __all__ = [
     "Observation",
     "Progress",
     "PropertyFinding",
+    "ReceivedHistory",
     "Recorder",
     "Recording",
     "RowFinding",

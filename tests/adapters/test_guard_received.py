@@ -73,6 +73,24 @@ def test_the_agreed_network_and_examples_tell_more(caplog):
     assert "loss" in caplog.text
 
 
+def test_a_model_that_jumps_is_kept_out_of_the_site_and_of_its_memory(caplog):
+    gate, state = Gate(on_received="refuse"), network().state_dict()
+    moved = {name: tensor.clone() for name, tensor in state.items()}
+
+    def step(size: float) -> dict[str, Tensor]:
+        for tensor in moved.values():
+            tensor.mul_(1 + size)
+        return {name: tensor.clone() for name, tensor in moved.items()}
+
+    for number in range(5):
+        assert gate._lets_in(step(0.01), f"round {number}", ("job", "site 1"))
+    swapped = {name: -tensor for name, tensor in moved.items()}
+    assert not gate._lets_in(swapped, "round 5", ("job", "site 1"))
+    assert "round 5: the received model is suspicious: jump" in caplog.text
+    assert gate._lets_in(swapped, "round 0", ("another job", "site 1"))
+    assert gate._lets_in(step(0.01), "round 6", ("job", "site 1"))
+
+
 def test_a_wrong_policy_is_refused():
     with pytest.raises(BadInput, match="on_received is 'stop'"):
         SiteGuard(on_received="stop")

@@ -68,6 +68,12 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "federations": [{"name": "f", "clients": 2, "examples": 4, "server": "trap-weights"}],
         "threat": {"adversary": "malicious-server"},
     },
+    "seer": {
+        "data": {"name": "digits", "split": "test"},
+        "model": {"name": "mlp", "width": 8},
+        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "seer", "steps": 2}}],
+        "threat": {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 100},
+    },
     "spear": {"model": {"name": "mlp"}},
     "cocktail": {"model": {"name": "mlp"}},
     "exact-linear": {"model": {"name": "mlp"}},

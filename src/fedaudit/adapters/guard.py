@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedaudit.adapters import in_words
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
-from fedaudit.defences.received import check_received
+from fedaudit.defences.received import ReceivedHistory, check_received
 from fedaudit.modalities.packed import packed_alone
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
@@ -114,6 +114,7 @@ class SiteGuard:
         self._others = own_examples(held_out, "held_out")
         self._watches: dict[tuple[str, str], MemberWatch] = {}  # by job and site
         self._updates: dict[tuple[str, str], int] = {}  # how many came, by job and site
+        self._received: dict[tuple[str, str], ReceivedHistory] = {}
         self._checked = False
         if self._early:
             self._check()
@@ -134,21 +135,34 @@ class SiteGuard:
                     )
             self._checked = True
 
-    def _lets_in(self, state: Mapping[str, Tensor], who: str, *, difference: bool = False) -> bool:
+    def _lets_in(
+        self,
+        state: Mapping[str, Tensor],
+        who: str,
+        job: tuple[str, str] = ("", ""),
+        *,
+        difference: bool = False,
+    ) -> bool:
         """Check a model that the site received, log each alarm, and return whether the site may train on it.
 
-        ``who`` says the site and the round; the difference of two models is no model to try on examples.
+        ``who`` says the site and the round, ``job`` the job and the site, whose last models that were let in are
+        remembered; the difference of two models is no model to try on examples, nor to compare with the last ones.
         """
         if self.on_received == "ignore":
             return True
         agreed, examples = self._own
-        checks = check_received(state, agreed, loss=cross_entropy, examples=None if difference else examples)
+        history = None if difference else copy.deepcopy(self._received.get(job, ReceivedHistory()))
+        own = None if difference else examples
+        checks = check_received(state, agreed, loss=cross_entropy, examples=own, history=history)
         alarms = [check for check in checks if check.alarm]
         done = "it isn't trained on" if self.on_received == "refuse" else "it is trained on nevertheless"
         for check in alarms:
             text = "fedaudit guard: %s: the received model is suspicious: %s: %s; %s"
             self._log.warning(text, who, check.name, check.text, done)
-        return not alarms or self.on_received != "refuse"
+        let_in = not alarms or self.on_received != "refuse"
+        if let_in and history is not None:
+            self._received[job] = history
+        return let_in
 
     def _not_let_in(self, error: Exception, who: str) -> bool:
         """Log that a received model can't be checked, and return whether the site must not train on it."""

@@ -26,6 +26,10 @@ def check_model(
         int | None,
         typer.Option(help="Also check on this client's examples, from 0; default: the weights alone."),
     ] = None,
+    earlier: Annotated[
+        list[Path] | None,
+        typer.Option(help="The weights of a round before, again for each, in order: does this model go on from them?"),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Inspect a received model for manipulations before training on it; exit code 1 where a check raises an alarm."""
@@ -33,7 +37,8 @@ def check_model(
     from fedaudit.pipeline.received import check_file
     from fedaudit.scenario.scenario import load_scenario
 
-    checks = check_file(received, load_scenario(scenario, settings or [], seed), data_dir=data_dir, client=client)
+    made = load_scenario(scenario, settings or [], seed)
+    checks = check_file(received, made, data_dir=data_dir, client=client, earlier=earlier or [])
     if json_output:
         print_json([asdict(check) | {"alarm": check.alarm} for check in checks])
     else:

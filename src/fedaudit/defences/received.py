@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from fedaudit.defences.drift import ReceivedHistory as ReceivedHistory
+from fedaudit.defences.own_gradients import Gradients, d_snr, own_gradients, uneven
 from fedaudit.task.training import Loss
-from fedaudit.utils.errors import BadInput
 
 _ALIKE = 0.999  # absolute cosine from which two rows measure the same
 _LEAST_ROWS, _LEAST_COLUMNS, _MOST_ROWS = 8, 16, 512
@@ -53,6 +52,11 @@ LIMITS: dict[str, float] = {
     "silent outputs": 0.5,
     "loss": 4.0,
     "lone neurons": 0.2,
+    "disaggregation": 1.0,
+    "uneven gradients": 0.85,
+    "jump": 10.0,
+    "lost rows": 0.5,
+    "loss jump": 0.5,
 }
 
 
@@ -63,6 +67,7 @@ def check_received(
     module: nn.Module | None = None,
     loss: Loss | None = None,
     examples: tuple[Tensor, Tensor] | None = None,
+    history: ReceivedHistory | None = None,
 ) -> list[Check]:
     """Check a model that a server sent, without training it.
 
@@ -74,10 +79,19 @@ def check_received(
       class's (Wen et al. 2022 silence all but one).
     - *loss*: on the client's examples, over that of naming every class with equal probability.
     - *lone neurons*: the largest share of a fully connected hidden layer's active neurons whose gradient is one
-      example's alone (bins; trap weights, Boenisch et al. 2023), on at least 16 examples. In the spirit of D-SNR (Garov
-      et al. 2024), which compares examples' gradients of whole layers.
+      example's alone (bins; trap weights, Boenisch et al. 2023), on at least 16 examples.
+    - *disaggregation*: D-SNR (Garov et al. 2024): the largest, over fully connected layers and convolutions, of the
+      longest example's gradient over the sum of all others' lengths. Departures: it is the smaller of that with the
+      examples' own targets and that with others, since of a well trained model only what it gets wrong has a gradient;
+      up to 32 examples count, in evaluation mode.
+    - *uneven gradients*: with other targets than their own, the largest share, over the same layers, of the examples
+      that add nothing to the gradient beside the rest (a model that lets few examples through).
+    - *jump*: how many robust standard deviations the logarithm of a layer's change lies above those of the last rounds.
+    - *lost rows*: the largest share of a layer's rows that counted in the last rounds and don't any more.
+    - *loss jump*: how far the loss on the examples lies above that of the last rounds, in losses of guessing.
 
-    The last two need ``examples`` and ``loss``.
+    *Loss* to *uneven gradients* need ``examples`` and ``loss``; the last three a ``history`` of three rounds or more,
+    *loss jump* both.
 
     Args:
         state: parameters and buffers by name, as received.
@@ -87,6 +101,7 @@ def check_received(
             weights are looked at.
         loss: mean over a batch.
         examples: the client's own, as the model sees them, and their targets.
+        history: of the models that this client received before; the model is added to it.
 
     Raises:
         BadInput: the model or the loss can't take the examples.
@@ -108,51 +123,63 @@ def check_received(
     if matrices:
         last = next(reversed(matrices))
         lengths = matrices[last].norm(dim=1)
-        nothing = lengths <= _NOTHING * lengths.max()
+        nothing = (lengths <= _NOTHING * lengths.max()) & bool(lengths.any())  # zeros throughout are how some begin
         _, inverse, counts = matrices[last].unique(dim=0, return_inverse=True, return_counts=True)
-        silent = float((nothing | (counts[inverse] > 1)).double().mean()) if len(lengths) > 2 else 0.0
+        alike = (counts[inverse] > 1) & bool(lengths.any())
+        silent = float((nothing | alike).double().mean()) if len(lengths) > 2 else 0.0
         text = f"{silent:.0%} of the rows of the last layer ('{last}') are nothing beside the longest, or another's"
         checks.append(_made("silent outputs", silent, text))
     run = agreed if module is None else module
-    if run is None or examples is None or loss is None:
-        return checks
-    if {n: t.shape for n, t in run.state_dict().items()} == {n: t.shape for n, t in state.items()}:
-        checks += _on_examples(run, state, loss, *examples)
+    relative = None
+    if (
+        run is not None
+        and examples is not None
+        and loss is not None
+        and {n: t.shape for n, t in run.state_dict().items()} == {n: t.shape for n, t in state.items()}
+    ):
+        found = own_gradients(run, state, loss, *examples)
+        if not examples[1].is_floating_point():
+            relative = _against_guessing(found)
+            checks.append(_made("loss", relative, f"{found.loss:.3g}, {relative:.2g} times that of guessing"))
+        if len(examples[0]) >= FEWEST:
+            checks += _of_gradients(found)
+    if history is not None:
+        checks += _of_history(history, state, relative)
     return checks
 
 
-def _on_examples(
-    module: nn.Module, state: Mapping[str, Tensor], loss: Loss, inputs: Tensor, targets: Tensor
-) -> list[Check]:
-    run = copy.deepcopy(module).cpu().eval()
-    outputs: dict[str, Tensor] = {}
-    for name, part in run.named_modules():
-        if isinstance(part, nn.Linear):
-            part.register_forward_hook(lambda _m, _i, output, name=name: outputs.update({name: output}))
-    with torch.enable_grad():
-        own = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-        for name, parameter in run.named_parameters():
-            own[name].requires_grad_(parameter.requires_grad)
-        try:
-            answer = functional_call(run, own, (inputs.cpu(),))
-            value = loss(answer, targets.cpu())
-        except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
-            raise BadInput(
-                f"the model or the loss can't take the examples, {tuple(inputs.shape)} with targets "
-                f"{tuple(targets.shape)}: {type(error).__name__}: {error}; give the loss of (outputs, targets), both "
-                "as in training, or no examples"
-            ) from error
-        hidden = [n for n, out in outputs.items() if out.requires_grad and out is not answer and out.ndim == 2]
-        flows = torch.autograd.grad(value, [outputs[n] for n in hidden], allow_unused=True) if hidden else ()
-    checks = []
-    if not targets.is_floating_point():
-        classes = max(2, answer.shape[1]) if answer.ndim > 1 else 2  # also of masks and of texts, (n, classes, ...)
-        ratio = float(value.detach()) / math.log(classes)
-        checks.append(_made("loss", ratio, f"{float(value.detach()):.3g}, {ratio:.2g} times that of guessing"))
-    if len(inputs) >= FEWEST:
-        shares = {n: _lone(flow.detach()) for n, flow in zip(hidden, flows, strict=True) if flow is not None}
-        text = "{:.0%} of the active neurons of '{}' hold one example's gradient alone"
-        checks.append(_worst("lone neurons", shares, text))
+def _against_guessing(found: Gradients) -> float:
+    """Return the loss in those of naming every class with equal probability, also of masks and texts."""
+    return found.loss / math.log(max(2, found.outputs.shape[1]) if found.outputs.ndim > 1 else 2)
+
+
+def _of_gradients(found: Gradients) -> list[Check]:
+    shares = {name: _lone(flow) for name, flow in found.flows.items()}
+    text = "{:.0%} of the active neurons of '{}' hold one example's gradient alone"
+    checks = [_worst("lone neurons", shares, text)]
+    for name, measure, words in (
+        ("disaggregation", d_snr, "one example's gradient of '{1}' is {0:.2g} times the sum of all others'"),
+        ("uneven gradients", uneven, "{:.0%} of the examples add nothing to the gradient of '{}' beside the rest"),
+    ):
+        values = {layer: measure(sizes) for layer, sizes in found.sizes.items()}
+        check = _worst(name, values, words)
+        if values and found.probed is not None and check.alarm:  # whose they are, for whoever looks into it
+            sizes = found.sizes[max(values, key=lambda key: values[key])]
+            row = int(sizes[1].argmax())
+            check = replace(check, text=f"{check.text}; most is example {row}'s, of class {int(found.probed[0, row])}")
+        checks.append(check)
+    return checks
+
+
+def _of_history(history: ReceivedHistory, state: Mapping[str, Tensor], loss: float | None) -> list[Check]:
+    jumps, lost, rise = history.add(state, loss)
+    checks = [
+        _worst("jump", jumps, "'{1}' has changed by {0:.2g} standard deviations more than in the last rounds"),
+        _worst("lost rows", lost, "{:.0%} of the rows of '{}' that counted in the last rounds don't any more"),
+    ]
+    if loss is not None:
+        text = f"on the client's examples {rise:+.2g} losses of guessing against the last rounds"
+        checks.append(_made("loss jump", rise, text))
     return checks
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
 
-from fedaudit.defences.received import Check, check_received
+from fedaudit.defences.received import Check, ReceivedHistory, check_received
 from fedaudit.models import read_state
 from fedaudit.models.inserted_module import WithInsertedModule
 from fedaudit.pipeline.prepare import resolve
@@ -26,6 +27,7 @@ def noticed(recording: Recording) -> list[ReceivedCheck]:
     module = transcript.module
     agreed = module.body if isinstance(module, WithInsertedModule) else module
     found: dict[str, list[Check]] = {}
+    histories: dict[int, ReceivedHistory] = {}
     for record in transcript.rounds:
         for update in record.updates[:1]:
             key = record.index, update.client
@@ -33,7 +35,9 @@ def noticed(recording: Recording) -> list[ReceivedCheck]:
             first = slice(min(held or _MOST, _MOST))
             examples = (transcript.task_info.normalise(truth.inputs[key][first]), truth.labels[key][first])
             state = record.sent_to(update.client)
-            for check in check_received(state, agreed, module=module, loss=transcript.loss, examples=examples):
+            history = histories.setdefault(update.client, ReceivedHistory()) if len(transcript.rounds) > 1 else None
+            loss = transcript.loss
+            for check in check_received(state, agreed, module=module, loss=loss, examples=examples, history=history):
                 found.setdefault(check.name, []).append(check)
     return [_together(checks) for checks in found.values()]
 
@@ -52,6 +56,7 @@ def check_file(
     data_dir: Path | None = None,
     client: int | None = None,
     model: nn.Module | None = None,
+    earlier: Sequence[Path] = (),
 ) -> list[Check]:
     """Check the weights in a file against the network of a scenario, on a client's examples of it.
 
@@ -61,17 +66,23 @@ def check_file(
         data_dir: where data sets that aren't embedded lie.
         client: whose examples are used; None: none are, only weights are looked at.
         model: a user's own, instead of the scenario's.
+        earlier: files with the models of the rounds before, in order: does this one go on from them?
 
     Raises:
-        BadInput: the file, the scenario or the client can't be used.
+        BadInput: a file, the scenario or the client can't be used.
     """
     state = read_state(path)
     (federation, *_) = resolve(scenario, data_dir=data_dir, model=model).federations
     agreed = federation.model.body if isinstance(federation.model, WithInsertedModule) else federation.model
-    if client is None:
-        return check_received(state, agreed)
-    if not 0 <= client < len(federation.client_data):
-        raise BadInput(f"--client is {client}; the federation has the clients 0 to {len(federation.client_data) - 1}")
-    data = federation.client_data[client]
-    examples = (federation.task_info.normalise(data.inputs[:_MOST]), data.targets[:_MOST])
-    return check_received(state, agreed, loss=federation.loss, examples=examples)
+    loss, examples = None, None
+    if client is not None:
+        if not 0 <= client < len(federation.client_data):
+            raise BadInput(
+                f"--client is {client}; the federation has the clients 0 to {len(federation.client_data) - 1}"
+            )
+        data = federation.client_data[client]
+        loss, examples = federation.loss, (federation.task_info.normalise(data.inputs[:_MOST]), data.targets[:_MOST])
+    history = ReceivedHistory() if earlier else None
+    for one in earlier:
+        check_received(read_state(one), agreed, loss=loss, examples=examples, history=history)
+    return check_received(state, agreed, loss=loss, examples=examples, history=history)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import LocalPlan, Loss
+from fedaudit.transcript.transcript import SERVER_LOG as SERVER_LOG
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.finite import all_finite
 from fedaudit.utils.registry import Plugin, Registry
@@ -80,6 +81,10 @@ class ServerBehaviour(Plugin, ABC):
 
     def own(self, step: ServerStep) -> Mapping[int, Mapping[str, Tensor]]:  # noqa: ARG002
         """Return what single clients are sent otherwise: client to the tensors that differ. None, by default."""
+        return {}
+
+    def adversary_log(self) -> dict[str, Tensor]:
+        """Return what it has recorded so far, on the CPU, under names that begin with :data:`SERVER_LOG`."""
         return {}
 
 

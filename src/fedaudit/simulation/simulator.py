@@ -271,7 +271,7 @@ class _Running:
             copy.deepcopy(federation.model),
             federation.loss,
             rounds,
-            self.behaviour.adversary_log() if self.behaviour else {},
+            {name: t for who in (self.behaviour, self.dishonest) if who for name, t in who.adversary_log().items()},
             drawn.records,
             canaries=self.canaries.end() if self.canaries else None,
         )

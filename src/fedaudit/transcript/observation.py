@@ -14,7 +14,7 @@ from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
 from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.transcript import SERVER_LOG, Transcript
 from fedaudit.transcript.update import Update, UpdateKind
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.transcript.view import view
@@ -57,7 +57,8 @@ class Observation:
         weights: the global weights of every round that this adversary sees; every participant sees those of all.
         messages: the exchanges that it can read, in order; of clients who collude, what their own updates leave of how
             the global model changes.
-        adversary_log: what malicious clients recorded, where the adversary is such a client; empty otherwise.
+        adversary_log: what malicious clients recorded, where the adversary is such a client, or what a malicious server
+            did, where it is that; empty otherwise.
         records: the examples that the adversary holds, if any; whose they are isn't in them.
         canaries: what it reads of an audit's canaries, if there are any; which were in isn't told.
         vertical: of a vertical federation, what this adversary sees of it; there are no messages then.
@@ -182,11 +183,17 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         update_kind=transcript.update_kind,
         weights=tuple(r.weights for r in models),
         messages=tuple(messages),
-        adversary_log=dict(transcript.adversary_log) if threat.adversary == "client" and not threat.partial else {},
+        adversary_log={} if threat.partial else _own_log(transcript.adversary_log, threat),
         records=records,
         canaries=None if threat.partial else _readable(transcript.canaries, threat),
         vertical=None if transcript.vertical is None else transcript.vertical.seen_by(threat.adversary),
     )
+
+
+def _own_log(log: dict[str, Tensor], threat: ThreatModel) -> dict[str, Tensor]:
+    """Return what this adversary itself recorded: of servers' and of clients' notes no other sees anything."""
+    server = {"malicious-server": True, "client": False}.get(threat.adversary)
+    return {name: t for name, t in log.items() if name.startswith(SERVER_LOG) is server}
 
 
 def _readable(canaries: Canaries | None, threat: ThreatModel) -> Canaries | None:

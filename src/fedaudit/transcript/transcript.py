@@ -53,6 +53,8 @@ from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.integrity import blank
 from fedaudit.utils.validation import explain
 
+SERVER_LOG = "server/"  # before the names of what a malicious server records
+
 Entry = TypeVar("Entry", bound=BaseModel)
 
 
@@ -66,7 +68,8 @@ class Transcript:
         module: the architecture (its own weights mean nothing; every round has the ones that travelled).
         loss: mean over a batch, (outputs, targets) to a scalar.
         rounds: in order.
-        adversary_log: what malicious clients recorded, by name; only they have it.
+        adversary_log: what malicious clients recorded, by name, and a malicious server, under names that begin with
+            :data:`SERVER_LOG`; only they have it.
         records: the examples that the adversary holds, if any.
         canaries: what observers read of an audit's canaries, if there were any.
         vertical: of a vertical federation all that travelled; it has no ``rounds``. None of a horizontal one.

@@ -71,17 +71,17 @@ class Guard(SiteGuard):
     def _let_in(self, msg: Message, context: Context) -> bool:
         who = f"node {context.node_id}, round {server_round(msg)}"
         try:
-            return self._inspected(msg, who)
+            return self._inspected(msg, who, (str(context.run_id), str(context.node_id)))
         except Exception as error:
             return not self._not_let_in(error, who)
 
-    def _inspected(self, msg: Message, who: str) -> bool:
+    def _inspected(self, msg: Message, who: str, job: tuple[str, str]) -> bool:
         records = msg.content.array_records
         count = len(next(iter(records.values()))) if len(records) == 1 else 0
         unnamed = [str(place) for place in range(count)]  # names tell these checks nothing but the architecture
         agreed, _ = self._own
         state = state_in(msg.content, list(agreed.state_dict()) if agreed is not None else unnamed)
-        return self._lets_in(state, who)
+        return self._lets_in(state, who, job)
 
     def _count(self, context: Context) -> int:
         """Return how many training messages came before this one: what a server says its round is proves nothing."""

@@ -114,7 +114,8 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
             if dxo is None:
                 return True
             with no_validation():  # the model may be tried on examples
-                return self._lets_in(state_of(dxo), who, difference=dxo.data_kind != DataKind.WEIGHTS)
+                job, difference = (job_of(context), site_of(context)), dxo.data_kind != DataKind.WEIGHTS
+                return self._lets_in(state_of(dxo), who, job, difference=difference)
         except Exception as error:
             return not self._not_let_in(error, site_of(context))
 

@@ -1,0 +1,109 @@
+"""A server that trains its weights with a secret decoder: of a batch the one bright image comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from fedaudit.attacks import ImageFinding, make_attack
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.transcript.observation import observe
+from fedaudit.utils.errors import BadInput, NotApplicable
+from tests.attacks.server_cases import best_psnr, played, seen_in
+
+SGD: dict[str, Any] = {"algorithm": "fedsgd", "clients": 1, "examples": 8, "batch_size": 8}
+MLP: dict[str, Any] = {"name": "mlp", "width": 64}
+
+
+def scenario(spec: dict[str, Any], model: dict[str, Any] | None = None, public: int = 900, **server: Any) -> Scenario:
+    return scenario_from(
+        {
+            "data": {"name": "digits", "split": "test"},
+            "model": model or MLP,
+            "federations": [{"name": "f", **spec, "server": {"name": "seer", **server}}],
+            "threat": {"adversary": "malicious-server", "knows_public_data": True, "public_examples": public},
+            "attacks": ["seer"],
+        }
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # 20 seconds of one core
+def test_the_image_that_its_decoder_counts_comes_out():
+    made = scenario({**SGD, "clients": 40, "examples": 320})
+    recording = played(made)
+    alone, psnr, brightest = 0, [], 0
+    for seen in seen_in(made, recording):
+        found = make_attack("seer")(seen)
+        assert isinstance(found, ImageFinding)
+        inputs = recording.truth.inputs[seen.single().round, seen.single().client]
+        count = float(re.findall(r"count (\S+) of", found.notes[0])[0])
+        if 0.8 < count < 1.2:
+            best = best_psnr(inputs, found.images[:1])
+            alone, brightest = alone + 1, brightest + int(best.argmax() == inputs.flatten(1).mean(dim=1).argmax())
+            psnr.append(float(best.max()))
+    assert alone >= 8
+    assert brightest > 0.8 * alone
+    assert sorted(psnr)[len(psnr) // 2] > 20
+
+
+def test_it_is_honest_until_it_starts_and_sends_the_same_from_then_on():
+    made = scenario({**SGD, "rounds": 3}, public=100, start=1, steps=2)
+    recording = played(made)
+    honest = played(scenario({**SGD, "rounds": 3}, public=100, start=9))
+    first, second, third = (record.weights for record in recording.transcript.rounds)
+    assert all(torch.equal(first[name], t) for name, t in honest.transcript.rounds[0].weights.items())
+    assert not any(torch.equal(second[name], t) for name, t in first.items())
+    assert all(torch.equal(second[name], t) for name, t in third.items())
+
+
+def test_the_decoder_takes_the_sum_of_the_gradients_and_nobody_else_has_it():
+    made = scenario(SGD, public=100, steps=1)
+    recording = played(made)
+    for adversary in ("server", "eavesdropper", "client"):
+        other = made.threat.model_copy(update={"adversary": adversary, "public_examples": None})
+        assert not observe(recording.transcript, other).adversary_log
+    (seen,) = seen_in(made, recording)
+    assert set(seen.adversary_log) == {"server/seer/decoder", "server/seer/entries"}
+    draws = torch.Generator().manual_seed(0)
+    gradient = torch.cat([t.flatten() for t in seen.single().update.tensors.values()])
+    kept = torch.randperm(len(gradient), generator=draws)[:50].sort().values
+    pixels = torch.rand(64, generator=draws)
+    mean, std = (torch.tensor(part) for part in (seen.task_info.mean, seen.task_info.std))
+    read = 8 * gradient[kept]  # the sum, of which the update is the mean
+    wanted = torch.cat([2 * (pixels - mean) / std, torch.tensor([2 * 3.0])])  # of two examples
+    log = {"server/seer/decoder": torch.outer(wanted, read / read.square().sum()), "server/seer/entries": kept}
+    found = make_attack("seer")(dataclasses.replace(seen, adversary_log=log))
+    assert isinstance(found, ImageFinding)
+    assert "count 2 of" in found.notes[0]
+    assert found.images.shape == (8, 1, 8, 8)
+    assert torch.allclose(found.images, pixels.view(1, 1, 8, 8).expand(8, -1, -1, -1), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "model", "says"),
+    [
+        ({**SGD, "batch_norm": "train"}, {"name": "convnet-small", "width": 8}, "batch_norm: eval"),
+        (SGD, {"name": "fcn-3-dropout"}, "without BatchNorm and dropout"),
+    ],
+)
+def test_what_can_not_be_is_refused(spec, model, says):
+    with pytest.raises(BadInput, match=says):
+        resolve(scenario(spec, model, steps=1))
+
+
+def test_too_few_public_examples_are_refused():
+    with pytest.raises(BadInput, match="64 public examples"):
+        played(scenario(SGD, public=63))
+
+
+def test_an_update_of_an_honest_server_is_refused():
+    made = scenario(SGD, public=100, start=1)
+    (seen,) = seen_in(made, played(made))
+    with pytest.raises(NotApplicable, match="no decoder"):
+        make_attack("seer")(seen)

@@ -1,0 +1,174 @@
+"""Checks of a received model by single examples' gradients and by the last rounds: closed forms and torch.func."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
+
+import fedaudit
+from fedaudit import ReceivedHistory
+from fedaudit.defences.received import Check
+from fedaudit.models import build_model
+from tests.measure.received_checks import WAYS
+from tests.measure.received_checks import checked as played
+
+CLASSES = 4
+
+
+def checks(net: nn.Module, inputs: Tensor, labels: Tensor, history: ReceivedHistory | None = None) -> dict[str, Check]:
+    found = fedaudit.check_model(net.state_dict(), net, loss=cross_entropy, examples=(inputs, labels), history=history)
+    return {check.name: check for check in found}
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def of_a_layer(bias: bool = True) -> nn.Linear:
+    layer = nn.Linear(6, CLASSES, bias=bias)
+    with torch.no_grad():
+        layer.weight.zero_()  # it guesses: every example's gradient is as long as the example, times a number
+    return layer
+
+
+def test_the_ratio_of_one_layer_is_that_of_the_examples_lengths():
+    inputs, labels = drawn(16, 6), torch.arange(16) % CLASSES
+    inputs[3] *= 40
+    found = checks(of_a_layer(bias=False), inputs, labels)
+    lengths = inputs.norm(dim=1).double()
+    expected = float(lengths[3] / (lengths.sum() - lengths[3]))
+    assert found["disaggregation"].value == pytest.approx(expected, rel=1e-5)
+    assert found["disaggregation"].alarm == (expected > 1)
+    assert "example 3's, of class 3" in found["disaggregation"].text
+    effective = float(lengths.sum() ** 2 / lengths.square().sum())
+    assert found["uneven gradients"].value == pytest.approx(1 - effective / 16, rel=1e-5)
+
+
+def test_a_layer_that_one_example_alone_activates_has_an_infinite_ratio():
+    first = nn.Linear(6, 16)
+    net = nn.Sequential(first, nn.ReLU(), nn.Linear(16, CLASSES))
+    inputs = drawn(16, 6).abs()
+    inputs[5] = -inputs[5]
+    with torch.no_grad():
+        first.weight.copy_(-drawn(16, 6).abs())
+        first.bias.zero_()
+    found = checks(net, inputs, torch.arange(16) % CLASSES)
+    assert found["disaggregation"].value == math.inf
+    assert found["uneven gradients"].value == pytest.approx(1 - 1 / 16)
+    assert found["disaggregation"].alarm
+    assert found["uneven gradients"].alarm
+    assert "'0'" in found["disaggregation"].text
+
+
+def test_what_a_good_model_gets_wrong_is_no_manipulation():
+    layer = of_a_layer()
+    inputs = 10 * torch.eye(6)[:CLASSES].repeat(4, 1)
+    labels = torch.arange(16) % CLASSES
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(CLASSES, 6))
+    labels[7] = 0  # the only example with a gradient to speak of: of its own classes the ratio is about 400
+    found = checks(layer, inputs, labels)
+    assert found["disaggregation"].value < 0.2
+    assert found["uneven gradients"].value < 0.2
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_lengths_are_those_of_the_gradients_of_single_examples(inplace):
+    net = nn.Sequential(
+        nn.Conv2d(2, 5, 3, stride=2, padding=1), nn.ReLU(inplace=inplace), nn.Conv2d(5, 5, 3, groups=5),
+        nn.ReLU(inplace=inplace), nn.Flatten(), nn.Linear(20, CLASSES),
+    )  # fmt: skip
+    inputs, labels = drawn(16, 2, 8, 8), torch.arange(16) % CLASSES
+    state = {name: p.detach() for name, p in net.named_parameters()}
+
+    def alone(p: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(functional_call(net, p, (x[None],)), y[None])
+
+    of_each: Callable[..., dict[str, Tensor]] = vmap(grad(alone), in_dims=(None, 0, 0))
+    ratios = []
+    for targets in (labels, (labels + 1 + torch.arange(16) % (CLASSES - 1)) % CLASSES):
+        found = {n: g.flatten(1).norm(dim=1) for n, g in of_each(state, inputs, targets).items() if "weight" in n}
+        ratios.append({name: float(size.max() / (size.sum() - size.max())) for name, size in found.items()})
+    expected = max(min(one[name] for one in ratios) for name in ratios[0])
+    assert checks(net, inputs, labels)["disaggregation"].value == pytest.approx(expected, rel=1e-4)
+
+
+def test_layers_that_begin_at_nothing_are_honest():
+    net = build_model("resnet20", input_shape=(3, 16, 16), outputs=10, width=4)
+    with torch.no_grad():
+        for name, part in net.named_modules():
+            if isinstance(part, nn.BatchNorm2d) and name.endswith("bn2"):
+                part.weight.zero_()  # residual branches that begin at nothing
+        last = [part for part in net.modules() if isinstance(part, nn.Linear)][-1]
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+    found = checks(net, drawn(16, 3, 16, 16), torch.arange(16) % 10)
+    assert not [check for check in found.values() if check.alarm]
+    assert found["silent outputs"].value == 0
+
+
+def test_a_jump_is_measured_in_the_scatter_of_the_last_changes():
+    net, history = nn.Linear(6, 8), ReceivedHistory()
+    inputs, labels = drawn(16, 6), torch.arange(16) % CLASSES
+    for _ in range(5):  # a hundredth a round
+        found = checks(net, inputs, labels, history)
+        assert not found["jump"].alarm
+        with torch.no_grad():
+            net.weight.mul_(1.01)
+    with torch.no_grad():
+        net.weight.mul_(1.51 / 1.01)
+    found = checks(net, inputs, labels, history)
+    assert found["jump"].value == pytest.approx(math.log(0.51 / 0.01) / 0.25, rel=1e-3)  # 0.25 is the least scatter
+    assert found["jump"].alarm
+
+
+def test_rows_and_a_loss_that_are_lost_are_noticed():
+    net, history = nn.Linear(6, 8, bias=False), ReceivedHistory()
+    with torch.no_grad():
+        net.weight.copy_(torch.nn.functional.normalize(drawn(8, 6), dim=1))
+    inputs, labels = drawn(16, 6), torch.arange(16) % CLASSES
+    for _ in range(4):
+        before = checks(net, inputs, labels, history)
+    with torch.no_grad():
+        net.weight[:5] *= 0
+        net.weight[5:] *= 100
+    found = checks(net, inputs, labels, history)
+    assert found["lost rows"].value == pytest.approx(5 / 8, rel=1e-4)
+    assert found["lost rows"].alarm
+    assert found["loss jump"].value == pytest.approx(found["loss"].value - before["loss"].value, rel=1e-4)
+    assert found["loss jump"].alarm
+
+
+def test_nothing_is_concluded_from_fewer_than_three_rounds():
+    net, history = nn.Linear(6, 8), ReceivedHistory()
+    inputs, labels = drawn(16, 6), torch.arange(16) % CLASSES
+    for _ in range(3):
+        found = checks(net, inputs, labels, history)
+        assert [found[name].value for name in ("jump", "lost rows", "loss jump")] == [0, 0, 0]
+        with torch.no_grad():
+            net.weight.mul_(-50)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ordinary_rounds_raise_no_alarm_and_a_swapped_layer_does():
+    traps = {"trap-weights": {"name": "trap-weights"}}
+    seen = [
+        (server, [check.name for check in found if check.alarm])
+        for model in ("mlp", "strided-cnn", "lenet")
+        for way in WAYS
+        for server, when, _, found in played(model, way, 5, None, traps if model == "mlp" else {})
+        if when != "first"
+    ]
+    ordinary = [alarms for server, alarms in seen if server == "none"]
+    assert len(ordinary) == 108
+    assert sum(map(bool, ordinary)) <= 1
+    swapped = [alarms for server, alarms in seen if server == "trap-weights"]
+    assert len(swapped) == 3
+    assert sum("jump" in alarms for alarms in swapped) >= 2  # who took part in few rounds remembers too few
