@@ -332,6 +332,10 @@ def _trials(
     recipe = attack.control or type_of(summary).control
     if recording.transcript.vertical is not None:
         recipe = "vertical"
+        own = next((spec for name, spec, _ in scenario.runs() if name == recording.transcript.name), None)
+        hijacked = own if own and own.server else None
+        if recording.transcript.adversary_log and hijacked is None:
+            return "what a malicious server did isn't known: simulate it again from its scenario"
     if recipe is None or (model == "reference" and recipe != "example"):
         return "an attack of its kind has no easier case: compare with a federation without defences"
     count = _UPDATES.get(summary.kind or "", 1) if model == "same" else 1
@@ -343,7 +347,11 @@ def _trials(
             case, why_none = None, ""
             if recipe in _RECIPES:
                 make_case, why_none = _RECIPES[recipe]
-                case = make_case(recording)
+                case = (
+                    easy_case(recording, still=summary.kind == "images", hijacked=hijacked)
+                    if recipe == "vertical"
+                    else make_case(recording)
+                )
             elif model == "same":
                 label = attack.only_class(observe(recording.transcript, scenario.threat))
                 case = one_example(recording, kind, count, label)

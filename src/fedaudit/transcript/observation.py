@@ -55,7 +55,8 @@ class Observation:
         update_kind: ``gradient`` or ``weights``: what clients send.
         weights: the global weights of every round, which every participant sees.
         messages: the exchanges that this adversary can read, in order.
-        adversary_log: what malicious clients recorded, where the adversary is such a client; empty otherwise.
+        adversary_log: what malicious clients recorded, where the adversary is such a client, or what a malicious server
+            of split learning did; empty otherwise.
         records: the examples that the adversary holds, if any; whose they are isn't in them.
         canaries: what it reads of an audit's canaries, if there are any; which were in isn't told.
         vertical: of a vertical federation, what this adversary sees of it; there are no messages then.
@@ -100,7 +101,7 @@ class Observation:
         if self.vertical is not None:
             raise NotApplicable(
                 "this federation is vertical: parties send embeddings of their features, and no updates; use an attack "
-                "on vertical federations (cafe, direct-labels, norm-scoring, direction-scoring)"
+                "on vertical federations (cafe, unsplit, model-completion, direct-labels, norm-scoring, direction-scoring)"
             )
         if not self.messages:
             raise NotApplicable(
@@ -166,6 +167,7 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         records = dataclasses.replace(records, public_property=records.public_property[:0])
     if records is not None and threat.public_examples is None:
         records = records.with_public(slice(0))
+    keepers = ("client",) if transcript.vertical is None else ("malicious-server",)
     return Observation(
         federation=transcript.name,
         threat=threat,
@@ -175,7 +177,7 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         update_kind=transcript.update_kind,
         weights=tuple(r.weights for r in transcript.rounds),
         messages=tuple(messages),
-        adversary_log=dict(transcript.adversary_log) if threat.adversary == "client" else {},
+        adversary_log=dict(transcript.adversary_log) if threat.adversary in keepers else {},
         records=records,
         canaries=_readable(transcript.canaries, threat),
         vertical=None if transcript.vertical is None else transcript.vertical.seen_by(threat.adversary),
