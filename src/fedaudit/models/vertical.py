@@ -103,12 +103,16 @@ def halves(model: nn.Module, cut: str | int) -> tuple[nn.Sequential, nn.Sequenti
         BadInput: the model is no sequence, or there is no such layer with another after it.
     """
     if not isinstance(model, nn.Sequential):
-        raise BadInput("split learning cuts a model that is a sequence of layers; use lenet-5, convnet or mlp, for example")
+        raise BadInput(
+            "split learning cuts a model that is a sequence of layers; use lenet-5, convnet or mlp, for example"
+        )
     layers = dict(model.named_children())
     names = list(layers)
     place = names.index(cut) + 1 if cut in names else cut
     if not isinstance(place, int) or not 1 <= place < len(names):
-        raise BadInput(f"vertical.cut is '{cut}'; it must be one of {', '.join(names[:-1])}, or a number from 1 to {len(names) - 1}")
+        raise BadInput(
+            f"vertical.cut is '{cut}'; it must be one of {', '.join(names[:-1])}, or a number from 1 to {len(names) - 1}"
+        )
     front, back = (OrderedDict((name, layers[name]) for name in part) for part in (names[:place], names[place:]))
     return nn.Sequential(front), nn.Sequential(back)
 

@@ -265,9 +265,7 @@ def _vertical_federation(transcript: Transcript, history: History | None, spec: 
             f"one client who holds {record.examples} examples and the layers up to {vertical.cut}; {size} examples in a "
             f"batch; what these layers put out goes up, {answers} come down; the server has the other layers and the labels"
         )
-    description = (
-        f"{_many(rounds, 'round')}, {who} (learning rate {record.learning_rate:g}); examples: {spec.drawn}"
-    )
+    description = f"{_many(rounds, 'round')}, {who} (learning rate {record.learning_rate:g}); examples: {spec.drawn}"
     return FederationRecord(
         name=transcript.name,
         algorithm="vertical" if vertical.cut is None else "split",

@@ -145,7 +145,8 @@ class FederationSpec(Spec):
         "(threat.adversary: malicious-server); nothing if null",
     )
     vertical: VerticalSpec | None = Field(
-        default=None, description="of a vertical federation, or split learning: how features, model and messages are split"
+        default=None,
+        description="of a vertical federation, or split learning: how features, model and messages are split",
     )
     record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
@@ -236,10 +237,16 @@ class FederationSpec(Spec):
 
     def _check_split(self, vertical: VerticalSpec) -> None:
         if vertical.cut is None:
-            raise ValueError("split learning needs vertical.cut, the last layer that the client has; set it to 1, or a name")
+            raise ValueError(
+                "split learning needs vertical.cut, the last layer that the client has; set it to 1, or a name"
+            )
         usual = VerticalSpec(cut=vertical.cut, known_labels=vertical.known_labels)
         for key in ("features", "protocol", "embedding", "top", "observer"):
             if getattr(vertical, key) != getattr(usual, key):
-                raise ValueError(f"vertical.{key} isn't for split learning, where vertical.cut says it all; leave it out")
+                raise ValueError(
+                    f"vertical.{key} isn't for split learning, where vertical.cut says it all; leave it out"
+                )
         if self.clients != 1:
-            raise ValueError("split learning has one client here (several in turn send what one would); leave clients out")
+            raise ValueError(
+                "split learning has one client here (several in turn send what one would); leave clients out"
+            )

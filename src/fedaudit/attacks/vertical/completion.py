@@ -140,7 +140,9 @@ class ModelCompletion(Attack):
                 "how it trained; set federations[].vertical.protocol: split"
             )
         if not (record.known[record.used] < 0).any():
-            raise NotApplicable(f"{self.name} knows every label already; lower vertical.known_labels, or raise examples")
+            raise NotApplicable(
+                f"{self.name} knows every label already; lower vertical.known_labels, or raise examples"
+            )
 
     def _run(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
@@ -198,9 +200,7 @@ class ModelCompletion(Attack):
         inputs = features[torch.cat([own, others]).to(features.device)]
         with torch.no_grad():
             guessed = model(inputs[len(own) :]).softmax(dim=1) ** (1 / self.temperature)
-            targets = torch.cat(
-                [one_hot(known[own], classes).to(guessed), guessed / guessed.sum(dim=1, keepdim=True)]
-            )
+            targets = torch.cat([one_hot(known[own], classes).to(guessed), guessed / guessed.sum(dim=1, keepdim=True)])
         share = float(shares.beta(self.alpha, self.alpha))
         share = max(share, 1 - share)
         order = torch.randperm(len(inputs), generator=generator).to(features.device)

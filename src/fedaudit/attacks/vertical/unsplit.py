@@ -28,7 +28,9 @@ class Descent:
     learning_rate: float
     tv_weight: float
 
-    def __call__(self, surrogate: nn.Module, target: Tensor, info: TaskInfo, progress: Progress) -> tuple[Tensor, float]:
+    def __call__(
+        self, surrogate: nn.Module, target: Tensor, info: TaskInfo, progress: Progress
+    ) -> tuple[Tensor, float]:
         """Return images (m, C, H, W) in [0, 1], and the last mean squared error of what they give.
 
         Args:
@@ -139,7 +141,9 @@ def need_split(attack: str, observation: Observation) -> None:
             "federations[].algorithm: split and vertical.cut"
         )
     if record.party is not None:
-        raise NotApplicable(f"{attack} is for who doesn't have the images, and the client has; set threat.adversary=server")
+        raise NotApplicable(
+            f"{attack} is for who doesn't have the images, and the client has; set threat.adversary=server"
+        )
 
 
 def split_images(observation: Observation, images: Tensor, objective: float, iterations: int) -> ImageFinding:
