@@ -194,9 +194,7 @@ def test_networks_of_the_server_take_what_travels(shape: tuple[int, ...]) -> Non
 
 
 def test_a_party_repeats_its_own_training() -> None:
-    recording, observation = played(
-        vertical={"known_labels": 1}, threat={"adversary": "client"}, attacks=["model-completion"]
-    )
+    _, observation = played(vertical={"known_labels": 1}, threat={"adversary": "client"}, attacks=["model-completion"])
     module, sent = observation.module, observation.vertical
     assert isinstance(module, VerticalModel)
     assert sent is not None

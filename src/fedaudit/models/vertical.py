@@ -111,7 +111,8 @@ def halves(model: nn.Module, cut: str | int) -> tuple[nn.Sequential, nn.Sequenti
     place = names.index(cut) + 1 if cut in names else cut
     if not isinstance(place, int) or not 1 <= place < len(names):
         raise BadInput(
-            f"vertical.cut is '{cut}'; it must be one of {', '.join(names[:-1])}, or a number from 1 to {len(names) - 1}"
+            f"vertical.cut is '{cut}'; it must be one of {', '.join(names[:-1])}, or a number from 1 to "
+            f"{len(names) - 1}"
         )
     front, back = (OrderedDict((name, layers[name]) for name in part) for part in (names[:place], names[place:]))
     return nn.Sequential(front), nn.Sequential(back)

@@ -278,13 +278,14 @@ def without_noise(recording: Recording) -> Case | None:
 def easy_case(recording: Recording, *, still: bool = False, hijacked: FederationSpec | None = None) -> Case:
     """Return what a control of an attack on a vertical federation attacks: known examples, the same model.
 
-    A server who trains on up to 64 typical candidates, of which every eighth is of the rarest class, for 100 rounds of 16.
+    A server who trains on up to 64 typical candidates, of which every eighth is of the rarest class, for 100 rounds of
+    16.
 
     Args:
         recording: of the vertical federation.
         still: for attacks on images: 8 candidates in batches of 2, and a model that doesn't move.
-        hijacked: of split learning with a malicious server, what the scenario says: it is played again with 64 candidates,
-            which are the server's public examples, too.
+        hijacked: of split learning with a malicious server, what the scenario says: it is played again with 64
+            candidates, which are the server's public examples, too.
     """
     transcript, truth = recording.transcript, recording.truth
     record, module, info = transcript.vertical, transcript.module, transcript.task_info

@@ -43,7 +43,7 @@ _WHO = {
     "eavesdropper": "an eavesdropper who reads the messages between the parties and the server",
 }
 _WHO_SPLIT = {
-    "server": "an honest-but-curious server of split learning: has the other layers and the labels, follows the protocol",
+    "server": "an honest-but-curious server of split learning: has the other layers and the labels",
     "malicious-server": "a malicious server of split learning: sends gradients of its own in order to learn more",
     "client": "the client of split learning: holds examples, no labels but those it is given, and follows the protocol",
     "eavesdropper": "an eavesdropper who reads the messages between the client and the server",
@@ -256,14 +256,15 @@ def _vertical_federation(transcript: Transcript, history: History | None, spec: 
     rounds, size = record.batches.shape
     vertical = record.spec
     who = (
-        f"{record.parties} parties who hold {_SPLITS[vertical.features]} of the same {record.examples} examples; {size} of "
-        f"them in a batch; {_PROTOCOLS[vertical.protocol]}; the server {_TOPS[vertical.top]} and holds the labels"
+        f"{record.parties} parties who hold {_SPLITS[vertical.features]} of the same {record.examples} examples; "
+        f"{size} of them in a batch; {_PROTOCOLS[vertical.protocol]}; the server {_TOPS[vertical.top]} and holds the labels"
     )
     if vertical.cut is not None:
         answers = f"the gradients of '{spec.server.name}', a malicious server," if spec.server else "its gradients"
         who = (
-            f"one client who holds {record.examples} examples and the layers up to {vertical.cut}; {size} examples in a "
-            f"batch; what these layers put out goes up, {answers} come down; the server has the other layers and the labels"
+            f"one client who holds {record.examples} examples and the layers up to {vertical.cut}; {size} examples in "
+            f"a batch; what these layers put out goes up, {answers} come down; the server has the other layers and the "
+            "labels"
         )
     description = f"{_many(rounds, 'round')}, {who} (learning rate {record.learning_rate:g}); examples: {spec.drawn}"
     return FederationRecord(

@@ -99,7 +99,8 @@ class FederationSpec(Spec):
 
     ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights. In a ``vertical`` one the clients are parties
     that hold different features of the same examples, and the server holds the labels. In ``split`` learning the one
-    client holds whole examples and the first layers of the model (``vertical.cut``), the server the others and the labels.
+    client holds whole examples and the first layers of the model (``vertical.cut``), the server the others and the
+    labels.
     """
 
     name: Name = Field(description="for reports and files")

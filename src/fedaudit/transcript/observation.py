@@ -101,7 +101,8 @@ class Observation:
         if self.vertical is not None:
             raise NotApplicable(
                 "this federation is vertical: parties send embeddings of their features, and no updates; use an attack "
-                "on vertical federations (cafe, unsplit, model-completion, direct-labels, norm-scoring, direction-scoring)"
+                "on vertical federations (cafe, direct-labels, norm-scoring, direction-scoring, model-completion, or "
+                "unsplit)"
             )
         if not self.messages:
             raise NotApplicable(

@@ -143,7 +143,7 @@ class VerticalRecord:
         )
 
     def _auxiliary(self) -> Tensor | None:
-        """Return the labels that the observing party knows: those of the first ``known_labels`` examples of each class."""
+        """Return the labels that the observing party knows: of the first ``known_labels`` examples of each class."""
         if not self.spec.known_labels or self.labels is None:
             return None
         known = torch.full((self.examples,), -1)

@@ -1,4 +1,4 @@
-"""The feature-space hijacking attack: a server of split learning that draws the client into a space that it can read."""
+"""The feature-space hijacking attack: a server of split learning draws the client into a space that it can read."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class HijackServer(ServerBehaviour):
       loss'.
 
     So f comes to map into the space that f̃⁻¹ reads. Departures: the client goes by the federation's plain SGD, where
-    the published code gives it Adam at a rate of 1e-5: ``strength`` stands for that, which the server is free to choose;
+    the published code gives it Adam at a rate of 1e-5: ``strength`` stands for that, which the server may choose;
     pilot and decoder take ``steps`` steps a round, and the critic as many, which the client doesn't notice, where the
     paper takes one; networks are smaller. The label loss is never sent.
 
@@ -175,7 +175,7 @@ class HijackServer(ServerBehaviour):
 class FSHA(Attack):
     """Reads the images out of what a hijacked client sent (Pasquini et al. 2021, Section 4): x̃ = f̃⁻¹(f(x)).
 
-    Of each example what was sent last is decoded, by the decoder as it was after the last round; the server of behaviour
+    Of each example what was sent last is decoded, by the decoder as it was after the last round; a server of behaviour
     ``fsha`` trained it (:class:`HijackServer`). Departure: the paper decodes in a phase of its own after the hijacking;
     here an example that was in no late batch is decoded as the client was then.
     """
@@ -205,8 +205,8 @@ class FSHA(Attack):
         need_split(self.name, observation)
         if not any(name.startswith(_DECODER) for name in observation.adversary_log):
             raise NotApplicable(
-                f"{self.name} reads by a decoder that a malicious server trained; set threat.adversary=malicious-server "
-                "and federations[].server: fsha"
+                f"{self.name} reads by a decoder that a malicious server trained; set threat.adversary=malicious-server"
+                " and federations[].server: fsha"
             )
 
     def _run(

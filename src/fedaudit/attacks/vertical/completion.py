@@ -71,7 +71,7 @@ def trained_party(party: nn.Module, record: VerticalRecord) -> nn.Module:
 class ModelCompletion(Attack):
     """Passive label inference by model completion (Fu et al. 2022, Section 4.2).
 
-    Training leaves a party with a bottom model that tells the labels in part. The party puts an inference head on it and
+    Training leaves a party with a bottom model that tells the labels in part. It puts an inference head on it and
     trains both, semi-supervised, on a few labels that it knows (``vertical.known_labels`` of each class) and on all of
     its other examples: MixMatch (Berthelot et al. 2019), as in the published code.
 
@@ -132,12 +132,12 @@ class ModelCompletion(Attack):
             raise NotApplicable(f"{self.name} is run by a party, who lacks the labels; set threat.adversary=client")
         if record.known is None:
             raise NotApplicable(
-                f"{self.name} needs a few labels; set federations[].vertical.known_labels, to 4 of each class for example"
+                f"{self.name} needs a few labels; set federations[].vertical.known_labels: 4, of each class"
             )
         if not record.gradients.numel():
             raise NotApplicable(
-                f"{self.name} needs the party's trained network, and the protocol '{record.spec.protocol}' doesn't show "
-                "how it trained; set federations[].vertical.protocol: split"
+                f"{self.name} needs the party's trained network, and the protocol '{record.spec.protocol}' doesn't "
+                "show how it trained; set federations[].vertical.protocol: split"
             )
         if not (record.known[record.used] < 0).any():
             raise NotApplicable(

@@ -71,7 +71,7 @@ class UnSplit(Attack):
     The server follows the protocol and knows the architecture of the client's part f, not its weights θ. It looks for
     images x and weights θ̃ that give what the client sent, z: by turns ``input_steps`` steps of Adam on
 
-        x ← argmin MSE(f(θ̃, x), z) + ``tv_weight``·TV(x)        and ``model_steps`` on        θ̃ ← argmin MSE(f(θ̃, x), z).
+        x ← argmin MSE(f(θ̃, x), z) + ``tv_weight``·TV(x)    and ``model_steps`` on    θ̃ ← argmin MSE(f(θ̃, x), z).
 
     Departures: all examples of the federation share one θ̃, where the published code takes them one after the other with
     a network that it keeps; of each counts what was sent last, so a client that learns between the rounds blurs z.
