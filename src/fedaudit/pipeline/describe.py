@@ -257,7 +257,8 @@ def _vertical_federation(transcript: Transcript, history: History | None, spec: 
     vertical = record.spec
     who = (
         f"{record.parties} parties who hold {_SPLITS[vertical.features]} of the same {record.examples} examples; "
-        f"{size} of them in a batch; {_PROTOCOLS[vertical.protocol]}; the server {_TOPS[vertical.top]} and holds the labels"
+        f"{size} of them in a batch; {_PROTOCOLS[vertical.protocol]}; the server {_TOPS[vertical.top]} and holds the "
+        "labels"
     )
     if vertical.cut is not None:
         answers = f"the gradients of '{spec.server.name}', a malicious server," if spec.server else "its gradients"
