@@ -42,7 +42,7 @@ TEXT = {
     "federations": [{"name": "f", "clients": 2, "examples": 4, "batch_size": 2}],
 }
 VERTICAL = {"name": "f", "algorithm": "vertical", "clients": 2, "examples": 6, "batch_size": 4, "rounds": 12}
-SPLIT = {"name": "f", "algorithm": "split", "examples": 6, "batch_size": 4, "rounds": 3, "vertical": {"cut": 1}}
+SPLIT = {"name": "f", "algorithm": "split", "examples": 6, "batch_size": 4, "rounds": 3, "vertical": {"cut": 2}}
 PARTY = {"data": {"name": "digits-parity"}, "federations": [VERTICAL], "threat": {"adversary": "client"}}
 LOCAL = {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "linear"}, "federations": [FEDAVG]}
 

@@ -268,6 +268,7 @@ WRONG: list[tuple[int | str | None, dict[str, Any], str]] = [
     (1, {"vertical": {"top": "mlp"}}, "vertical.top isn't for split"),
     (1, {"federation": {"algorithm": "vertical", "clients": 2}}, "vertical.cut is for split"),
     (1, {"model": {"name": "resnet20"}}, "a sequence of layers"),
+    (1, {"model": {"name": "mlp", "width": 8}}, "before the first layer with weights"),
     (1, {"federation": {"server": "fsha"}, "threat": {"adversary": "malicious-server"}}, "public examples"),
     (1, {**HIJACKED, "federation": {"server": "trap-weights"}}, "alters models"),
 ]

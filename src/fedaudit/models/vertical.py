@@ -100,7 +100,7 @@ def halves(model: nn.Module, cut: str | int) -> tuple[nn.Sequential, nn.Sequenti
         cut: the client's last layer, by its name or its number (from 1).
 
     Raises:
-        BadInput: the model is no sequence, or there is no such layer with another after it.
+        BadInput: the model is no sequence, there is no such layer with another after it, or nothing is learnt up to it.
     """
     if not isinstance(model, nn.Sequential):
         raise BadInput(
@@ -114,8 +114,14 @@ def halves(model: nn.Module, cut: str | int) -> tuple[nn.Sequential, nn.Sequenti
             f"vertical.cut is '{cut}'; it must be one of {', '.join(names[:-1])}, or a number from 1 to "
             f"{len(names) - 1}"
         )
-    front, back = (OrderedDict((name, layers[name]) for name in part) for part in (names[:place], names[place:]))
-    return nn.Sequential(front), nn.Sequential(back)
+    front, back = (
+        nn.Sequential(OrderedDict((name, layers[name]) for name in part)) for part in (names[:place], names[place:])
+    )
+    if not any(True for _ in front.parameters()):
+        raise BadInput(
+            f"vertical.cut is '{cut}', before the first layer with weights: examples would be sent as they are"
+        )
+    return front, back
 
 
 def server_network(top: Top, embeddings: int, outputs: int) -> nn.Module | None:

@@ -30,8 +30,15 @@ def decoder(embedding: tuple[int, ...], image: tuple[int, ...]) -> nn.Sequential
     """Return a network from embeddings (K, *embedding) to images (K, *image) in [0, 1].
 
     Maps are doubled by nearest neighbours and convolutions until they are as large as the image; of vectors a fully
-    connected layer makes maps of a quarter of its size.
+    connected layer makes maps of a quarter of its size. Its weights are still to be drawn, or loaded.
     """
+    with torch.device("meta"):  # whose weights nobody draws
+        network = _decoder(embedding, image)
+    network.to_empty(device="cpu")
+    return network
+
+
+def _decoder(embedding: tuple[int, ...], image: tuple[int, ...]) -> nn.Sequential:
     channels, height, width = image
     layers: list[nn.Module] = []
     if len(embedding) == 3:
@@ -48,7 +55,17 @@ def decoder(embedding: tuple[int, ...], image: tuple[int, ...]) -> nn.Sequential
 
 
 def discriminator(embedding: tuple[int, ...]) -> nn.Sequential:
-    """Return a network from embeddings (K, *embedding) to a number each (K, 1): two hidden layers, no normalisation."""
+    """Return a network from embeddings (K, *embedding) to a number each (K, 1): two hidden layers, no normalisation.
+
+    Its weights are still to be drawn.
+    """
+    with torch.device("meta"):
+        network = _discriminator(embedding)
+    network.to_empty(device="cpu")
+    return network
+
+
+def _discriminator(embedding: tuple[int, ...]) -> nn.Sequential:
     if len(embedding) == 3:
         channels, height, width = embedding
         pixels = math.ceil(height / 2) * math.ceil(width / 2)

@@ -36,7 +36,10 @@ class Completed(nn.Module):
 
     def __init__(self, bottom: nn.Module, mean: Tensor, std: Tensor, classes: int) -> None:
         super().__init__()
-        self.bottom, self.head = bottom, nn.Linear(len(mean), classes)
+        self.bottom, self.head = (
+            bottom,
+            nn.utils.skip_init(nn.Linear, len(mean), classes),
+        )  # whoever makes it draws them
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
 
