@@ -6,13 +6,15 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.special
 import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.active.fsha import HijackServer, decoder, discriminator, gradient_penalty
-from fedaudit.attacks.vertical.completion import trained_party
+from fedaudit.attacks.vertical.completion import mixmatch, trained_party
 from fedaudit.attacks.vertical.unsplit import Descent
 from fedaudit.models import VerticalModel, build_model, build_split
 from fedaudit.pipeline.control_cases import easy_case
@@ -58,6 +60,13 @@ def batch(recording: Recording, index: int) -> tuple[Tensor, Tensor]:
     rows, truth = sent_in(recording).batches[index].tolist(), recording.truth
     inputs = recording.transcript.task_info.normalise(torch.cat([truth.inputs[i, 0] for i in rows]))
     return inputs, torch.cat([truth.labels[i, 0] for i in rows])
+
+
+def client_of(recording: Recording) -> nn.Module:
+    module = recording.transcript.module
+    assert isinstance(module, VerticalModel)
+    module.load_state_dict(sent_in(recording).weights)
+    return module.parties[0]
 
 
 # --- what travels ---------------------------------------------------------------------------------------------------
@@ -128,12 +137,10 @@ def test_unsplit_with_the_clients_weights_solves_its_equations() -> None:
         "hidden", model={"name": "mlp", "width": 80}, federation={"batch_size": 8, "rounds": 1}
     )
     info = observation.task_info
-    client = recording.transcript.module.parties[0]  # type: ignore[index,union-attr]
-    client.load_state_dict(
-        {n.removeprefix("parties.0."): t for n, t in sent_in(recording).weights.items() if "parties" in n}
-    )
+    client = client_of(recording)
     target = sent_in(recording).last_embeddings()
-    layer = client.hidden
+    layer = client.get_submodule("hidden")
+    assert isinstance(layer, nn.Linear)
     solved = torch.linalg.lstsq(layer.weight.detach().double(), (target - layer.bias.detach()).T.double()).solution.T
     pixels = info.denormalise(solved.float().view(-1, *info.input_shape))
     descent = Descent(iterations=600, input_steps=5, model_steps=0, learning_rate=0.02, tv_weight=0.0)
@@ -145,7 +152,7 @@ def test_unsplit_with_the_clients_weights_solves_its_equations() -> None:
 
 
 def test_the_gradient_of_a_hijacking_server_is_the_critics() -> None:
-    embeddings, public = torch.rand(4, 3, 6, 6), torch.rand(20, 1, 8, 8)
+    public = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     _, observation = played()
     network = build_split("cafe-cnn", cut="relu1", input_shape=(1, 8, 8), outputs=10, width=3).parties[0]
     embeddings = network(public[:4]).detach()
@@ -155,7 +162,7 @@ def test_the_gradient_of_a_hijacking_server_is_the_critics() -> None:
     down = server.answer(step)
     critic = copy.deepcopy(server.critic)
     assert critic is not None
-    eps, probe = 1e-2, torch.zeros_like(embeddings)
+    eps, probe = 1e-6, torch.zeros_like(embeddings, dtype=torch.float64)
     probe[1, 2, 4, 5] = eps
     with torch.no_grad():
         critic.double()
@@ -167,10 +174,7 @@ def test_the_gradient_of_a_hijacking_server_is_the_critics() -> None:
 
 def test_the_client_follows_the_hijacking_gradient() -> None:
     recording, _ = played(federation={"server": "fsha", "rounds": 2, "batch_size": 8}, **HIJACKED)
-    sent, module = sent_in(recording), recording.transcript.module
-    assert isinstance(module, VerticalModel)
-    client = module.parties[0]
-    client.load_state_dict({n.removeprefix("parties.0."): t for n, t in sent.weights.items() if "parties" in n})
+    sent, client = sent_in(recording), client_of(recording)
     inputs, _ = batch(recording, 0)
     steps = torch.autograd.grad((client(inputs) * sent.gradients[0, 0]).sum(), list(client.parameters()))
     with torch.no_grad():
@@ -182,7 +186,7 @@ def test_the_client_follows_the_hijacking_gradient() -> None:
 def test_the_gradient_penalty_of_a_linear_critic_is_known() -> None:
     critic = nn.Sequential(nn.Flatten(), nn.Linear(12, 1))
     own, sent = torch.rand(5, 3, 2, 2), torch.rand(5, 3, 2, 2)
-    expected = (critic[1].weight.norm() - 1) ** 2
+    expected = (next(critic[1].parameters()).norm() - 1) ** 2
     torch.testing.assert_close(gradient_penalty(critic, own, sent, torch.rand(5)), expected.detach())
 
 
@@ -193,20 +197,60 @@ def test_networks_of_the_server_take_what_travels(shape: tuple[int, ...]) -> Non
     assert discriminator(shape)(sent).shape == (2, 1)
 
 
-def test_a_party_repeats_its_own_training() -> None:
+PARTIES = {"algorithm": "vertical", "clients": 2, "vertical": {"known_labels": 1, "observer": 1, "top": "mlp"}}
+
+
+@pytest.mark.parametrize("federation", [{}, PARTIES])
+def test_a_party_repeats_its_own_training(federation: dict[str, Any]) -> None:
     _, observation = played(vertical={"known_labels": 1}, threat={"adversary": "client"}, attacks=["model-completion"])
     module, sent = observation.module, observation.vertical
     assert isinstance(module, VerticalModel)
     assert sent is not None
-    party = trained_party(module.parties[0], sent)
+    assert sent.party is not None
+    own = module.parties[sent.party]
+    party = trained_party(own, sent)
     short = copy.copy(sent)
     for index in (1, 5):
         object.__setattr__(short, "batches", sent.batches[:index])
         object.__setattr__(short, "gradients", sent.gradients[:index])
-        at = trained_party(module.parties[0], short)
+        at = trained_party(own, short)
         again = at(sent.features[sent.batches[index]]).detach()
         torch.testing.assert_close(again, sent.embeddings[index, 0], rtol=1e-5, atol=1e-6)
     assert not party(sent.features).allclose(at(sent.features))
+
+
+def test_mixmatch_is_its_formula() -> None:
+    model = nn.Linear(3, 4)
+    own, others, labels = torch.rand(2, 3), torch.rand(3, 3), torch.eye(4)[[1, 3]]
+    order, share, weight = torch.tensor([4, 0, 1, 2, 3]), 0.7, 5.0
+    found = mixmatch(model, own, labels, others, temperature=0.5, weight=weight, share=share, order=order)
+
+    def softmax(rows: np.ndarray) -> np.ndarray:
+        return np.asarray(scipy.special.softmax(rows @ w.T + b, axis=1))
+
+    w, b = (p.detach().double().numpy() for p in model.parameters())
+    x = np.concatenate([own.numpy(), others.numpy()]).astype(float)
+    guessed = softmax(x[2:]) ** 2
+    y = np.concatenate([labels.numpy(), guessed / guessed.sum(axis=1, keepdims=True)])
+    mixed_x, mixed_y = share * x + (1 - share) * x[order], share * y + (1 - share) * y[order]
+    p = softmax(mixed_x)
+    expected = -np.mean(np.sum(mixed_y[:2] * np.log(p[:2]), axis=1)) + weight * np.mean((p[2:] - mixed_y[2:]) ** 2)
+    assert found.item() == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_hijacked_client_is_read() -> None:
+    recording, observation = played(
+        "pool1",
+        model={"name": "cafe-cnn", "width": 8},
+        data={"name": "digits", "split": "train"},
+        federation={"server": {"name": "fsha", "steps": 1}, "examples": 32, "batch_size": 32, "rounds": 300},
+        **{**HIJACKED, "threat": {**HIJACKED["threat"], "public_examples": 200}},
+    )
+    found = make_attack("fsha")(observation)
+    true = torch.cat([recording.truth.inputs[i, 0] for i in sent_in(recording).used.tolist()])
+    usual = float((true - true.mean(dim=0)).square().mean())
+    assert float((found.images - true).square().mean()) < 0.6 * usual  # type: ignore[attr-defined]
 
 
 def test_model_completion_tells_labels_from_few() -> None:

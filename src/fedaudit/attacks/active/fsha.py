@@ -88,7 +88,7 @@ def gradient_penalty(critic: nn.Module, own: Tensor, sent: Tensor, shares: Tenso
     weights = shares.view(-1, *(1,) * (own.ndim - 1))
     between = (weights * sent + (1 - weights) * own).detach().requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
-    return (slope.flatten(1).norm(dim=1) - 1).square().mean()
+    return torch.as_tensor((slope.flatten(1).norm(dim=1) - 1).square().mean())
 
 
 @register(frozen=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 import torch
@@ -70,6 +69,40 @@ def trained_party(party: nn.Module, record: VerticalRecord) -> nn.Module:
     return party
 
 
+def mixmatch(
+    model: nn.Module,
+    own: Tensor,
+    labels: Tensor,
+    others: Tensor,
+    *,
+    temperature: float,
+    weight: float,
+    share: float,
+    order: Tensor,
+) -> Tensor:
+    """Return MixMatch's loss of one step (Berthelot et al. 2019, equations 2 to 5, 7 and 8).
+
+    Args:
+        model: to logits (n, classes).
+        own: (n, ...) examples with labels.
+        labels: (n, classes) theirs.
+        others: (m, ...) examples without.
+        temperature: by which guesses are sharpened.
+        weight: λ_u of the term on these.
+        share: λ' of an example in what is mixed.
+        order: (n + m,) with which of all examples each is mixed.
+    """
+    with torch.no_grad():
+        guessed = model(others).softmax(dim=1) ** (1 / temperature)
+        targets = torch.cat([labels, guessed / guessed.sum(dim=1, keepdim=True)])
+    inputs, n = torch.cat([own, others]), len(own)
+    logits = model(share * inputs + (1 - share) * inputs[order])
+    mixed = share * targets + (1 - share) * targets[order]
+    supervised = -(logits[:n].log_softmax(dim=1) * mixed[:n]).sum(dim=1).mean()
+    consistent = (logits[n:].softmax(dim=1) - mixed[n:]).square().mean()
+    return torch.as_tensor(supervised + weight * consistent)
+
+
 @register
 class ModelCompletion(Attack):
     """Passive label inference by model completion (Fu et al. 2022, Section 4.2).
@@ -80,8 +113,8 @@ class ModelCompletion(Attack):
 
     Each step takes a batch with labels and one without, guesses the latter's (softmax, sharpened: p^(1/T), normalised),
     mixes both batches and their labels with themselves in another order (mixup, λ' = max(λ, 1 − λ), λ ~ Beta(α, α)) and
-    minimises cross-entropy on the labelled half plus ``unlabelled_weight``·(1/n)Σ(p − q)² on the other, a weight that
-    grows linearly from zero. Labels are told by the average of the weights over the steps.
+    minimises cross-entropy on the labelled half plus ``unlabelled_weight`` times the mean of (p − q)² on the other, a
+    weight that grows linearly from zero. Labels are told by the average of the weights over the steps.
 
     Its network after the last round is what its own steps give from the gradients that came down. As in the published
     code guesses are of the examples as they are, where MixMatch averages over augmented ones. Departures: the head's
@@ -168,11 +201,22 @@ class ModelCompletion(Attack):
         adam = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         shares = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator)))
         for step in range(self.iterations):
-            loss = self._loss(
-                model, features, known, labelled, sought, classes, step / self.iterations, generator, shares
+            own, others = (
+                rows[torch.randint(len(rows), (self.batch_size,), generator=generator)] for rows in (labelled, sought)
+            )
+            share = float(shares.beta(self.alpha, self.alpha))
+            loss = mixmatch(
+                model,
+                features[own.to(device)],
+                one_hot(known[own], classes).to(features),
+                features[others.to(device)],
+                temperature=self.temperature,
+                weight=self.unlabelled_weight * step / self.iterations,
+                share=max(share, 1 - share),
+                order=torch.randperm(2 * self.batch_size, generator=generator).to(device),
             )
             adam.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             adam.step()
             with torch.no_grad():
                 for mean, now in zip(average.parameters(), model.parameters(), strict=True):
@@ -181,35 +225,3 @@ class ModelCompletion(Attack):
         with torch.no_grad():
             told = torch.cat([average(part).argmax(dim=1) for part in features[sought.to(device)].split(256)])
         return ExampleLabelFinding(examples=sought, labels=told.cpu(), num_classes=classes)
-
-    def _loss(
-        self,
-        model: Completed,
-        features: Tensor,
-        known: Tensor,
-        labelled: Tensor,
-        sought: Tensor,
-        classes: int,
-        grown: float,
-        generator: torch.Generator,
-        shares: Any,
-    ) -> Tensor:
-        """Return MixMatch's loss of one step; ``grown`` is how much of the unlabelled weight counts by now."""
-
-        def drawn(rows: Tensor) -> Tensor:
-            return rows[torch.randint(len(rows), (self.batch_size,), generator=generator)]
-
-        own, others = drawn(labelled), drawn(sought)
-        inputs = features[torch.cat([own, others]).to(features.device)]
-        with torch.no_grad():
-            guessed = model(inputs[len(own) :]).softmax(dim=1) ** (1 / self.temperature)
-            targets = torch.cat([one_hot(known[own], classes).to(guessed), guessed / guessed.sum(dim=1, keepdim=True)])
-        share = float(shares.beta(self.alpha, self.alpha))
-        share = max(share, 1 - share)
-        order = torch.randperm(len(inputs), generator=generator).to(features.device)
-        logits = model(share * inputs + (1 - share) * inputs[order])
-        mixed = share * targets + (1 - share) * targets[order]
-        half = len(own)
-        supervised = -(logits[:half].log_softmax(dim=1) * mixed[:half]).sum(dim=1).mean()
-        consistent = (logits[half:].softmax(dim=1) - mixed[half:]).square().mean()
-        return supervised + grown * self.unlabelled_weight * consistent

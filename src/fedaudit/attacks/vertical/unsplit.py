@@ -46,7 +46,8 @@ class Descent:
         of_weights = torch.optim.Adam(weights or [torch.zeros(1)], lr=self.learning_rate, amsgrad=True)
 
         def distance(candidates: Tensor) -> Tensor:
-            return (surrogate(info.normalise(candidates)) - target).square().flatten(1).mean(dim=1)
+            given = torch.as_tensor(surrogate(info.normalise(candidates)))
+            return (given - target).square().flatten(1).mean(dim=1)
 
         for done in range(self.iterations):
             for _ in range(self.input_steps):
@@ -57,7 +58,7 @@ class Descent:
                     images.clamp_(low, high)
             for _ in range(self.model_steps if weights else 0):
                 of_weights.zero_grad()
-                distance(images.detach()).mean().backward()  # type: ignore[no-untyped-call]
+                distance(images.detach()).mean().backward()
                 of_weights.step()
             progress(done + 1, self.iterations)
         with torch.no_grad():
