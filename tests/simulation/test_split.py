@@ -109,7 +109,7 @@ def test_each_side_sees_its_own_part() -> None:
     assert {name.split(".")[0] for name in seen["client"].weights} == {"parties"}
     assert not seen["eavesdropper"].weights
     assert [one.labels is None for one in seen.values()] == [False, False, True, True]
-    assert [bool(one.features.numel()) for one in seen.values()] == [False, False, False, True]
+    assert [bool(one.held.numel()) for one in seen.values()] == [False, False, False, True]
     known, labels = seen["client"].known, sent_in(recording).labels
     assert known is not None
     assert labels is not None
@@ -214,9 +214,9 @@ def test_a_party_repeats_its_own_training(federation: dict[str, Any]) -> None:
         object.__setattr__(short, "batches", sent.batches[:index])
         object.__setattr__(short, "gradients", sent.gradients[:index])
         at = trained_party(own, short)
-        again = at(sent.features[sent.batches[index]]).detach()
+        again = at(sent.held[sent.batches[index]]).detach()
         torch.testing.assert_close(again, sent.embeddings[index, 0], rtol=1e-5, atol=1e-6)
-    assert not party(sent.features).allclose(at(sent.features))
+    assert not party(sent.held).allclose(at(sent.held))
 
 
 def test_mixmatch_is_its_formula() -> None:

@@ -78,7 +78,7 @@ class VerticalRecord:
         embeddings: (T, P, K, E) that went up; of one party (T, 1, K, E); empty where none travelled.
         gradients: as ``embeddings``, of the batch's mean loss with respect to them, that came down.
         updates: by parameter name (T, ...), the gradient of each round's mean loss; empty where the server isn't shown.
-        features: (N, ...) that the observing party holds, as its network takes them, where it knows some labels; empty
+        held: (N, ...) that the observing party holds, as its network takes them, where it knows some labels; empty
             otherwise, and for everybody else.
         party: whose view this is; None: the server's, or the whole.
         known: (N,) int64 that party's auxiliary labels, −1 where it has none; None where it has none at all.
@@ -94,7 +94,7 @@ class VerticalRecord:
     embeddings: Tensor
     gradients: Tensor
     updates: dict[str, Tensor] = field(default_factory=dict)
-    features: Tensor = field(default_factory=lambda: torch.zeros(0))
+    held: Tensor = field(default_factory=lambda: torch.zeros(0))
     party: int | None = None
     known: Tensor | None = None
 
@@ -124,10 +124,10 @@ class VerticalRecord:
         if adversary in ("server", "malicious-server"):
             whole = self.spec.protocol == "aggregated-gradients"
             own = self.weights if whole else {n: t for n, t in self.weights.items() if n.startswith(_SERVER)}
-            return dataclasses.replace(self, weights=own, features=torch.zeros(0))
+            return dataclasses.replace(self, weights=own, held=torch.zeros(0))
         if adversary == "eavesdropper":
             weights = {} if self.embeddings.numel() else self.weights
-            return dataclasses.replace(self, labels=None, weights=weights, features=torch.zeros(0))
+            return dataclasses.replace(self, labels=None, weights=weights, held=torch.zeros(0))
         place = self.spec.observer
         own = {n: t for n, t in self.weights.items() if n.startswith(f"parties.{place}.")}
         only = (slice(None), slice(place, place + 1)) if self.embeddings.numel() else ...
@@ -195,16 +195,18 @@ class VerticalRecord:
                 raise CorruptTranscript(f"{where}: {name} of shape {tuple(tensor.shape)}, expected {expected}")
             if not all_finite([tensor]):
                 raise CorruptTranscript(f"{where}: {name} have NaN or infinite values")
-        held = (self.examples, *blank[self.spec.observer].shape[1:]) if self.spec.known_labels else (0,)
-        if tuple(self.features.shape) != held or not all_finite([self.features]):
-            raise CorruptTranscript(f"{where}: features of shape {tuple(self.features.shape)}, expected {held}")
+        if self.spec.observer >= self.parties:
+            raise CorruptTranscript(f"{where}: party {self.spec.observer} looks, and there are {self.parties}")
+        expected = (self.examples, *blank[self.spec.observer].shape[1:]) if self.spec.known_labels else (0,)
+        if tuple(self.held.shape) != expected or not all_finite([self.held]):
+            raise CorruptTranscript(f"{where}: features of shape {tuple(self.held.shape)}, expected {expected}")
         wanted = {} if split else dict(module.named_parameters())
         check_tensors(self.updates, {n: p.detach().expand(rounds, *p.shape) for n, p in wanted.items()}, where)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by the name that they have in its file."""
         found = {name: getattr(self, name) for name in _TOGETHER if getattr(self, name) is not None}
-        found |= {"features": self.features} if self.features.numel() else {}
+        found |= {"held": self.held} if self.held.numel() else {}
         found |= {f"{_WEIGHTS}{name}": value for name, value in self.weights.items()}
         return found | {f"{_UPDATES}{name}": value for name, value in self.updates.items()}
 
@@ -230,7 +232,7 @@ class VerticalEntry(BaseModel):
             prefix = next((p for p in grouped if name.startswith(p)), None)
             if prefix:
                 grouped[prefix][name.removeprefix(prefix)] = value
-            elif name in (*_TOGETHER, "features"):
+            elif name in (*_TOGETHER, "held"):
                 known[name] = value
             else:
                 raise CorruptTranscript(f"{path}: '{name[:40]}' is no tensor of a vertical federation")

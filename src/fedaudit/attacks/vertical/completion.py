@@ -62,7 +62,7 @@ def trained_party(party: nn.Module, record: VerticalRecord) -> nn.Module:
     party.load_state_dict({n.removeprefix(prefix): t for n, t in record.weights.items() if n.startswith(prefix)})
     parameters = list(party.parameters())
     for rows, gradients in zip(record.batches, record.gradients[:, 0], strict=True):
-        steps = torch.autograd.grad(party(record.features[rows]), parameters, gradients)
+        steps = torch.autograd.grad(party(record.held[rows]), parameters, gradients)
         with torch.no_grad():
             for parameter, step in zip(parameters, steps, strict=True):
                 parameter.sub_(record.learning_rate * step)
@@ -189,7 +189,7 @@ class ModelCompletion(Attack):
         assert record.party is not None
         assert classes is not None
         assert isinstance(module, VerticalModel)
-        features, known = record.features.to(device), record.known
+        features, known = record.held.to(device), record.known
         bottom = trained_party(module.parties[record.party], record).to(device)
         with torch.no_grad():
             out = torch.cat([bottom(part).flatten(1) for part in features.split(256)])
