@@ -210,7 +210,7 @@ class FSHA(Attack):
     examples = ("image",)
     finds = ImageFinding
     vertical = True
-    on_sums = "refused: it is for split learning, where there are none"
+    on_sums = "refused: it is for vertical federations, where there are none"
 
     @classmethod
     def fits(cls, case: Case) -> bool:

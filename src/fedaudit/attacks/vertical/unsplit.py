@@ -96,7 +96,7 @@ class UnSplit(Attack):
     examples = ("image",)
     finds = ImageFinding
     vertical = True
-    on_sums = "refused: it is for split learning, where there are none"
+    on_sums = "refused: it is for vertical federations, where there are none"
 
     iterations: Count = 100
     input_steps: Count = 10
