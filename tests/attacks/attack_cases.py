@@ -42,6 +42,7 @@ TEXT = {
     "federations": [{"name": "f", "clients": 2, "examples": 4, "batch_size": 2}],
 }
 VERTICAL = {"name": "f", "algorithm": "vertical", "clients": 2, "examples": 6, "batch_size": 4, "rounds": 12}
+SPLIT = {"name": "f", "algorithm": "split", "examples": 6, "batch_size": 4, "rounds": 3, "vertical": {"cut": 2}}
 PARTY = {"data": {"name": "digits-parity"}, "federations": [VERTICAL], "threat": {"adversary": "client"}}
 LOCAL = {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "linear"}, "federations": [FEDAVG]}
 
@@ -102,6 +103,15 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "cafe": {
         "model": {"name": "cafe-cnn", "width": 2},
         "federations": [{**VERTICAL, "rounds": 30, "vertical": {"protocol": "aggregated-gradients"}}],
+    },
+    "unsplit": {"federations": [SPLIT]},
+    "fsha": {
+        "federations": [{**SPLIT, "server": "fsha"}],
+        "threat": {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 20},
+    },
+    "model-completion": {
+        "federations": [{**SPLIT, "examples": 30, "vertical": {"cut": 2, "known_labels": 1}}],
+        "threat": {"adversary": "client"},
     },
     "direct-labels": {"federations": [{**VERTICAL, "vertical": {"top": "sum"}}], "threat": {"adversary": "client"}},
     **dict.fromkeys(("norm-scoring", "direction-scoring"), PARTY),

@@ -112,6 +112,7 @@ def test_the_attacks_fit_the_data_the_updates_and_the_threat(values, attacks):
 
 
 SERVER, CLIENT = ThreatModel(), ThreatModel(adversary="client")
+MALICIOUS = ThreatModel(adversary="malicious-server")
 ALTERED = ThreatModel(adversary="malicious-server", records=20)
 MEMBERS = ThreatModel(adversary="client", records=20)
 IMAGE, TABLE = Case(kind="image", num_classes=10, threat=SERVER), Case(kind="table", num_classes=10, threat=SERVER)
@@ -138,6 +139,9 @@ BEGINS: dict[str, Any] = {"neurons": 200, "rectified": True}
         (replace(VERTICAL, threat=CLIENT), ["norm-scoring"]),
         (replace(VERTICAL, threat=CLIENT, num_classes=2), ["norm-scoring", "direction-scoring"]),
         (replace(VERTICAL, threat=CLIENT, top="sum"), ["direct-labels"]),
+        (replace(VERTICAL, cut=True), ["unsplit"]),
+        (replace(VERTICAL, cut=True, threat=MALICIOUS, server="fsha"), ["fsha"]),
+        (replace(VERTICAL, threat=CLIENT, known_labels=True), ["norm-scoring", "model-completion"]),
     ],
 )
 def test_each_attack_says_what_it_fits(case, attacks):

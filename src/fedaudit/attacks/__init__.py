@@ -41,6 +41,9 @@ from fedaudit.attacks.vertical.labels import (
     LabelScoreFinding,
     NormScoring,
 )
+from fedaudit.attacks.vertical.completion import ModelCompletion
+from fedaudit.attacks.vertical.unsplit import UnSplit
+from fedaudit.attacks.active.fsha import FSHA
 
 # isort: on
 from fedaudit.attacks.base import ATTACKS, Attack, make_attack, register
@@ -64,6 +67,7 @@ __all__ = [
     "CAFE",
     "CPL",
     "DLG",
+    "FSHA",
     "GAN",
     "GIAS",
     "IDLG",
@@ -114,6 +118,7 @@ __all__ = [
     "LossSeries",
     "LossThreshold",
     "MembershipFinding",
+    "ModelCompletion",
     "NormScoring",
     "NotApplicable",
     "Observation",
@@ -135,6 +140,7 @@ __all__ = [
     "TokenFinding",
     "Trace",
     "TrapWeights",
+    "UnSplit",
     "WhichTokens",
     "make_attack",
     "register",

@@ -90,6 +90,8 @@ class Case:
         malicious: behaviour of the malicious clients, where the adversary is one of them.
         server: what a malicious server does to the model that it sends.
         top: of a vertical federation, the server's network; None: it is no vertical one.
+        cut: it is split learning, the client's part of a network and the server's.
+        known_labels: the party that looks knows some.
     """
 
     kind: str
@@ -111,6 +113,8 @@ class Case:
     malicious: str | None = None
     server: str | None = None
     top: Top | None = None
+    cut: bool = False
+    known_labels: bool = False
 
     @property
     def images(self) -> bool:
@@ -261,7 +265,7 @@ class Attack(Plugin, ABC):
         if self.vertical and observation.vertical is None:
             raise NotApplicable(
                 f"{self.name} is for vertical federations, and this one isn't: its clients hold whole examples; set "
-                "federations[].algorithm: vertical"
+                "federations[].algorithm: vertical, or split"
             )
         if not self.vertical and observation.vertical is not None:
             observation.need_messages()

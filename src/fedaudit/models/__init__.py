@@ -24,7 +24,7 @@ from fedaudit.models.own import (
     twice_differentiable,
     unwrapped,
 )
-from fedaudit.models.vertical import Features, Top, VerticalModel, parts_of, server_network, share_shape
+from fedaudit.models.vertical import Features, Top, VerticalModel, halves, parts_of, server_network, share_shape
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import check_memory
 
@@ -36,6 +36,7 @@ __all__ = [
     "ModelBuilder",
     "VerticalModel",
     "build_model",
+    "build_split",
     "build_vertical",
     "has_batch_norm",
     "initialise",
@@ -144,6 +145,19 @@ def build_vertical(
         server.to_empty(device="cpu")
         initialise(server, "default", torch.Generator().manual_seed(0))
     return VerticalModel(bodies, server, parts).train()
+
+
+def build_split(
+    name: str, *, cut: str | int, input_shape: tuple[int, ...], outputs: int, width: int | None = None
+) -> VerticalModel:
+    """Return the model of split learning: the model ``name``, whose layers up to ``cut`` are the one party's.
+
+    Raises:
+        BadInput: the model can't be made, or not be cut there.
+    """
+    whole = build_model(name, input_shape=input_shape, outputs=outputs, width=width)
+    client, server = halves(whole, cut)
+    return VerticalModel([client], server, [(slice(None),)]).train()
 
 
 def _check_shape(name: str, shape: tuple[int, ...], kinds: Sequence[ExampleKind], min_size: int) -> None:

@@ -1,8 +1,12 @@
-"""The model of a vertical federation: a network for each party's features, and the server's on what they put out."""
+"""The model of a vertical federation: a network for each party's features, and the server's on what they put out.
+
+In split learning there is one party, the client, with all features: a network is cut in two.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal
 
@@ -86,6 +90,38 @@ def share_of(inputs: Tensor, part: tuple[slice, ...]) -> Tensor:
 def share_shape(part: tuple[slice, ...], input_shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a party's share of an example."""
     return tuple(share_of(torch.zeros((1, *input_shape), device="meta"), part).shape[1:])
+
+
+def halves(model: nn.Module, cut: str | int) -> tuple[nn.Sequential, nn.Sequential]:
+    """Return the layers of ``model`` up to ``cut``, which the client has, and those after it, the server's.
+
+    Args:
+        model: a sequence of layers.
+        cut: the client's last layer, by its name or its number (from 1).
+
+    Raises:
+        BadInput: the model is no sequence, there is no such layer with another after it, or nothing is learnt up to it.
+    """
+    if not isinstance(model, nn.Sequential):
+        raise BadInput(
+            "split learning cuts a model that is a sequence of layers; use lenet-5, convnet or mlp, for example"
+        )
+    layers = dict(model.named_children())
+    names = list(layers)
+    place = names.index(cut) + 1 if cut in names else cut
+    if not isinstance(place, int) or not 1 <= place < len(names):
+        raise BadInput(
+            f"vertical.cut is '{cut}'; it must be one of {', '.join(names[:-1])}, or a number from 1 to "
+            f"{len(names) - 1}"
+        )
+    front, back = (
+        nn.Sequential(OrderedDict((name, layers[name]) for name in part)) for part in (names[:place], names[place:])
+    )
+    if not any(True for _ in front.parameters()):
+        raise BadInput(
+            f"vertical.cut is '{cut}', before the first layer with weights: examples would be sent as they are"
+        )
+    return front, back
 
 
 def server_network(top: Top, embeddings: int, outputs: int) -> nn.Module | None:

@@ -20,6 +20,7 @@ from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.training import LOSSES
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.transcript.view import view
 from fedaudit.utils.validation import NamedSpec
 
@@ -81,8 +82,8 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             clients_per_round=max((len(played.updates) for played in rounds), default=0),
             sums=any(update.members for update in updates),
             noisy=any(update.sanitised is not None and update.sanitised.noise > 0 for update in updates),
-            server=info.inserted.kind if info.inserted else None,
-            top=vertical.spec.top if vertical else None,
+            server=info.inserted.kind if info.inserted else "fsha" if vertical and transcript.adversary_log else None,
+            **_of_vertical(vertical.spec if vertical else None),
             **begins,
         )
         for one in threats
@@ -104,6 +105,13 @@ def fitting(cases: Sequence[Case]) -> list[NamedSpec]:
     return [
         NamedSpec.model_validate({"name": attack.name, **attack.first_settings}) for attack in chosen or [LossThreshold]
     ]
+
+
+def _of_vertical(spec: VerticalSpec | None) -> dict[str, Any]:
+    """Return what a case says of a vertical federation."""
+    if spec is None:
+        return {}
+    return {"top": spec.top, "cut": spec.cut is not None, "known_labels": spec.known_labels > 0}
 
 
 def _beginning(module: nn.Module | None, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -146,6 +154,6 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
         attribute_is_input=hidden is not None and bool(hidden.columns),
         malicious=spec.malicious.name if spec.malicious and threat.adversary == "client" else None,
         server=spec.server.name if spec.server else None,
-        top=spec.vertical.top if spec.vertical else None,
+        **_of_vertical(spec.vertical),
         **begins,
     )

@@ -18,7 +18,7 @@ from fedaudit.models import VerticalModel, build_model, initialise, set_training
 from fedaudit.simulation.local_training import gradient, local_randomness, train
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
-from fedaudit.simulation.vertical import exchange
+from fedaudit.simulation.vertical import exchange, malicious_server
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.queries import NOBODY, UNUSED, QuerySet
@@ -275,22 +275,27 @@ def without_noise(recording: Recording) -> Case | None:
     return Case(Recording(replace(transcript, name="control-same", canaries=own), known), "same", text)
 
 
-def easy_case(recording: Recording) -> Case:
+def easy_case(recording: Recording, *, still: bool = False, hijacked: FederationSpec | None = None) -> Case:
     """Return what a control of an attack on a vertical federation attacks: known examples, the same model.
 
-    Where gradients are aggregated: 8 typical candidates in batches of 2, from a model that doesn't move. Else a server
-    who trains on up to 64 of them, of which every eighth is of the rarest class, for 100 rounds of 16.
+    A server who trains on up to 64 typical candidates, of which every eighth is of the rarest class, for 100 rounds of
+    16.
 
     Args:
         recording: of the vertical federation.
+        still: for attacks on images: 8 candidates in batches of 2, and a model that doesn't move.
+        hijacked: of split learning with a malicious server, what the scenario says: it is played again with 64
+            candidates, which are the server's public examples, too.
     """
     transcript, truth = recording.transcript, recording.truth
     record, module, info = transcript.vertical, transcript.module, transcript.task_info
     assert record is not None
     assert isinstance(module, VerticalModel)
     module.load_state_dict(record.weights)
-    whole = record.spec.protocol == "aggregated-gradients"
-    if whole:
+    if hijacked is not None:
+        rounds, size, rate = hijacked.rounds, hijacked.batch_size, hijacked.learning_rate
+        inputs, labels = typical(truth, min(64, len(truth.candidates)))
+    elif still:
         rounds, size, rate = 16, 2, 1e-20
         inputs, labels = typical(truth, 8)
     else:
@@ -301,7 +306,7 @@ def easy_case(recording: Recording) -> Case:
     size = min(size, len(inputs))
     spec = FederationSpec(
         name="control",
-        algorithm="vertical",
+        algorithm="vertical" if record.spec.cut is None else "split",
         clients=record.parties,
         rounds=rounds,
         batch_size=size,
@@ -309,8 +314,11 @@ def easy_case(recording: Recording) -> Case:
         vertical=record.spec,
     )
     draw = generator(0, "control", "vertical")
-    played = exchange(module, info, transcript.loss, Split(inputs, labels), spec, draw)
-    own = Transcript("control-same", info, module, transcript.loss, [], vertical=played)
+    held = Split(inputs, labels)
+    server = None if hijacked is None else malicious_server(hijacked, info, 0, held)
+    played = exchange(module, info, transcript.loss, held, spec, draw, server=server)
+    log = server.behaviour.adversary_log() if server else {}
+    own = Transcript("control-same", info, module, transcript.loss, [], log, vertical=played)
     keys = [(i, 0) for i in played.used.tolist()]
     known = replace(
         truth,
@@ -318,7 +326,7 @@ def easy_case(recording: Recording) -> Case:
         labels={key: labels[key[0], None] for key in keys},
         rows={key: torch.zeros(1, dtype=torch.int64) for key in keys},
     )
-    text = f"{len(inputs)} known examples in batches of {size}" + (", a model that doesn't move" if whole else "")
+    text = f"{len(inputs)} known examples in batches of {size}" + (", a model that doesn't move" if still else "")
     return Case(Recording(own, known), "same", text)
 
 

@@ -48,7 +48,6 @@ _SHARE = 0.25  # of the attacks' time, which controls may take together; one may
 _PROGRESS = 0.05
 # By the kind of control: what makes its case, and why that may make none.
 _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
-    "vertical": (easy_case, ""),
     "client": (one_client, ""),
     "records": (memorised, "there are no records to learn by heart"),
     "sources": (each_by_heart, "there are no records of two clients to learn by heart"),
@@ -329,9 +328,13 @@ def _trials(
     attack: Attack, model: str, summary: AttackSummary, recording: Recording, scenario: Scenario
 ) -> tuple[Case, list[Trial]] | str:
     """Return the control's case and the trials on it, or why there is none."""
-    recipe = attack.control or type_of(summary).control
+    recipe, hijacked = attack.control or type_of(summary).control, None
     if recording.transcript.vertical is not None:
-        recipe = "vertical"
+        recipe = "vertical"  # of all of its attacks
+        own = next((spec for name, spec, _ in scenario.runs() if name == recording.transcript.name), None)
+        hijacked = own if own and own.server else None
+        if recording.transcript.adversary_log and hijacked is None:
+            return "what a malicious server did isn't known: simulate it again from its scenario"
     if recipe is None or (model == "reference" and recipe != "example"):
         return "an attack of its kind has no easier case: compare with a federation without defences"
     count = _UPDATES.get(summary.kind or "", 1) if model == "same" else 1
@@ -344,6 +347,8 @@ def _trials(
             if recipe in _RECIPES:
                 make_case, why_none = _RECIPES[recipe]
                 case = make_case(recording)
+            elif recording.transcript.vertical is not None:
+                case = easy_case(recording, still=summary.kind == "images", hijacked=hijacked)
             elif model == "same":
                 label = attack.only_class(observe(recording.transcript, scenario.threat.whole))
                 case = one_example(recording, kind, count, label)

@@ -44,13 +44,19 @@ _WHO = {
     "client": "a party of a vertical federation: holds features, no labels, and follows the protocol",
     "eavesdropper": "an eavesdropper who reads the messages between the parties and the server",
 }
+_WHO_SPLIT = {
+    "server": "an honest-but-curious server of split learning: has the other layers and the labels",
+    "malicious-server": "a malicious server of split learning: sends gradients of its own in order to learn more",
+    "client": "the client of split learning: holds examples, no labels but those it is given, and follows the protocol",
+    "eavesdropper": "an eavesdropper who reads the messages between the client and the server",
+}
 
 
 def adversary_record(scenario: Scenario, recordings: Sequence[Recording]) -> AdversaryRecord:
     """Return who the adversary is and what it knows, in words."""
     threat = scenario.threat
     if (vertical := scenario.federations[0].vertical) is not None:
-        return _vertical_adversary(threat, vertical)
+        return _split_adversary(threat, vertical) if vertical.cut is not None else _vertical_adversary(threat, vertical)
     rounds = (
         {tuple(r.index for r in view(one.transcript, threat)[1]) for one in recordings} if threat.partial else set()
     )
@@ -231,6 +237,8 @@ def _vertical_adversary(threat: ThreatModel, spec: VerticalSpec) -> AdversaryRec
         f"the embeddings of party {spec.observer} and their gradients": not whole and threat.adversary == "client",
         "the features of the parties": False,
     }
+    if spec.known_labels and threat.adversary == "client":
+        known |= {f"its own features, and the labels of {spec.known_labels} examples of each class": True}
     return AdversaryRecord(
         adversary="party" if threat.adversary == "client" else threat.adversary,
         summary=_WHO[threat.adversary],
@@ -240,20 +248,48 @@ def _vertical_adversary(threat: ThreatModel, spec: VerticalSpec) -> AdversaryRec
     )
 
 
+def _split_adversary(threat: ThreatModel, spec: VerticalSpec) -> AdversaryRecord:
+    server, client = threat.adversary in ("server", "malicious-server"), threat.adversary == "client"
+    public = f"{threat.public_examples or 'some'} public examples of the same kind"
+    known = {
+        "the model's architecture, the loss, and how examples are normalised": True,
+        "which examples are in every batch, by their numbers": True,
+        "what the client's layers put out, and the gradients that come back": True,
+        "the client's examples and its layers": client,
+        "the labels of all examples": server,
+        f"the labels of {spec.known_labels} examples of each class": client and spec.known_labels > 0,
+        public: threat.knows_public_data,
+    }
+    return AdversaryRecord(
+        adversary="party" if client else threat.adversary,
+        summary=_WHO_SPLIT[threat.adversary],
+        knows=[text for text, yes in known.items() if yes],
+        does_not_know=[text for text, yes in known.items() if not yes],
+        acts=threat.adversary == "malicious-server",
+    )
+
+
 def _vertical_federation(transcript: Transcript, history: History | None, spec: FederationSpec) -> FederationRecord:
     record = transcript.vertical
     assert record is not None
     rounds, size = record.batches.shape
     vertical = record.spec
-    description = (
-        f"{_many(rounds, 'round')}, {record.parties} parties who hold "
-        f"{_SPLITS[vertical.features]} of the same {record.examples} examples; {size} of them in a batch; "
-        f"{_PROTOCOLS[vertical.protocol]}; the server {_TOPS[vertical.top]} and holds the labels "
-        f"(learning rate {record.learning_rate:g}); examples: {spec.drawn}"
+    who = (
+        f"{record.parties} parties who hold {_SPLITS[vertical.features]} of the same {record.examples} examples; "
+        f"{size} of them in a batch; {_PROTOCOLS[vertical.protocol]}; the server {_TOPS[vertical.top]} and holds the "
+        "labels"
     )
+    if vertical.cut is not None:
+        answers = f"the gradients of '{spec.server.name}', a malicious server," if spec.server else "its gradients"
+        who = (
+            f"one client who holds {record.examples} examples and the layers up to {vertical.cut}; {size} examples in "
+            f"a batch; what these layers put out goes up, {answers} come down; the server has the other layers and the "
+            "labels"
+        )
+    description = f"{_many(rounds, 'round')}, {who} (learning rate {record.learning_rate:g}); examples: {spec.drawn}"
     return FederationRecord(
         name=transcript.name,
-        algorithm="vertical",
+        algorithm="vertical" if vertical.cut is None else "split",
         update_kind="gradient",
         clients=record.parties,
         rounds=spec.rounds,

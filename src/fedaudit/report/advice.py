@@ -79,7 +79,7 @@ def _against(result: AuditResult) -> list[Advice]:
     kinds = {s.kind for s in leaks}
     lines = []
     recorded = any(f.recording for f in result.federations) or result.repeat.startswith(_ATTACK)
-    if result.adversary.adversary == "malicious-server":
+    if result.adversary.adversary == "malicious-server" and not is_vertical(result):
         lines.append(
             Advice(
                 "Check every model before you train on it.",
@@ -136,7 +136,7 @@ def _against(result: AuditResult) -> list[Advice]:
 
 def is_vertical(result: AuditResult) -> bool:
     """Return whether the audit is of vertical federations, where defences of updates have no place."""
-    return any(f.algorithm == "vertical" for f in result.federations)
+    return any(f.algorithm in ("vertical", "split") for f in result.federations)
 
 
 def _in_vertical(result: AuditResult, leaks: list[AttackSummary]) -> list[Advice]:

@@ -217,7 +217,7 @@ class Scenario(Spec):
         if self.threat.adversary == "malicious-server" and not acts:
             raise ValueError(
                 "threat.adversary is malicious-server, and no federation says what it does; set federations[].server: "
-                "imprint, for example"
+                "imprint, for example, or fsha in split learning"
             )
         return self
 
@@ -232,7 +232,7 @@ class Scenario(Spec):
             if first.vertical and other.vertical and _of_model(first) != _of_model(other):
                 raise ValueError(
                     f"the vertical federations '{first.name}' and '{other.name}' train different models (clients, "
-                    "features, embedding or top); give each a scenario of its own"
+                    "features, embedding, top or cut); give each a scenario of its own"
                 )
         return self
 
@@ -289,7 +289,7 @@ class Scenario(Spec):
 def _of_model(spec: FederationSpec) -> tuple[Any, ...]:
     """Return what of a vertical federation decides its model."""
     assert spec.vertical is not None
-    return spec.clients, spec.vertical.features, spec.vertical.embedding, spec.vertical.top
+    return spec.clients, spec.vertical.features, spec.vertical.embedding, spec.vertical.top, spec.vertical.cut
 
 
 def scenario_from(values: Any, *, where: str = "scenario") -> Scenario:

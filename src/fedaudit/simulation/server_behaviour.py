@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,17 +48,44 @@ class ServerStep:
     public_targets: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class SplitStep:
+    """All that a malicious server of split learning has in its hands in a round.
+
+    Attributes:
+        round: from 0.
+        embeddings: (K, ...) what the client sent, on the device on which it trains.
+        gradients: (K, ...) of the batch's mean loss with respect to them, that an honest server would send back.
+        client: the architecture of the client's part; all of its weights are zero.
+        task_info: what everybody knows.
+        generator: of all that it draws.
+        public: (n, ...) public examples of the client's kind, as the model sees them.
+    """
+
+    round: int
+    embeddings: Tensor
+    gradients: Tensor
+    client: nn.Module
+    task_info: TaskInfo
+    generator: torch.Generator
+    public: Tensor
+
+
 SERVER_BEHAVIOURS: Registry[type[ServerBehaviour]] = Registry("server behaviour", "fedaudit.server_behaviours")
 
 
 class ServerBehaviour(Plugin, ABC):
-    """What a malicious server does to the model before it sends it.
+    """What a malicious server does to the model before it sends it, or in split learning to the gradients.
 
     The server keeps the model that an honest one would have: clients' updates are added to that, and what was altered
     is altered anew in every round. What clients are sent is in the transcript.
+
+    Class attributes:
+        answers: it is for split learning, where it answers embeddings, and for nothing else.
     """
 
     registry = SERVER_BEHAVIOURS
+    answers: ClassVar[bool] = False
 
     def task_info(self, task_info: TaskInfo, plan: LocalPlan) -> TaskInfo:  # noqa: ARG002
         """Return what everybody knows once the architecture is altered; as it is, where only weights are."""
@@ -75,13 +103,17 @@ class ServerBehaviour(Plugin, ABC):
             BadInput: it can't; the message gives the reason and the remedy.
         """
 
-    @abstractmethod
     def __call__(self, step: ServerStep) -> dict[str, Tensor]:
-        """Return what clients are sent: the names, shapes and types of ``step.weights``."""
+        """Return what clients are sent: the names, shapes and types of ``step.weights``; these, by default."""
+        return step.weights
 
     def own(self, step: ServerStep) -> Mapping[int, Mapping[str, Tensor]]:  # noqa: ARG002
         """Return what single clients are sent otherwise: client to the tensors that differ. None, by default."""
         return {}
+
+    def answer(self, step: SplitStep) -> Tensor:
+        """Return the gradients (K, ...) that the client of split learning is sent; the loss' own, by default."""
+        return step.gradients
 
     def adversary_log(self) -> dict[str, Tensor]:
         """Return what it has recorded so far, on the CPU, under names that begin with :data:`SERVER_LOG`."""

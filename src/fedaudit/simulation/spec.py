@@ -98,14 +98,16 @@ class FederationSpec(Spec):
     """One federation: who trains how.
 
     ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights. In a ``vertical`` one the clients are parties
-    that hold different features of the same examples, and the server holds the labels.
+    that hold different features of the same examples, and the server holds the labels. In ``split`` learning the one
+    client holds whole examples and the first layers of the model (``vertical.cut``), the server the others and the
+    labels.
     """
 
     name: Name = Field(description="for reports and files")
-    algorithm: Literal["fedsgd", "fedavg", "fedprox", "vertical"] = Field(
+    algorithm: Literal["fedsgd", "fedavg", "fedprox", "vertical", "split"] = Field(
         default="fedsgd",
         description="what clients send: the gradient of one batch (fedsgd), what local training changed (fedavg, "
-        "fedprox), or embeddings of their own features (vertical)",
+        "fedprox), embeddings of their own features (vertical), or what the first layers put out (split)",
     )
     clients: Count = Field(default=4, description="how many there are; of a vertical federation, parties")
     clients_per_round: Count | None = Field(default=None, description="how many take part in a round; all if null")
@@ -140,11 +142,12 @@ class FederationSpec(Spec):
     malicious: MaliciousSpec | None = Field(default=None, description="who of the clients isn't honest; nobody if null")
     server: PluginField[ServerBehaviour] | None = Field(
         default=None,
-        description="what a malicious server does to the model that it sends (threat.adversary: malicious-server); "
-        "nothing if null",
+        description="what a malicious server does to the model that it sends, or to the gradients in split learning "
+        "(threat.adversary: malicious-server); nothing if null",
     )
     vertical: VerticalSpec | None = Field(
-        default=None, description="of a vertical federation: how features, model and messages are split"
+        default=None,
+        description="of a vertical federation, or split learning: how features, model and messages are split",
     )
     record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
@@ -158,9 +161,10 @@ class FederationSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _vertical_by_default(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("algorithm") == "vertical" and values.get("vertical") is None:
-            return {**values, "vertical": {}}
-        return values
+        if not isinstance(values, dict) or values.get("algorithm") not in ("vertical", "split"):
+            return values
+        parties = {"clients": 1} if values["algorithm"] == "split" else {}
+        return {**parties, **values, "vertical": {} if values.get("vertical") is None else values["vertical"]}
 
     @property
     def drawn(self) -> str:
@@ -213,8 +217,12 @@ class FederationSpec(Spec):
         return self
 
     def _check_vertical(self, vertical: VerticalSpec) -> None:
-        if self.algorithm != "vertical":
+        if self.algorithm not in ("vertical", "split"):
             raise ValueError(f"vertical is for algorithm: vertical, not {self.algorithm}; leave one of the two out")
+        if self.algorithm == "split":
+            self._check_split(vertical)
+        elif vertical.cut is not None:
+            raise ValueError("vertical.cut is for split learning; set algorithm: split")
         given = [name for name in _NOT_VERTICAL if getattr(self, name)]
         if self.arithmetic != "torch" or self.partition != PartitionSpec():
             given.append("arithmetic" if self.arithmetic != "torch" else "partition")
@@ -223,7 +231,23 @@ class FederationSpec(Spec):
                 f"{given[0]} isn't for a vertical federation, whose parties all take part in one step a round on the "
                 "same examples; leave it out"
             )
-        if self.clients < 2:
+        if self.clients < 2 and vertical.cut is None:
             raise ValueError("a vertical federation has 2 parties or more; raise clients")
         if vertical.observer >= self.clients:
             raise ValueError(f"vertical.observer is {vertical.observer}, but parties are 0 to {self.clients - 1}")
+
+    def _check_split(self, vertical: VerticalSpec) -> None:
+        if vertical.cut is None:
+            raise ValueError(
+                "split learning needs vertical.cut, the last layer that the client has; set it to 1, or a name"
+            )
+        usual = VerticalSpec(cut=vertical.cut, known_labels=vertical.known_labels)
+        for key in ("features", "protocol", "embedding", "top", "observer"):
+            if getattr(vertical, key) != getattr(usual, key):
+                raise ValueError(
+                    f"vertical.{key} isn't for split learning, where vertical.cut says it all; leave it out"
+                )
+        if self.clients != 1:
+            raise ValueError(
+                "split learning has one client here (several in turn send what one would); leave clients out"
+            )

@@ -1,18 +1,23 @@
-"""A vertical federation: parties with different features of the same examples, and a server with the labels."""
+"""A vertical federation: parties with different features of the same examples, and a server with the labels.
+
+Split learning is one with one party, the client, who holds whole examples and the first layers of a network.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
 from fedaudit.models import VerticalModel, has_batch_norm
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.history import History
 from fedaudit.simulation.local_training import on_device
+from fedaudit.simulation.server_behaviour import ServerBehaviour, SplitStep
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
@@ -51,11 +56,13 @@ def play(federation: Federation, report: Callable[[float], None] | None = None) 
     assert isinstance(federation.model, VerticalModel)
     draw = generator(federation.seed, spec.name, "batches")
     try:
-        record = exchange(federation.model, info, federation.loss, held, spec, draw, after, federation.device)
+        server = malicious_server(spec, info, federation.seed, federation.drawn.public)
+        record = exchange(federation.model, info, federation.loss, held, spec, draw, after, federation.device, server)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
     module = copy.deepcopy(federation.model)
-    transcript = Transcript(federation.name, info, module, federation.loss, [], vertical=record)
+    log = server.behaviour.adversary_log() if server else {}
+    transcript = Transcript(federation.name, info, module, federation.loss, [], log, vertical=record)
     return transcript, truth_of(federation, record.used), history
 
 
@@ -68,6 +75,7 @@ def exchange(
     draw: torch.Generator,
     after: Callable[[int, VerticalModel, int], None] | None = None,
     device: str = "cpu",
+    server: MaliciousServer | None = None,
 ) -> VerticalRecord:
     """Return what travels when the parties train ``model`` together.
 
@@ -85,6 +93,7 @@ def exchange(
         draw: of the batches.
         after: called after every round with how many there were, the model, and how many numbers a party sent.
         device: on which they train; what is recorded lies on the CPU.
+        server: who sends other gradients than the loss'; None: an honest one.
 
     Raises:
         BadInput: the training diverges.
@@ -101,8 +110,12 @@ def exchange(
         rows = torch.randperm(len(held), generator=draw)[: spec.batch_size]
         sent = module.embed(module.features(inputs[rows]))
         value = loss(module.merge(sent), targets[rows])
-        grads = torch.autograd.grad(value, [*sent, *parameters.values()])
+        grads = torch.autograd.grad(value, [*sent, *parameters.values()], retain_graph=server is not None)
         down, own = grads[: len(sent)], grads[len(sent) :]
+        if server is not None:
+            down = (server.answer(index, sent[0].detach(), down[0], module.parties[0]),)
+            clients = [p for name, p in parameters.items() if name.startswith("parties.")]
+            own = (*torch.autograd.grad(sent, clients, down), *own[len(clients) :])
         batches.append(rows)
         if vertical.protocol == "split":
             embeddings.append(torch.stack([e.detach() for e in sent]).cpu())
@@ -129,7 +142,52 @@ def exchange(
         torch.stack(embeddings) if embeddings else torch.zeros(0),
         torch.stack(gradients) if gradients else torch.zeros(0),
         {name: torch.stack(each) for name, each in updates.items() if each},
+        module.features(inputs)[vertical.observer].cpu() if vertical.known_labels else torch.zeros(0),
     )
+
+
+@dataclass(frozen=True)
+class MaliciousServer:
+    """A server that answers embeddings with gradients of its own, and what it draws from.
+
+    Attributes:
+        behaviour: whose they are.
+        task_info: what everybody knows.
+        public: (n, ...) public examples, as they stand in the data set.
+        seed: of its draws; with the federation's name.
+        name: of the federation.
+    """
+
+    behaviour: ServerBehaviour
+    task_info: TaskInfo
+    public: Tensor
+    seed: int
+    name: str
+
+    def answer(self, index: int, embeddings: Tensor, gradients: Tensor, client: nn.Module) -> Tensor:
+        """Return what comes down in round ``index``, checked; see :meth:`ServerBehaviour.answer`.
+
+        Raises:
+            BadInput: it isn't one finite gradient for each embedding.
+        """
+        draws = generator(self.seed, self.name, "malicious server", index)
+        public = self.task_info.normalise(self.public).to(embeddings.device)
+        architecture = copy.deepcopy(client)
+        with torch.no_grad():
+            for tensor in architecture.state_dict().values():
+                tensor.zero_()
+        step = SplitStep(index, embeddings, gradients, architecture, self.task_info, draws, public)
+        answered = self.behaviour.answer(step)
+        if answered.shape != embeddings.shape or not all_finite([answered]):
+            raise BadInput(f"what the server answers by '{self.behaviour.name}' in round {index} is no finite gradient")
+        return answered.detach()
+
+
+def malicious_server(spec: FederationSpec, info: TaskInfo, seed: int, public: Split | None) -> MaliciousServer | None:
+    """Return the malicious server of ``spec``, which remembers nothing yet; None where it is honest."""
+    if spec.server is None or public is None:
+        return None
+    return MaliciousServer(spec.server.anew(), info, public.inputs, seed, spec.name)
 
 
 def truth_of(federation: Federation, used: Tensor) -> Truth:
@@ -152,6 +210,8 @@ def check_vertical(federation: Federation) -> None:
         BadInput: with what to change.
     """
     spec, held, info = federation.spec, len(federation.client_data[0]), federation.task_info
+    if spec.server is not None:
+        _check_server(federation, spec.server)
     if not federation.defences.undefended:
         raise BadInput(
             "a vertical federation has no updates that sanitisers or aggregators could change; use sanitiser: none and "
@@ -174,7 +234,24 @@ def check_vertical(federation: Federation) -> None:
     if spec.batch_size > held:
         raise BadInput(f"batch_size is {spec.batch_size}, and the parties hold {held} examples; lower it")
     if spec.vertical is not None and spec.vertical.protocol == "split":
-        numbers = 2 * spec.rounds * spec.clients * spec.batch_size * (spec.vertical.embedding or info.outputs)
+        assert isinstance(federation.model, VerticalModel)
+        sample = federation.model.features(info.blank(1)[0])[:1]
+        each = copy.deepcopy(federation.model.parties[0]).eval()(*sample).numel()
+        numbers = 2 * spec.rounds * spec.clients * spec.batch_size * each
     else:
         numbers = (spec.rounds + 1) * sum(p.numel() for p in federation.model.parameters())
     check_memory(4 * numbers, f"its transcript ({spec.rounds:,} rounds)")
+
+
+def _check_server(federation: Federation, server: ServerBehaviour) -> None:
+    if not server.answers:
+        raise BadInput(
+            f"the server behaviour '{server.name}' alters models that are sent, and a vertical federation sends none; "
+            "with algorithm: split use server: fsha"
+        )
+    if federation.drawn.public is None:
+        raise BadInput(
+            f"the server behaviour '{server.name}' needs public examples; set threat.knows_public_data: true and "
+            "threat.public_examples, to 1000 for example"
+        )
+    server.check(federation.model, federation.task_info, federation.spec.plan)

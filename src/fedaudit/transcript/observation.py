@@ -103,7 +103,8 @@ class Observation:
         if self.vertical is not None:
             raise NotApplicable(
                 "this federation is vertical: parties send embeddings of their features, and no updates; use an attack "
-                "on vertical federations (cafe, direct-labels, norm-scoring, direction-scoring)"
+                "on vertical federations (cafe, direct-labels, norm-scoring, direction-scoring, model-completion, or "
+                "unsplit)"
             )
         if not self.messages and self.threat.reads_updates and self.threat.adversary == "client":
             raise NotApplicable(

@@ -202,7 +202,7 @@ def _first_fingerprint(transcript: Transcript) -> str:
     return digest.hexdigest()
 
 
-_NEW = {"gaussian"}  # fields that these classes have got since
+_NEW = {"gaussian", "cut", "known_labels", "held", "known"}  # fields that these classes have got since
 
 
 def _as_it_lay(thing: Any) -> Any:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
-from fedaudit.models import VerticalModel, build_vertical
+from fedaudit.models import VerticalModel, build_split, build_vertical
 from fedaudit.models.vertical import Features, Top
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.rounds import check_labels, check_tensors
 from fedaudit.utils.errors import CorruptTranscript
 from fedaudit.utils.finite import all_finite
-from fedaudit.utils.validation import Count, Spec, Whole
+from fedaudit.utils.validation import Count, Name, Spec, Whole
 
 _WEIGHTS, _UPDATES, _SERVER = "weights/", "updates/", "server."
 _TOGETHER = ("batches", "labels", "embeddings", "gradients")
@@ -45,6 +46,19 @@ class VerticalSpec(Spec):
         "outputs are the embeddings' sum",
     )
     observer: Whole = Field(default=0, description="which party looks, where the adversary is a client")
+    cut: Count | Name | None = Field(
+        default=None,
+        description="split learning: the last layer of the model that the client has, by its name or its number (from "
+        "1); the server has the rest",
+    )
+    known_labels: Whole = Field(
+        default=0, description="examples of each class whose label the observing party knows (auxiliary labels)"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what plain vertical federations don't have, so that their transcripts keep their fingerprints."""
+        return {k: v for k, v in handler(self).items() if v or k not in ("cut", "known_labels")}
 
 
 @dataclass(frozen=True)
@@ -64,7 +78,10 @@ class VerticalRecord:
         embeddings: (T, P, K, E) that went up; of one party (T, 1, K, E); empty where none travelled.
         gradients: as ``embeddings``, of the batch's mean loss with respect to them, that came down.
         updates: by parameter name (T, ...), the gradient of each round's mean loss; empty where the server isn't shown.
+        held: (N, ...) that the observing party holds, as its network takes them, where it knows some labels; empty
+            otherwise, and for everybody else.
         party: whose view this is; None: the server's, or the whole.
+        known: (N,) int64 that party's auxiliary labels, −1 where it has none; None where it has none at all.
     """
 
     spec: VerticalSpec
@@ -77,7 +94,9 @@ class VerticalRecord:
     embeddings: Tensor
     gradients: Tensor
     updates: dict[str, Tensor] = field(default_factory=dict)
+    held: Tensor = field(default_factory=lambda: torch.zeros(0))
     party: int | None = None
+    known: Tensor | None = None
 
     def __repr__(self) -> str:
         shape = f"{len(self.batches)} rounds of {self.batches.shape[1]} of {self.examples} examples"
@@ -88,19 +107,27 @@ class VerticalRecord:
         """Return (m,) which examples were in a batch, in ascending order."""
         return torch.as_tensor(self.batches.unique())
 
+    def last_embeddings(self) -> Tensor:
+        """Return (m, ...) what the first party seen here sent last of each example in ``used``."""
+        found = self.embeddings.new_zeros((self.examples, *self.embeddings.shape[3:]))
+        for rows, sent in zip(self.batches, self.embeddings[:, 0], strict=True):
+            found[rows] = sent
+        return found[self.used]
+
     def seen_by(self, adversary: str) -> VerticalRecord:
         """Return what the ``server`` sees, an ``eavesdropper``, or the ``client`` that the spec names as observer.
 
         The server has the labels, its own network and all that goes up and down; where gradients are aggregated also
         the parties' networks. An eavesdropper has what goes up and down. A party has its own network, embeddings and
-        their gradients.
+        their gradients; and its features where it knows labels of some.
         """
-        if adversary == "server":
+        if adversary in ("server", "malicious-server"):
             whole = self.spec.protocol == "aggregated-gradients"
             own = self.weights if whole else {n: t for n, t in self.weights.items() if n.startswith(_SERVER)}
-            return dataclasses.replace(self, weights=own)
+            return dataclasses.replace(self, weights=own, held=torch.zeros(0))
         if adversary == "eavesdropper":
-            return dataclasses.replace(self, labels=None, weights={} if self.embeddings.numel() else self.weights)
+            weights = {} if self.embeddings.numel() else self.weights
+            return dataclasses.replace(self, labels=None, weights=weights, held=torch.zeros(0))
         place = self.spec.observer
         own = {n: t for n, t in self.weights.items() if n.startswith(f"parties.{place}.")}
         only = (slice(None), slice(place, place + 1)) if self.embeddings.numel() else ...
@@ -112,7 +139,18 @@ class VerticalRecord:
             gradients=self.gradients[only],
             updates={},
             party=place,
+            known=self._auxiliary(),
         )
+
+    def _auxiliary(self) -> Tensor | None:
+        """Return the labels that the observing party knows: of the first ``known_labels`` examples of each class."""
+        if not self.spec.known_labels or self.labels is None:
+            return None
+        known = torch.full((self.examples,), -1)
+        for label in self.labels.unique():
+            rows = torch.nonzero(self.labels == label)[: self.spec.known_labels, 0]
+            known[rows] = self.labels[rows]
+        return known
 
     def weights_of(self, index: int) -> dict[str, Tensor]:
         """Return the weights before round ``index``, which the gradients up to then give: W − rate·Σg."""
@@ -145,21 +183,30 @@ class VerticalRecord:
             check_labels(self.labels, task_info, where)
             if len(self.labels) != self.examples:
                 raise CorruptTranscript(f"{where}: {len(self.labels)} labels of {self.examples} examples")
-        width = self.spec.embedding or task_info.outputs
         split = self.spec.protocol == "split"
-        expected = (rounds, self.parties, size, width) if split else (0,)
+        blank = module.features(task_info.blank(1)[0])
+        width: tuple[int, ...] = (self.spec.embedding or task_info.outputs,)
+        if self.spec.cut is not None:
+            width = copy.deepcopy(module).eval().embed(blank)[0].shape[1:]
+        expected = (rounds, self.parties, size, *width) if split else (0,)
         for name in ("embeddings", "gradients"):
             tensor = getattr(self, name)
             if tuple(tensor.shape) != expected or tensor.dtype != torch.float32:
                 raise CorruptTranscript(f"{where}: {name} of shape {tuple(tensor.shape)}, expected {expected}")
             if not all_finite([tensor]):
                 raise CorruptTranscript(f"{where}: {name} have NaN or infinite values")
+        if self.spec.observer >= self.parties:
+            raise CorruptTranscript(f"{where}: party {self.spec.observer} looks, and there are {self.parties}")
+        expected = (self.examples, *blank[self.spec.observer].shape[1:]) if self.spec.known_labels else (0,)
+        if tuple(self.held.shape) != expected or not all_finite([self.held]):
+            raise CorruptTranscript(f"{where}: features of shape {tuple(self.held.shape)}, expected {expected}")
         wanted = {} if split else dict(module.named_parameters())
         check_tensors(self.updates, {n: p.detach().expand(rounds, *p.shape) for n, p in wanted.items()}, where)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by the name that they have in its file."""
         found = {name: getattr(self, name) for name in _TOGETHER if getattr(self, name) is not None}
+        found |= {"held": self.held} if self.held.numel() else {}
         found |= {f"{_WEIGHTS}{name}": value for name, value in self.weights.items()}
         return found | {f"{_UPDATES}{name}": value for name, value in self.updates.items()}
 
@@ -169,7 +216,7 @@ class VerticalEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
     spec: VerticalSpec
-    parties: Annotated[int, Field(ge=2, le=10_000)]
+    parties: Annotated[int, Field(ge=1, le=10_000)]
     examples: Annotated[int, Field(ge=1, le=10_000_000)]
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -185,7 +232,7 @@ class VerticalEntry(BaseModel):
             prefix = next((p for p in grouped if name.startswith(p)), None)
             if prefix:
                 grouped[prefix][name.removeprefix(prefix)] = value
-            elif name in _TOGETHER:
+            elif name in (*_TOGETHER, "held"):
                 known[name] = value
             else:
                 raise CorruptTranscript(f"{path}: '{name[:40]}' is no tensor of a vertical federation")
@@ -213,6 +260,14 @@ def vertical_module(spec: VerticalSpec, parties: int, task_info: TaskInfo) -> Ve
     Raises:
         BadInput: it can't be made.
     """
+    if spec.cut is not None:
+        return build_split(
+            task_info.model,
+            cut=spec.cut,
+            input_shape=task_info.input_shape,
+            outputs=task_info.outputs,
+            width=task_info.width,
+        )
     return build_vertical(
         task_info.model,
         parties=parties,

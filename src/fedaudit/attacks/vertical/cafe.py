@@ -87,7 +87,7 @@ class CAFE(Attack):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.threat.adversary == "server"
+        return case.threat.adversary == "server" and not case.cut
 
     def check(self, observation: Observation) -> None:
         """Raise where the gradients don't determine what is sought."""

@@ -94,7 +94,7 @@ class DirectLabels(_FromGradients):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.threat.adversary != "server" and case.top == "sum"
+        return not case.threat.adversary.endswith("server") and case.top == "sum"
 
     def check(self, observation: Observation) -> None:
         """Raise where the gradients aren't the outputs'."""
@@ -169,7 +169,7 @@ class NormScoring(_Scoring):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.threat.adversary != "server" and case.top != "sum"
+        return not case.threat.adversary.endswith("server") and case.top != "sum"
 
     def _score(self, gradients: Tensor) -> Tensor:
         norms = gradients.norm(dim=1)
@@ -191,7 +191,7 @@ class DirectionScoring(_Scoring):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.threat.adversary != "server" and case.top != "sum" and case.num_classes == 2
+        return not case.threat.adversary.endswith("server") and case.top != "sum" and case.num_classes == 2
 
     def _score(self, gradients: Tensor) -> Tensor:
         norms = gradients.norm(dim=1)
