@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from dp_accounting import rdp
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from fedaudit.pipeline.ledger import Filter
 from fedaudit.pipeline.site import FILE, Book, append_round, filters_of, read_site, site_account
 from fedaudit.results.site import CheckRecord, Done, SiteRound
 from fedaudit.utils.errors import BadInput
 
 NOISE = 6.0
-LOCAL = [("dp", {"clip": 1.0, "noise": NOISE, "epsilon": None})]
+LOCAL: list[Filter] = [("dp", {"clip": 1.0, "noise": NOISE, "epsilon": None})]
 
 
 def line(done: Done = "left", job: str = "j", site: str = "s") -> SiteRound:
@@ -48,7 +50,8 @@ def exact(rounds: int, delta: float = 1e-5) -> float:
 
 def test_lines_are_appended_and_read_again(tmp_path):
     for number in range(3):
-        last, written = append_round(tmp_path / "deep" / "er", lambda _, n=number: line(job=f"j{n}"))
+        one = line(job=f"j{number}")
+        last, written = append_round(tmp_path / "deep" / "er", partial(lambda known, _: known, one))
         assert last.job == f"j{number}"
         assert len(written.rounds) == number + 1
     again = read_site(tmp_path / "deep" / "er")

@@ -212,11 +212,16 @@ class Checks:
         if not filters:
             return None
         weights = dict(passing.sent)
-        change = {name: value for name, value in _changed(passing).items() if name in weights}
-        update = Update(client=0, kind="weights", tensors=change, num_examples=1, training=passing.seen.training())
-        layers = tuple((name,) for name in weights)
         try:
-            return known_of(filters, update, ClientContext(weights, layers, 1))
+            training = passing.seen.training()
+            update = Update(
+                client=0,
+                kind="weights",
+                tensors={name: value for name, value in _changed(passing).items() if name in weights},
+                num_examples=1 if training is None else sum(training.batch_sizes),
+                training=training,
+            )
+            return known_of(filters, update, ClientContext(weights, tuple((name,) for name in weights), 1))
         except Exception as error:
             text = "fedaudit guard: attacks aren't told which defence the updates go through: %s"
             self.log.warning(text, in_words(error))

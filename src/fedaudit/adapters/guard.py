@@ -63,7 +63,7 @@ class Decision:
 class SiteGuard:
     """The settings of a site's guard, and all that it does; a framework's own guard is one."""
 
-    _log: ClassVar[logging.Logger]
+    _log: ClassVar[logging.Logger] = logging.getLogger("fedaudit.guard")
     _limits: ClassVar[dict[str, float]] = {}  # where none are given
     _early: ClassVar[bool] = True  # whether attacks are checked when the guard is made
     _lasting: ClassVar[bool] = True  # whether a site has the same name after a restart
@@ -175,9 +175,9 @@ class SiteGuard:
         self._sites: dict[Key, Kept] = {}
         self._told: set[str] = set()
         self._checked = False
-        given = filters_of(sanitised)
+        went_through = filters_of(sanitised)
         folder = None if out is None else Path(out)
-        self._book = Book(folder, target_epsilon, delta, given, self._lasting)
+        self._book = Book(folder, target_epsilon, delta, went_through, self._lasting)
         self._checks = Checks(
             attacks=_named(self.attacks),
             fail_on=fail_on,
@@ -189,11 +189,11 @@ class SiteGuard:
             std=self.std,
             loss=loss,
             out=folder if reports else None,
-            given=given,
+            given=went_through,
             alarmed=_ALARMED[on_fail],
             log=self._log,
         )
-        if given and target_epsilon is not None and site_account(given, 1, delta) is None:
+        if went_through and target_epsilon is not None and site_account(went_through, 1, delta) is None:
             raise BadInput("sanitised adds no noise, so that nothing bounds ε: leave out target_epsilon")
         if self._early:
             self._check()
@@ -308,6 +308,15 @@ class SiteGuard:
         kept.plan.writing = perf_counter() - began
         kept.plan.end(line, spent - judged.seconds)
         return decision if done == decision.done else Decision(done)
+
+    def played(self, key: Key) -> dict[str, int]:
+        """Return in how many rounds of a job and site each check was played, as it was written down.
+
+        Raises:
+            BadInput: that can't be read.
+        """
+        checks = [item for one in self._book.rounds(*key) for item in one.checks.items()]
+        return {name: sum(n == name and c.outcome in ("quiet", "alarm") for n, c in checks) for name, _ in checks}
 
     def kept(self, key: Key) -> Kept:
         """Return what is kept of a job and site; where that is nothing, what its file says."""

@@ -47,6 +47,7 @@ _UNKNOWN = 1000  # records of an update at most, as long as that isn't known
 _BESIDE = 20  # records whose time the span attack takes for everything else
 _AT_ONCE = 4  # pairs of these, after which the time is looked at
 _AGAIN = 0.9  # times what something costs, after a round that couldn't pay for it
+_EVER = 1e9  # seconds, where there is no bound
 _SPARE = 1.5  # times what something took in the round before, where it can't be stopped: machines are uneven
 
 
@@ -192,7 +193,7 @@ class MemberWatch:
         notes: list[str] = []
         unable: list[str] = []
         try:
-            budget = self.share * seen.seconds if seconds is None else seconds
+            budget = min(self.share * seen.seconds if seconds is None else seconds, _EVER)
             if (cost := self._costs.get("preparing", 0.0)) > budget:
                 raise BadInput(self._unpaid("preparing", cost, budget, seen.seconds))
             case = _Case(state, seen, form, self._loss, self.held_out, sanitised)

@@ -134,7 +134,9 @@ def filters_of(sanitised: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
     several = [sanitised] if isinstance(sanitised, Mapping) else list(sanitised)
     if not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in several):
         raise BadInput("sanitised is the defence that updates go through: {'name': 'local-dp', …}, or a list of such")
-    filters = [(str(one["name"]), {key: value for key, value in one.items() if key != "name"}) for one in several]
+    filters: list[Filter] = [
+        (str(one["name"]), {key: value for key, value in one.items() if key != "name"}) for one in several
+    ]
     for name, settings in filters:
         if known_sanitiser(name, settings) is None:
             raise BadInput(f"sanitised has '{name}', which isn't known; fedaudit list shows the sanitisers")
@@ -155,7 +157,8 @@ def site_account(filters: Sequence[Filter], elements: int, delta: float | None) 
     account = chain_account("the site", filters, elements).account
     if account is None:
         return None
-    return replace(cast("Any", account), adjacency="replace", delta=delta or account.delta)
+    asked: PrivacyAccount = replace(cast("Any", account), adjacency="replace", delta=delta or account.delta)
+    return asked
 
 
 def known_of(filters: Sequence[Filter], update: Update, context: ClientContext) -> SanitiserInfo | None:
