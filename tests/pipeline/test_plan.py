@@ -9,6 +9,7 @@ import pytest
 from fedaudit.pipeline.plan import Plan
 from fedaudit.results.site import CheckRecord, SiteRound
 
+NOW = "2026-01-01T00:00:00+00:00"
 TAKES = {"labels": 0.2, "invg": 10.0, "members": 0.05}
 
 
@@ -20,7 +21,7 @@ def played(rounds: int, share: float | None, trained: float = 3.0, beside: float
         for name in due:
             plan.played(name, TAKES[name])
         spent = beside + sum(TAKES[name] for name in due)
-        plan.end(SiteRound(time="", job="j", site="s", trained=trained, spent=spent), beside)
+        plan.end(SiteRound(time=NOW, job="j", site="s", trained=trained, spent=spent), beside)
         found.append(set(due))
         if share is not None and len(found) > 1 and due:
             assert plan.spent <= share * plan.trained + 1e-9  # whatever is played is paid for
@@ -52,7 +53,7 @@ def test_a_check_that_comes_later_is_measured_when_it_comes():
     plan = Plan(0.05)
     plan.begin(["labels"], 1.0)
     plan.played("labels", 5.0)
-    plan.end(SiteRound(time="", job="j", site="s", trained=1.0, spent=5.0))
+    plan.end(SiteRound(time=NOW, job="j", site="s", trained=1.0, spent=5.0))
     assert plan.begin(["labels", "members"], 1.0) == {"members": math.inf}
 
 
@@ -65,9 +66,9 @@ def test_what_was_too_little_is_put_by_until_it_is_enough():
             enough = due["members"] >= 2.0
             took = 2.0 if enough else 0.01
             plan.played("members", took, 0.0 if enough else 2.0)
-            plan.end(SiteRound(time="", job="j", site="s", trained=1.0, spent=took))
+            plan.end(SiteRound(time=NOW, job="j", site="s", trained=1.0, spent=took))
         else:
-            plan.end(SiteRound(time="", job="j", site="s", trained=1.0))
+            plan.end(SiteRound(time=NOW, job="j", site="s", trained=1.0))
     assert looks[0] == math.inf
     assert all(look >= 2.0 for look in looks)
     assert len(looks) == 5  # 2 s in the first round, 8 of the 10 s that 100 rounds earn
@@ -76,11 +77,11 @@ def test_what_was_too_little_is_put_by_until_it_is_enough():
 def test_a_guard_that_begins_anew_goes_on_with_what_was_written_down():
     quiet = CheckRecord(outcome="quiet", seconds=4.0)
     lines = [
-        SiteRound(time="", job="j", site="s", trained=10.0, spent=5.0, norm=norm, checks={"invg": quiet})
+        SiteRound(time=NOW, job="j", site="s", trained=10.0, spent=5.0, norm=norm, checks={"invg": quiet})
         for norm in (1.0, 5.0, 2.0)
     ]
     alarm = CheckRecord(outcome="alarm", seconds=3.0)
-    lines += [SiteRound(time="", job="j", site="s", trained=10.0, spent=5.0, norm=99.0, checks={"invg": alarm})]
+    lines += [SiteRound(time=NOW, job="j", site="s", trained=10.0, spent=5.0, norm=99.0, checks={"invg": alarm})]
     plan = Plan.of(lines, 0.05)
     assert (plan.rounds, plan.trained, plan.spent, plan.costs) == (4, 40.0, 20.0, {"invg": 3.0})
     assert plan.usual_norm == 2.0  # of quiet rounds alone

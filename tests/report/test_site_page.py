@@ -10,6 +10,7 @@ import pytest
 from fedaudit.report.site import headline, metrics, page, write_site
 from fedaudit.results.site import CheckOutcome, CheckRecord, Done, SiteRound
 
+NOW = "2026-01-01T00:00:00+00:00"
 HOSTILE = 'a"b\\c\nd</script>'
 
 
@@ -54,7 +55,7 @@ def test_the_headline_says_what_was_found_in_how_many_rounds_and_what_was_done()
     assert headline(hundred()) == "Alarms in 3 of 100 rounds (invg): 1 left nevertheless, 1 clipped, 1 refused."
     assert headline([one(0), one(1, "quiet")]) == "No alarm in 2 rounds."
     assert headline([one(0, done="stopped"), one(1, "quiet")]).endswith("budget is spent: 1 update not sent.")
-    nothing = SiteRound(time="", job="j", site="s", checks={"invg": CheckRecord(outcome="unable")})
+    nothing = SiteRound(time=NOW, job="j", site="s", checks={"invg": CheckRecord(outcome="unable")})
     assert headline([nothing]) == "Nothing could be checked in 1 round."
 
 

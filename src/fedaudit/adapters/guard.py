@@ -377,8 +377,15 @@ class SiteGuard:
 
 
 def _line(key: Key, index: int | None, done: Done, checks: Mapping[str, CheckRecord], **more: Any) -> SiteRound:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return SiteRound(time=now, job=key[0], site=key[1], index=index, done=done, checks=checks, **more)
+    return SiteRound(
+        time=datetime.now(UTC).replace(microsecond=0),
+        job=key[0],
+        site=key[1],
+        index=index,
+        done=done,
+        checks=checks,
+        **more,
+    )
 
 
 def clipped(passing: Passing, scale: float) -> dict[str, Tensor]:

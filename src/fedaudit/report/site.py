@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC
 from pathlib import Path
 
 from fedaudit.report.style import render
@@ -78,7 +78,7 @@ def page(rounds: Sequence[SiteRound]) -> str:
     """Return the page: a sentence, a picture by round, the alarms and what isn't watched, of each job and site."""
     parts = in_parts(rounds)
     chapters = [_chapter(part) for part in parts[:_PARTS]]
-    return render("guard.html.j2", chapters=chapters, more=len(parts) - len(chapters), at=rounds[-1].time)
+    return render("guard.html.j2", chapters=chapters, more=len(parts) - len(chapters), at=_when(rounds[-1]))
 
 
 def headline(rounds: Sequence[SiteRound]) -> str:
@@ -229,8 +229,12 @@ def _ticks(total: int) -> list[int]:
 
 
 def _span(rounds: list[SiteRound]) -> str:
-    first, last = (one.time[:16].replace("T", " ") for one in (rounds[0], rounds[-1]))
+    first, last = _when(rounds[0]), _when(rounds[-1])
     return f"{first} UTC" if first == last else f"{first} to {last} UTC"
+
+
+def _when(one: SiteRound) -> str:
+    return one.time.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _up(epsilon: float) -> str:
@@ -261,7 +265,7 @@ def metrics(rounds: Sequence[SiteRound]) -> str:
         yield from (_sample("taken_seconds_total", p[0], sum(one.spent for one in p)) for p in parts)
         yield from _family("last_round_timestamp_seconds", "gauge", "When the last round was.", unit="seconds")
         for part in parts:
-            yield _sample("last_round_timestamp_seconds", part[0], datetime.fromisoformat(part[-1].time).timestamp())
+            yield _sample("last_round_timestamp_seconds", part[0], part[-1].time.timestamp())
         yield from _family("epsilon", "gauge", "Epsilon that the site's updates of the job have cost.")
         yield from _last("epsilon", [(p[0], [one.epsilon for one in p if one.done in LEFT]) for p in parts])
         yield from _family("target_epsilon", "gauge", "Epsilon that they must not exceed.")

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 CheckOutcome = Literal["quiet", "alarm", "not played", "unable"]
 Done = Literal["left", "clipped", "refused", "not let in", "stopped"]
@@ -24,7 +24,7 @@ class CheckRecord(BaseModel):
         seconds: that it took.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     outcome: CheckOutcome
     text: str = Field(default="", max_length=2000)
@@ -35,7 +35,7 @@ class SiteRound(BaseModel):
     """One round of a site, as its guard saw it.
 
     Attributes:
-        time: when, in UTC.
+        time: when.
         job: the framework's name of the job or run.
         site: of the site or node.
         index: of the round, from 0, as the server says; None: it doesn't.
@@ -51,9 +51,9 @@ class SiteRound(BaseModel):
         target: ε that they must not exceed.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    time: str = Field(max_length=40)
+    time: AwareDatetime
     job: str
     site: str
     index: int | None = None
