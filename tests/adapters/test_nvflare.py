@@ -561,43 +561,45 @@ def test_own_examples_that_an_update_tells_are_warned_of_or_blocked(kind, caplog
 
 def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
-    received, leaving = pair(kind=GuardFilter, share=None, largest=3)
+    received, leaving = pair(kind=GuardFilter, share=None, out=None, largest=3)
     before, after = trained(4)
     received.process(shareable(before), context())
     goes = shareable(after)
     assert leaving.process(goes, context()) is goes
     assert "not audited, and leaves: the update is over 4 examples, and largest is 3" in caplog.text
-    received, closed = pair(kind=GuardFilter, share=None, largest=3, on_fail="refuse")
+    received, closed = pair(kind=GuardFilter, share=None, out=None, largest=3, on_fail="refuse")
     trained(4)
     received.process(shareable(before), context())
     with pytest.raises(ContentBlockedException):  # who refuses lets nothing leave that wasn't looked into
         closed.process(goes, context())
-    received, unmeasured = pair(kind=GuardFilter, share=None, on_fail="refuse", attacks=["labels"])
+    received, unmeasured = pair(kind=GuardFilter, share=None, out=None, on_fail="refuse", attacks=["labels"])
     start, end = trained(1)
     received.process(shareable(start), context())
     with pytest.raises(ContentBlockedException):
         unmeasured.process(shareable(end), context())
     assert "fail_on can't be exceeded by what ran" in caplog.text
-    received, leaving = pair(kind=GuardFilter, share=None, largest=3)
+    received, leaving = pair(kind=GuardFilter, share=None, out=None, largest=3)
     trained(4)
     received.process(shareable(before), context())
     assert leaving.process(goes, context()) is goes
     received.process(shareable(before), context())
     assert leaving.process(goes, context()) is goes  # the training that was watched is another round's
     assert "not audited, and leaves: no training was seen" in caplog.text
-    _, second = pair(kind=GuardFilter, share=None, unaudited="refuse", every=2)
+    _, second = pair(kind=GuardFilter, share=None, out=None, unaudited="refuse", every=2)
     for index in range(4):  # whatever the server calls the round
         if index % 2:
             assert second.process(goes, context()) is goes
         else:
             with pytest.raises(ContentBlockedException):
                 second.process(goes, context())
-    _, strict = pair(kind=GuardFilter, share=None, unaudited="refuse", attacks=["r-gap"])
+    _, strict = pair(kind=GuardFilter, share=None, out=None, unaudited="refuse", attacks=["r-gap"])
     trained(1)
     with pytest.raises(ContentBlockedException):
         strict.process(shareable(after), context())
     assert "none of the attacks can be run against it" in caplog.text
-    _, strict = pair(kind=GuardFilter, share=None, unaudited="refuse", attacks=[{"name": "invg", "iterations": 1}])
+    _, strict = pair(
+        kind=GuardFilter, share=None, out=None, unaudited="refuse", attacks=[{"name": "invg", "iterations": 1}]
+    )
     trained(1)
     with pytest.raises(ContentBlockedException):  # what leaves isn't what was watched
         strict.process(shareable({name: tensor + 1 for name, tensor in after.items()}), context())
@@ -657,7 +659,8 @@ def test_a_budget_outlasts_the_process_and_stops_before_the_round_that_would_exc
 
 
 def test_filters_around_the_guard_are_read_of_the_site_and_of_the_job(tmp_path):
-    (tmp_path / "startup").mkdir()
+    for part in ("startup", "local"):
+        (tmp_path / part).mkdir()
     workspace = Workspace(str(tmp_path), site_name="site-1")
     guard = {"path": "fedaudit.adapters.nvflare.GuardFilter", "args": {}}
     noise = {"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": {"fraction": 0.2}}
