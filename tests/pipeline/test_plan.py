@@ -88,3 +88,13 @@ def test_a_guard_that_begins_anew_goes_on_with_what_was_written_down():
     assert plan.begin(["invg"], 10.0) == {}
     assert Plan(0.05).usual_norm is None
     assert Plan(0.05, norms=[1.0, 2.0]).usual_norm == pytest.approx(1.5)
+
+
+def test_a_page_that_its_round_doesn_t_pay_for_is_drawn_less_and_less():
+    plan, drawn = Plan(0.05), []
+    for number in range(1, 20):
+        plan.begin([], 1.0)
+        plan.drawing = 0.2
+        drawn += [number] if plan.draws(1.0) else []
+        assert plan.draws(4.0)
+    assert drawn == [1, 2, 4, 8, 16]

@@ -304,8 +304,10 @@ class SiteGuard:
             target=self.target_epsilon,
         )
         began = perf_counter()
-        done = self._end(who, line, passing)
+        draw = bool(line.alarms) or line.done != "left" or kept.plan.draws(line.trained)
+        done = self._end(who, line, passing, draw=draw)
         kept.plan.writing = perf_counter() - began
+        kept.plan.drawing = kept.plan.writing if draw else kept.plan.drawing
         kept.plan.end(line, spent - judged.seconds)
         return decision if done == decision.done else Decision(done)
 
@@ -358,11 +360,11 @@ class SiteGuard:
 
     # --- what is written down ---------------------------------------------------------------------------------------
 
-    def _end(self, who: str, line: SiteRound, passing: Passing | None = None) -> Done:
+    def _end(self, who: str, line: SiteRound, passing: Passing | None = None, *, draw: bool = True) -> Done:
         """Write a round down, before its update leaves; return what becomes of that."""
         through = [*passing.went_through, *passing.goes_through] if passing is not None else []
         elements = sum(value.numel() for value in passing.state.values()) if passing is not None else 0
-        ended = self._book.end(line, through, elements)
+        ended = self._book.end(line, through, elements, draw=draw)
         if ended.why:
             self._log.warning("fedaudit guard: %s: not sent: %s", who, ended.why)
         for problem in ended.problems:

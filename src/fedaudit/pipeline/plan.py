@@ -29,6 +29,7 @@ class Plan:
         norms: of the last quiet rounds' updates.
         beside: seconds that the guard took for everything else when a round was last ended.
         writing: of these, to write the round down, which the next one pays.
+        drawing: seconds that this took with the page, when that was drawn last.
     """
 
     share: float | None
@@ -40,6 +41,7 @@ class Plan:
     norms: list[float] = field(default_factory=list)
     beside: float = 0.0
     writing: float = 0.0
+    drawing: float = 0.0
 
     def begin(self, checks: Sequence[str], trained: float) -> dict[str, float]:
         """Begin a round in which the site trained so many seconds; return the checks to play, and what each may take.
@@ -87,6 +89,11 @@ class Plan:
         self.beside = beside
         if one.quiet and one.norm is not None:
             self.norms = [*self.norms, one.norm][-_NORMS:]
+
+    def draws(self, trained: float) -> bool:
+        """Whether a round pays for a page, in which the site trained so many seconds; every 2ⁿ-th has one anyway."""
+        paid = self.share is None or self.drawing <= self.share * trained
+        return paid or self.rounds & (self.rounds - 1) == 0
 
     @property
     def usual_norm(self) -> float | None:

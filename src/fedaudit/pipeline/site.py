@@ -237,8 +237,8 @@ class Book:
         except Exception as error:
             return _unwritten(self.folder, error)
 
-    def end(self, line: SiteRound, through: Sequence[Filter] = (), elements: int = 0) -> Ended:
-        """Write a round down, before its update leaves, and draw the page."""
+    def end(self, line: SiteRound, through: Sequence[Filter] = (), elements: int = 0, *, draw: bool = True) -> Ended:
+        """Write a round down, before its update leaves, and draw the page, if that is wanted."""
         if self.folder is None:
             return Ended(line.done)
         why = None
@@ -260,6 +260,8 @@ class Book:
             if self.target is not None and line.done in LEFT:  # what isn't counted isn't sent
                 return Ended("stopped", f"it can't be counted: {problem}")
             return Ended(line.done, problems=(f"a round isn't written down: {problem}",))
+        if not draw:
+            return Ended(line.done, why or "")
         try:
             write_site(written.rounds, self.folder)
         except Exception as error:
