@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 import torch
 
+from fedaudit.pipeline.site import read_site
 from fedaudit.utils.errors import BadInput
-from tests.adapters.flower_cases import CLIENT, NODES, OLD_CLIENT, OLD_SERVER, TASK, replaced, write_app
+from tests.adapters.flower_cases import CLIENT, NODES, OLD_CLIENT, OLD_SERVER, SERVER, TASK, replaced, write_app
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
 
 from fedaudit.adapters.flower import Guard  # noqa: E402 (it needs Flower)
-from fedaudit.adapters.flower.guard import MEMBERS, STATE  # noqa: E402
+from fedaudit.adapters.flower.guard import HELD_OUT, MEMBERS, STATE  # noqa: E402
 from fedaudit.adapters.flower.in_process import loaded, run_app  # noqa: E402
 from fedaudit.adapters.flower.tensors import load_state  # noqa: E402
 from fedaudit.adapters.guard import REFUSED  # noqa: E402
 
-LABELS: Any = {"attacks": ["labels"], "fail_on": "inferred", "mean": (0.5,), "std": (0.5,)}
+LABELS: Any = {"attacks": ["labels"], "fail_on": "inferred", "mean": (0.5,), "std": (0.5,), "share": None}
 STRICT: Any = {**LABELS, "fail_on": None, "fail_above": {"label_accuracy": 0.01}}
 
 
@@ -78,8 +79,14 @@ def test_what_passes_leaves_byte_for_byte(tmp_path, logged):
     assert set(Path(tempfile.gettempdir()).glob("fedaudit-guard-*")) == before
     assert sum("labels: inconclusive" in line for line in logged) == 6
     assert sum("within the limits" in line for line in logged) == 6
-    for context in contexts.values():
-        assert dict(context.state[STATE]) == {"messages": 2}
+    for node, context in contexts.items():
+        kept = load_state(context.state, STATE)
+        assert kept is not None
+        assert kept["rounds"] == 2
+        written = [one for one in read_site(Path("fedaudit-guard")).rounds if one.site == f"node {node}"]
+        assert [one.index for one in written] == [0, 1]
+        assert {check.outcome for one in written for check in one.checks.values()} == {"quiet", "not played"}
+    assert Path("fedaudit-guard/guard.html").is_file()
 
 
 def test_a_refusal_stops_one_update_and_no_round(tmp_path, logged):
@@ -105,8 +112,9 @@ def test_a_warning_stops_nothing(tmp_path, logged):
 
 
 def test_reports_are_kept_on_the_site(tmp_path):
-    run(tmp_path / "a", Guard(**LABELS, out=tmp_path / "found", every=2))
-    assert sorted(p.name for p in (tmp_path / "found").iterdir()) == [f"round-1-node-{node}" for node in NODES]
+    run(tmp_path / "a", Guard(**LABELS, out=tmp_path / "found", every=2, reports=True))
+    reports = sorted(p.name for p in (tmp_path / "found").iterdir() if p.is_dir())
+    assert reports == [f"round-1-node-{node}" for node in NODES]
     from fedaudit import AuditResult
 
     for node in NODES:
@@ -163,8 +171,6 @@ FIT = '    fit(model, x, y, context.run_config["nested.rate"])\n'
 def test_what_it_cant_audit_leaves_and_is_said(tmp_path, logged, old, new, says):
     server = "from flwr.serverapp.strategy import FedAvg"
     client = replaced(CLIENT, old, new)
-    from tests.adapters.flower_cases import SERVER
-
     keep = replaced(SERVER, server, server + "\nFedAvg.aggregate_train = lambda self, r, replies: (None, None)")
     import flwr.serverapp.strategy
 
@@ -189,14 +195,14 @@ def test_a_clients_own_error_stays_its_own(tmp_path, logged):
 
 def test_clients_written_for_the_older_api_are_guarded_too(tmp_path, logged):
     client = replaced(OLD_CLIENT, "to_client())", "to_client(), mods=[GUARD])")
-    guard = "from fedaudit.adapters.flower import Guard\nGUARD = Guard(attacks=['labels'], fail_on=None)\n"
+    guard = "from fedaudit.adapters.flower import Guard\nGUARD = Guard(attacks=['labels'], fail_on=None, share=None)\n"
     run_app(write_app(tmp_path / "a", client=guard + client, server=OLD_SERVER), nodes=3)
     assert sum("within the limits" in line for line in logged) == 6, logged
 
 
 def test_tables_are_guarded_too(tmp_path, logged):
     task = replaced(TASK, "torch.rand(2, 1, 8, 8, generator=g) * 2 - 1", "torch.randn(2, 64, generator=g)")
-    run(tmp_path / "a", Guard(attacks=["labels"], fail_on="inferred"), task=task)
+    run(tmp_path / "a", Guard(attacks=["labels"], fail_on="inferred", share=None), task=task)
     assert sum("within the limits" in line for line in logged) == 6, logged
 
 
@@ -240,7 +246,7 @@ def held_out():
 
 
 def test_own_examples_that_an_update_tells_are_warned_of_or_kept_in(tmp_path, logged):
-    settings: Any = {"attacks": [], "held_out": f"{__name__}:held_out", "share": 1e6, "every": 2}
+    settings: Any = {"attacks": [], "held_out": f"{__name__}:held_out", "share": None, "every": 2}
     bare, *_ = run(tmp_path / "a", None)
     warned, contexts, _ = run(tmp_path / "b", Guard(**settings))
     assert all(warned[key].content.object_id == bare[key].content.object_id for key in bare)
@@ -250,18 +256,92 @@ def test_own_examples_that_an_update_tells_are_warned_of_or_kept_in(tmp_path, lo
         kept = load_state(context.state, MEMBERS)
         assert kept is not None
         assert (kept["rounds"], kept["tests"]["span"]) == (2, 2)
-        assert dict(context.state[STATE]) == {"messages": 2}
     stopped, *_ = run(tmp_path / "c", Guard(**settings, on_fail="refuse"))
     assert {reply.error.reason for reply in stopped.values()} == {REFUSED}
 
 
-def test_members_that_can_t_be_watched_leave_or_not_as_the_site_says(tmp_path, logged):
-    settings: Any = {"attacks": [], "held_out": held_out(), "share": 1e-9}
-    passed, *_ = run(tmp_path / "a", Guard(**settings))
-    assert not any(reply.has_error() for reply in passed.values())
-    assert sum("members aren't watched: preparing would take" in line for line in logged) == 3  # from the second round
-    kept, *_ = run(tmp_path / "b", Guard(**settings, on_fail="refuse", unaudited="refuse"))
-    assert all(reply.has_error() for reply in kept.values())
+def test_what_training_doesn_t_pay_for_is_played_once_and_leaves(tmp_path, logged):
+    settings: Any = {**STRICT, "held_out": held_out(), "share": 1e-9, "on_fail": "refuse"}
+    replies, *_ = run(tmp_path / "a", Guard(**settings))
+    assert {key[0] for key, reply in replies.items() if reply.has_error()} == {0}
+    rounds = read_site(Path("fedaudit-guard")).rounds
+    assert [one.done for one in rounds] == 3 * ["refused"] + 3 * ["left"]
+    assert {one.checks[name].outcome for one in rounds[3:] for name in ("labels", "members")} == {"not played"}
+
+
+EVALUATES = """
+
+@app.evaluate()
+def evaluate(msg, context):
+    model = net()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    model.eval()
+    source = torch.Generator().manual_seed(99)
+    x, y = torch.rand(200, 1, 8, 8, generator=source) * 2 - 1, torch.tensor([0, 1, 2, 7] * 50)
+    with torch.no_grad():
+        correct = (model(x).argmax(1) == y).float().mean().item()
+    metrics = MetricRecord({"num-examples": len(x), "accuracy": correct})
+    return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+"""
+
+
+def test_what_the_app_evaluates_on_is_held_out(tmp_path, logged):
+    """Nobody gives held_out: from the second round on members are told from what the first evaluation used."""
+    guard = Guard(attacks=[], share=None)
+    server = replaced(SERVER, "fraction_evaluate=0.0", "fraction_evaluate=1.0")
+    _, contexts, _ = run(tmp_path / "a", guard, client=CLIENT + EVALUATES, server=server, config={"rounds": 3})
+    for context in contexts.values():
+        kept = load_state(context.state, HELD_OUT)
+        assert kept is not None
+        assert kept["inputs"].shape == (200, 1, 8, 8)
+    rounds = read_site(Path("fedaudit-guard")).rounds
+    assert [one.checks["members"].outcome for one in rounds] == 3 * ["not played"] + 6 * ["alarm"]
+    assert "let the client's app evaluate" in rounds[0].checks["members"].text
+
+
+def test_clipping_scales_the_change_of_what_raised_an_alarm(tmp_path, logged):
+    bare, *_ = run(tmp_path / "a", None, config={"rounds": 1})
+    sent: dict[int, Any] = {}
+    inner = Guard(**STRICT, on_fail="clip", clip_norm=1e-3)
+
+    def guard(message, context, call):
+        sent[context.node_id] = message.content["arrays"].to_torch_state_dict()
+        return inner(message, context, call)
+
+    clipped, *_ = run(tmp_path / "b", guard, config={"rounds": 1})
+    for (index, node), reply in clipped.items():
+        before, whole = sent[node], bare[index, node].content["arrays"].to_torch_state_dict()
+        after = reply.content["arrays"].to_torch_state_dict()
+        assert list(after) == list(whole)
+        change = torch.cat([(after[name] - before[name]).flatten() for name in before])
+        was = torch.cat([(whole[name] - before[name]).flatten() for name in before])
+        assert change.norm() == pytest.approx(1e-3, rel=1e-2)
+        assert torch.cosine_similarity(change, was, dim=0) > 0.999
+        assert reply.content["metrics"] == bare[index, node].content["metrics"]
+    assert {one.done for one in read_site(Path("fedaudit-guard")).rounds} == {"clipped"}
+    run(tmp_path / "c", Guard(**STRICT, on_fail="clip", out="new"), config={"rounds": 1})
+    assert {one.done for one in read_site(Path("new")).rounds} == {"refused"}  # nobody knows a norm yet
+
+
+def test_a_budget_is_read_of_the_mods_and_stops_before_the_round_that_would_exceed_it(tmp_path, logged):
+    """The nodes of a simulation share a file, and nobody knows which of them is which after a restart: all count."""
+    from fedaudit.pipeline.site import site_account
+
+    settings = {"clip": 0.5, "noise": 5.0, "epsilon": None, "delta": 1e-5}
+    account = site_account([("dp", settings)], 100, None)
+    assert account is not None
+    client = (
+        "from fedaudit.adapters.flower import Guard, SanitiserMod\n"
+        + f"GUARD = Guard(attacks=['labels'], fail_on=None, target_epsilon={account.spent(4) + 1e-6})\n"
+        + f"NOISE = SanitiserMod('dp', {settings!r})\n"
+        + replaced(CLIENT, "ClientApp()", "ClientApp(mods=[GUARD, NOISE])")
+    )
+    seen = run_app(write_app(tmp_path / "a", client=client), nodes=3)
+    rounds = read_site(Path("fedaudit-guard")).rounds
+    assert [one.done for one in rounds] == 4 * ["left"] + 2 * ["stopped"]
+    assert [one.epsilon for one in rounds[:4]] == pytest.approx([account.spent(n) for n in range(1, 5)])
+    assert seen.replies == 4
+    assert sum("nothing is trained or sent: with it ε would be" in line for line in logged) == 2
 
 
 def test_wrong_settings_are_refused(tmp_path):

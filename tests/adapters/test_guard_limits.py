@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 from typing import Any, ClassVar
 
 import pytest
@@ -9,9 +10,9 @@ import torch
 from torch import nn
 
 import fedaudit
-from fedaudit.adapters.guard import SiteGuard, _uncalibrated
+from fedaudit.adapters.attacked import Passing, uncalibrated
+from fedaudit.adapters.guard import SiteGuard
 from fedaudit.capture.capture import Capture
-from fedaudit.utils.errors import BadInput
 
 
 class Gate(SiteGuard):
@@ -19,7 +20,8 @@ class Gate(SiteGuard):
     _limits: ClassVar[dict[str, float]] = {"psnr": 20.0}  # as NVFlare's
 
 
-def gives_away(**settings: Any) -> bool:
+def gives_away(**settings: Any) -> str:
+    """Return what becomes of an update over two rows of a table."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 2))
     start = copy.deepcopy(net.state_dict())
@@ -27,15 +29,15 @@ def gives_away(**settings: Any) -> bool:
         optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
         nn.functional.cross_entropy(net(torch.randn(2, 12)), torch.tensor([0, 1])).backward()
         optimiser.step()
-    guard, state = Gate(on_fail="refuse", **settings), net.state_dict()
-    return guard._gives_away(start, state, seen, 0, name="s", client="c", who="s", folder="f", follows=True)
+    passing = Passing(start, net.state_dict(), seen, "weights", name="c", folder="f", follows=True)
+    return Gate(on_fail="refuse", **settings).releases(("job", "s"), "s", 0, lambda: passing).done
 
 
 ROWS = ["labels", {"name": "tableak", "iterations": 1, "restarts": 1}]
 
 
 def test_a_limit_on_images_that_nobody_set_blocks_no_table() -> None:
-    assert not gives_away(attacks=ROWS)
+    assert gives_away(attacks=ROWS) == "left"
 
 
 @pytest.mark.parametrize(
@@ -51,9 +53,11 @@ def test_a_limit_on_images_that_nobody_set_blocks_no_table() -> None:
         ),
     ],
 )
-def test_what_can_t_be_tested_on_a_table_says_what_to_set(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(BadInput, match=says):
-        gives_away(**settings)
+def test_what_can_t_be_tested_on_a_table_says_what_to_set(
+    settings: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert gives_away(**settings) == "refused"
+    assert re.search(says, caplog.text)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +83,15 @@ def test_no_attack_is_calibrated_in_every_round_unless_that_is_asked_for(
         nn.functional.cross_entropy(net(torch.rand(1, 1, 8, 8)), torch.tensor([0])).backward()
         optimiser.step()
     guard = Gate(attacks=[{"name": "agic-plus", "iterations": 100, **given}], fail_above={}, fail_on="recovered")
-    guard._gives_away(start, net.state_dict(), watched, 0, name="s", client="c", who="s", folder="f", follows=True)
+    passing = Passing(start, net.state_dict(), watched, "weights", name="c", folder="f", follows=True)
+    guard.releases(("job", "s"), "s", 0, lambda: passing)
     assert bool(made[0].calibrations) is calibrated
     assert made[0].attacks[0].settings["calibrate"] is calibrated
 
 
 def test_a_method_within_an_attack_is_not_calibrated_either() -> None:
-    assert _uncalibrated({"name": "averaged", "attack": {"name": "agic-plus"}}) == {
+    assert uncalibrated({"name": "averaged", "attack": {"name": "agic-plus"}}) == {
         "name": "averaged",
         "attack": {"name": "agic-plus", "calibrate": False},
     }
-    assert _uncalibrated("labels") == {"name": "labels"}
+    assert uncalibrated("labels") == {"name": "labels"}

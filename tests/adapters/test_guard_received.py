@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedaudit.adapters.guard import SiteGuard, agreed_network, own_examples
+from fedaudit.adapters.guard import SiteGuard
+from fedaudit.adapters.own import agreed_network, own_examples
 from fedaudit.utils.errors import BadInput
 
 LOG = logging.getLogger("fedaudit.test")
@@ -28,7 +29,7 @@ class Gate(SiteGuard):
 
 
 def let_in(state: dict[str, Tensor], policy: str, who: str, **known: Any) -> bool:
-    return Gate(on_received=policy, **known)._lets_in(state, who)
+    return Gate(on_received=policy, **known).receives(("job", "site"), who, lambda: (state, False)).let_in
 
 
 def fished() -> dict[str, Tensor]:

@@ -26,12 +26,13 @@ from torch import nn
 pytestmark = pytest.mark.peers
 pytest.importorskip("nvflare", reason="NVFlare isn't installed: pip install 'PATH_OF_THE_CLONE[nvflare]'")
 
-from nvflare.apis.dxo import DXO, DataKind  # noqa: E402
+from nvflare.apis.dxo import DXO, DataKind, from_shareable  # noqa: E402
 from nvflare.apis.filter import ContentBlockedException, FilterChainType, FilterContextKey  # noqa: E402
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode  # noqa: E402
 from nvflare.apis.fl_context import FLContext  # noqa: E402
 from nvflare.apis.shareable import Shareable, make_reply  # noqa: E402
 from nvflare.apis.utils.task_utils import apply_filters  # noqa: E402
+from nvflare.apis.workspace import Workspace  # noqa: E402
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe  # noqa: E402
 from nvflare.private.fed.app.fl_conf import create_privacy_manager  # noqa: E402
 
@@ -39,6 +40,8 @@ import fedaudit  # noqa: E402
 import fedaudit.adapters.nvflare.site as of_site  # noqa: E402
 from fedaudit.adapters.nvflare import GuardFilter, RecorderFilter, watch  # noqa: E402
 from fedaudit.capture.capture import current_mode  # noqa: E402
+from fedaudit.pipeline.site import read_site, site_account  # noqa: E402
+from fedaudit.results.site import SiteRound  # noqa: E402
 from fedaudit.utils.errors import BadInput  # noqa: E402
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "nvflare.md").read_text(encoding="utf-8")
@@ -438,6 +441,8 @@ def test_the_guard_blocks_what_it_could_rebuild_and_changes_nothing(kind, tmp_pa
             "attacks": [{"name": "invg", "iterations": 150}],
             "on_fail": on_fail,
             "out": str(tmp_path / "reports"),
+            "reports": True,
+            "share": None,
         }
         received, leaving = pair(kind=GuardFilter, **settings)
         before, after = trained(1)
@@ -532,7 +537,7 @@ def others() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
 def test_own_examples_that_an_update_tells_are_warned_of_or_blocked(kind, caplog):
     caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
-    settings: dict[str, Any] = {"attacks": [], "held_out": f"{__name__}:others", "share": 1e6, "every": 2}
+    settings: dict[str, Any] = {"attacks": [], "held_out": f"{__name__}:others", "share": None, "every": 2}
     for on_fail in ("warn", "refuse"):
         caplog.clear()
         received, leaving = pair(kind=GuardFilter, on_fail=on_fail, **settings)
@@ -556,43 +561,45 @@ def test_own_examples_that_an_update_tells_are_warned_of_or_blocked(kind, caplog
 
 def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
-    received, leaving = pair(kind=GuardFilter, largest=3)
+    received, leaving = pair(kind=GuardFilter, share=None, out=None, largest=3)
     before, after = trained(4)
     received.process(shareable(before), context())
     goes = shareable(after)
     assert leaving.process(goes, context()) is goes
     assert "not audited, and leaves: the update is over 4 examples, and largest is 3" in caplog.text
-    received, closed = pair(kind=GuardFilter, largest=3, on_fail="refuse")
+    received, closed = pair(kind=GuardFilter, share=None, out=None, largest=3, on_fail="refuse")
     trained(4)
     received.process(shareable(before), context())
     with pytest.raises(ContentBlockedException):  # who refuses lets nothing leave that wasn't looked into
         closed.process(goes, context())
-    received, unmeasured = pair(kind=GuardFilter, on_fail="refuse", attacks=["labels"])
+    received, unmeasured = pair(kind=GuardFilter, share=None, out=None, on_fail="refuse", attacks=["labels"])
     start, end = trained(1)
     received.process(shareable(start), context())
     with pytest.raises(ContentBlockedException):
         unmeasured.process(shareable(end), context())
     assert "fail_on can't be exceeded by what ran" in caplog.text
-    received, leaving = pair(kind=GuardFilter, largest=3)
+    received, leaving = pair(kind=GuardFilter, share=None, out=None, largest=3)
     trained(4)
     received.process(shareable(before), context())
     assert leaving.process(goes, context()) is goes
     received.process(shareable(before), context())
     assert leaving.process(goes, context()) is goes  # the training that was watched is another round's
     assert "not audited, and leaves: no training was seen" in caplog.text
-    _, second = pair(kind=GuardFilter, unaudited="refuse", every=2)
+    _, second = pair(kind=GuardFilter, share=None, out=None, unaudited="refuse", every=2)
     for index in range(4):  # whatever the server calls the round
         if index % 2:
             assert second.process(goes, context()) is goes
         else:
             with pytest.raises(ContentBlockedException):
                 second.process(goes, context())
-    _, strict = pair(kind=GuardFilter, unaudited="refuse", attacks=["r-gap"])
+    _, strict = pair(kind=GuardFilter, share=None, out=None, unaudited="refuse", attacks=["r-gap"])
     trained(1)
     with pytest.raises(ContentBlockedException):
         strict.process(shareable(after), context())
     assert "none of the attacks can be run against it" in caplog.text
-    _, strict = pair(kind=GuardFilter, unaudited="refuse", attacks=[{"name": "invg", "iterations": 1}])
+    _, strict = pair(
+        kind=GuardFilter, share=None, out=None, unaudited="refuse", attacks=[{"name": "invg", "iterations": 1}]
+    )
     trained(1)
     with pytest.raises(ContentBlockedException):  # what leaves isn't what was watched
         strict.process(shareable({name: tensor + 1 for name, tensor in after.items()}), context())
@@ -602,6 +609,100 @@ def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     for wrong in wrong_words:
         with pytest.raises(BadInput):
             GuardFilter(**wrong)
+
+
+def rounds_of(folder: str = "fedaudit-guard") -> list[SiteRound]:
+    return read_site(Path(folder)).rounds
+
+
+@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
+def test_clipping_scales_the_change_of_what_raised_an_alarm(kind):
+    bound = 1e-3
+    received, leaving = pair(
+        kind=GuardFilter, attacks=["labels"], fail_above={"label_accuracy": 0.01}, on_fail="clip", clip_norm=bound
+    )
+    before, after = trained(4)
+    sent = {name: (after[name] if kind == DataKind.WEIGHTS else after[name] - before[name]).numpy() for name in after}
+    received.process(shareable(before), context())
+    goes = shareable(sent, kind)
+    bits = pickle.dumps(goes)
+    left = from_shareable(leaving.process(goes, context())).data
+    assert pickle.dumps(goes) == bits  # what the training made stays as it is
+    assert [type(value) for value in left.values()] == [type(value) for value in sent.values()]
+    begin = {name: before[name].numpy() if kind == DataKind.WEIGHTS else 0.0 for name in left}
+    change = torch.cat([torch.as_tensor(left[name] - begin[name]).flatten() for name in left])
+    was = torch.cat([(after[name] - before[name]).flatten() for name in left])
+    assert change.norm() == pytest.approx(bound, rel=1e-2)
+    assert torch.cosine_similarity(change, was, dim=0) > 0.999
+    (line,) = rounds_of()
+    assert (line.done, line.alarms) == ("clipped", ["labels"])
+    assert line.norm == pytest.approx(float(was.norm()), rel=1e-5)
+
+
+def test_a_budget_outlasts_the_process_and_stops_before_the_round_that_would_exceed_it(caplog):
+    noise = {"name": "dp", "clip": 1.0, "noise": 5.0, "epsilon": None}
+    account = site_account([("dp", {key: value for key, value in noise.items() if key != "name"})], 1, None)
+    assert account is not None
+    before, after = trained(1)
+    for index in range(4):  # each with filters of its own, as a process has that begins anew
+        received, leaving = pair(
+            kind=GuardFilter, attacks=["labels"], unaudited="pass", sanitised=noise, target_epsilon=account.spent(2)
+        )
+        received.process(shareable(before, index=index), context())
+        if index < 2:
+            leaving.process(shareable(after, index=index), context())
+        else:
+            with pytest.raises(ContentBlockedException, match="privacy budget doesn't allow another update"):
+                leaving.process(shareable(after, index=index), context())
+    assert [one.done for one in rounds_of()] == ["left", "left", "stopped", "stopped"]
+    assert [one.epsilon for one in rounds_of()] == [account.spent(1), account.spent(2), None, None]
+
+
+def test_filters_around_the_guard_are_read_of_the_site_and_of_the_job(tmp_path):
+    for part in ("startup", "local"):
+        (tmp_path / part).mkdir()
+    workspace = Workspace(str(tmp_path), site_name="site-1")
+    guard = {"path": "fedaudit.adapters.nvflare.GuardFilter", "args": {}}
+    noise = {"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": {"fraction": 0.2}}
+    largest = {"path": "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy", "args": {}}
+    policy = Path(workspace.get_site_config_dir()) / "privacy.json"
+    policy.parent.mkdir(parents=True, exist_ok=True)
+    scopes = [{"name": "a", "task_result_filters": [largest, guard]}, {"name": "b", "task_result_filters": []}]
+    policy.write_text(json.dumps({"scopes": scopes, "default_scope": "a"}))
+    config = Path(workspace.get_app_config_dir("job-1")) / "config_fed_client.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(json.dumps({"task_result_filters": [{"tasks": ["train"], "filters": [noise]}]}))
+
+    class Engine:
+        def get_workspace(self) -> Workspace:
+            return workspace
+
+    class Scope:
+        name = "a"
+
+    here = context()
+    here.set_prop(ReservedKey.ENGINE, Engine(), private=True, sticky=False)
+    here.set_prop(FLContextKey.SCOPE_OBJECT, Scope())
+    before, after = of_site.filters_around(here, "GuardFilter")
+    assert [kind for kind, _ in before] == ["PercentilePrivacy"]
+    assert after == [("SVTPrivacy", {"fraction": 0.2})]
+    assert of_site.filters_around(context(), "GuardFilter") == ([], [])
+
+
+def test_what_a_site_validates_on_is_held_out_for_the_guard_and_recorded_too(tmp_path):
+    received, leaving = pair(kind=GuardFilter, attacks=[], share=None)
+    came, left = pair(str(tmp_path / "recording"))
+    for index in range(3):
+        before = dict(NETWORK.state_dict())
+        for one in (received, came):
+            one.process(shareable(before, index=index), context())
+        _, after = trained(4)
+        with torch.no_grad():
+            nn.functional.cross_entropy(NETWORK(others()[0]), others()[1])
+        for one in (leaving, left):
+            one.process(shareable(after, index=index), context())
+    assert [one.checks["members"].outcome for one in rounds_of()] == 3 * ["alarm"]
+    assert (tmp_path / "recording" / "job-1" / "site-1" / "truth" / "candidates.safetensors").is_file()
 
 
 def test_validation_between_trainings_is_kept_once_and_the_guards_attacks_are_none(tmp_path):

@@ -31,6 +31,7 @@ are pydantic models: [their fields](results.md#fields).
 """
 # Beside ``fedaudit`` itself; what their ``__all__`` lists may be relied on.
 PACKAGES = (
+    "fedaudit.adapters",
     "fedaudit.adapters.flower",
     "fedaudit.adapters.nvflare",
     "fedaudit.attacks",
@@ -100,7 +101,7 @@ def _package(module: ModuleType) -> Iterator[str]:
     """Yield what a package exports beside the names that ``fedaudit`` has."""
     names = sorted({*module.__all__} - {*fedaudit.__all__}, key=lambda name: (name.lower(), name))
     yield from (_summary(module), "")
-    if module.__name__.startswith("fedaudit.adapters"):  # whose frameworks may be missing
+    if module.__name__.startswith("fedaudit.adapters."):  # whose frameworks may be missing
         yield ", ".join(f"`{name}`" for name in names) + "."
         return
     yield from head("name", "what it is")

@@ -28,7 +28,10 @@ from fedaudit.data.files import read_arrays, read_csv, read_idx, read_mat, read_
 from fedaudit.data.medical import read_example
 from fedaudit.models.checkpoint import load_checkpoint, read_torch_file, save_checkpoint
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator
+from fedaudit.pipeline.site import read_site
+from fedaudit.report.site import page
 from fedaudit.results import AuditResult
+from fedaudit.results.site import CheckRecord, SiteRound
 from fedaudit.utils.image_bytes import decode, dimensions
 from fedaudit_lab.studies.analysis import analyse
 from fedaudit_lab.studies.spec import expand, study_from
@@ -36,6 +39,25 @@ from fedaudit_lab.studies.store import FILE, Store
 from tests.data.medical_cases import dicom, wfdb
 
 PIXELS = np.arange(2 * 3 * 16 * 16, dtype=np.uint8).reshape(2, 16, 16, 3)
+
+SITE_LINES = b"".join(
+    SiteRound(
+        time="2026-01-01T00:00:00+00:00",
+        job="j",
+        site="s",
+        done=done,
+        checks={"invg": CheckRecord(outcome="alarm", text="recovered")},
+        trained=1.0,
+        spent=0.1,
+        slope=0.5,
+        epsilon=1.0,
+        target=8.0,
+    )
+    .model_dump_json()
+    .encode()
+    + b"\n"
+    for done in ("left", "refused")
+)
 
 
 @dataclass(frozen=True)
@@ -235,6 +257,12 @@ def formats(folder: Path) -> dict[str, Format]:
             (b"-1", b"999999", b"null"),
         ),
         "store": Format([_store(folder / "store")], FILE, _read_store),
+        "site": Format(
+            [SITE_LINES],
+            "guard.jsonl",
+            lambda path: page(rounds) if (rounds := read_site(path.parent).rounds) else None,
+            (b"null", b"\n", b"1e999", b"-1", b"{}", b"NaN", b'"\\ud800"', b'"time":""', b"[" * 300),
+        ),
         "result": Format(
             [_result(folder)],
             "results.json",

@@ -22,5 +22,5 @@ NAMES = [
     ),
     *("pickle", "idx", "idx.gz", "npz", "mat", "csv", "parquet", "picture", "own-arrays"),
     *("wfdb", "nifti", "nifti.gz", "dicom"),
-    *("safetensors", "pt", "kept", "finding", "generator", "store", "result"),
+    *("safetensors", "pt", "kept", "finding", "generator", "store", "site", "result"),
 ]

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import fedaudit
 from fedaudit import BadInput, Dataset, NotApplicable, Transcript
-from fedaudit.adapters.guard import own_examples
+from fedaudit.adapters.own import own_examples
 from fedaudit.api import MemberWatch
 from fedaudit.capture.capture import Capture
 

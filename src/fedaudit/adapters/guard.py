@@ -1,40 +1,73 @@
-"""What the guards of all frameworks do: they check the model that comes in, and attack the update before it leaves."""
+"""What the guards of all frameworks do: they check what comes in, play attacks on what leaves, and write it down."""
 
 from __future__ import annotations
 
 import copy
 import logging
-import time
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit.adapters import in_words
-from fedaudit.capture.capture import Capture
-from fedaudit.capture.recorder import Recorder
-from fedaudit.defences.received import ReceivedHistory, check_received
-from fedaudit.modalities.packed import packed_alone
+from fedaudit.adapters.attacked import Passing
+from fedaudit.adapters.checks import LONGEST, RECEIVED, Checks, Examples, Judged, Kept
+from fedaudit.adapters.own import agreed_network, own_examples
+from fedaudit.defences.received import check_received
+from fedaudit.pipeline.plan import Plan
+from fedaudit.pipeline.site import Book, filters_of, site_account
+from fedaudit.results.site import LEFT, CheckRecord, Done, SiteRound
+from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.folders import temporary_folder
-from fedaudit.utils.objects import load_object
 
 if TYPE_CHECKING:
-    from fedaudit.api import MemberWatch, Verdict
-    from fedaudit.transcript.files import Form
+    from fedaudit.api import Verdict
+    from fedaudit.pipeline.ledger import Filter
 
-NOT_LET_IN = "the site's guard didn't let this model in"  # and not why: that would tell what it looks for
-REFUSED = "the site's guard didn't let this update leave"  # and not why: that would tell what was found
+# What the server is told, and not why: that would tell what was found, or what is looked for.
+NOT_LET_IN = "the site's guard didn't let this model in"
+REFUSED = "the site's guard didn't let this update leave"
+SPENT = "the site's privacy budget doesn't allow another update"
+
+Key = tuple[str, str]  # job and site
+
+_ALARMED = {"refuse": "it doesn't leave", "warn": "it leaves nevertheless", "clip": "it is clipped"}
+
+
+@dataclass(frozen=True)
+class Came:
+    """What was made of a model that came in: whether it may be trained on, and what its checks say."""
+
+    let_in: bool
+    check: CheckRecord
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of an update; of one that is ``clipped`` only the ``scale`` of its change leaves."""
+
+    done: Done
+    scale: float = 1.0
+
+    @property
+    def reason(self) -> str:
+        """What the server is told in the update's place; empty where it leaves."""
+        return "" if self.done in LEFT else SPENT if self.done == "stopped" else REFUSED
 
 
 class SiteGuard:
-    """The settings of a site's guard, and the attack on what is about to leave; a framework's own guard is one."""
+    """The settings of a site's guard, and all that it does; a framework's own guard is one."""
 
-    _log: ClassVar[logging.Logger]
+    _log: ClassVar[logging.Logger] = logging.getLogger("fedaudit.guard")
     _limits: ClassVar[dict[str, float]] = {}  # where none are given
     _early: ClassVar[bool] = True  # whether attacks are checked when the guard is made
+    _lasting: ClassVar[bool] = True  # whether a site has the same name after a restart
 
     def __init__(
         self,
@@ -48,12 +81,17 @@ class SiteGuard:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         loss: str | None = None,
-        out: Path | str | None = None,
+        out: Path | str | None = "fedaudit-guard",
         on_received: str = "warn",
         agreed: nn.Module | str | None = None,
-        examples: tuple[Tensor, Tensor] | str | None = None,
-        held_out: tuple[Tensor, Tensor] | str | None = None,
-        share: float = 0.05,
+        examples: Examples | str | None = None,
+        held_out: Examples | str | None = None,
+        share: float | None = 0.05,
+        reports: bool = False,
+        clip_norm: float | None = None,
+        target_epsilon: float | None = None,
+        delta: float | None = None,
+        sanitised: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Keep the settings, under their names and as they stand in a job's configuration.
 
@@ -62,24 +100,35 @@ class SiteGuard:
                 calibrated, unless its ``calibrate`` says so.
             fail_on: the verdict that an update must not reach, nor a worse one.
             fail_above: metric to limit, as ``fedaudit audit --fail-above``.
-            on_fail: ``"warn"`` or ``"refuse"``.
-            unaudited: ``"pass"`` or ``"refuse"`` what can't be audited; default: as ``on_fail``, so that a guard that
-                refuses lets nothing leave that it didn't look into.
-            every: audit only every so many updates of this site in a job, the first of them first.
-            largest: most examples of an update that is audited, over all its steps; a larger one can't be audited.
+            on_fail: ``"warn"``, ``"refuse"``, or ``"clip"``: what raises an alarm leaves with its change scaled down
+                to ``clip_norm``.
+            unaudited: ``"pass"`` or ``"refuse"`` what can't be audited; default: ``"refuse"`` where ``on_fail`` is, so
+                that a guard that refuses lets nothing leave that it couldn't look into. What isn't played because of
+                ``every`` or ``share`` isn't meant.
+            every: play attacks only on every so many updates of this site in a job, the first of them first.
+            largest: most examples of an update that is attacked, over all its steps; a larger one can't be audited.
             mean, std: of the preprocessing, per channel; default: estimated from the inputs' range.
             loss: registered name, where the training's own isn't recognised.
-            out: folder on the site for a report on every update; default: none is kept.
+            out: folder on the site: a line a round in ``guard.jsonl``, the page ``guard.html`` and ``guard.prom`` for
+                programs, none of which holds examples; None: nothing is written.
             on_received: ``"warn"``, ``"refuse"`` or ``"ignore"`` received models that look manipulated.
             agreed: the network that the federation agreed on, or ``package.module:name`` of what makes it; default: of
                 a received model only the weights are looked at.
             examples: the site's own, as the model sees them, and their classes, or ``package.module:name`` of what
                 returns them: received models are tried on them, too.
-            held_out: as ``examples``, of which none is ever trained on: in every round it is watched whether updates
-                and received models tell the site's own training examples from them
+            held_out: as ``examples``, of which none is ever trained on: it is watched whether updates and received
+                models tell the site's own training examples from them
                 (:class:`~fedaudit.pipeline.members.MemberWatch`). An alarm counts as an update that gives away more
-                than allowed, whatever ``fail_on`` is. With it ``attacks`` may be empty.
-            share: of the time that the site trains, most that watching members takes from the second round on.
+                than allowed, whatever ``fail_on`` is. Default: what the client's app evaluates on.
+            share: of the time that the site trains, most that all of this takes after the first round, whose debt later
+                rounds pay (:class:`~fedaudit.pipeline.site.Plan`); None: everything is played on every update.
+            reports: write a report on every update that is attacked into ``out``, too; it holds the site's data.
+            clip_norm: Euclidean norm of the change of all parameters to which ``"clip"`` scales; default: the median
+                of the site's last ten quiet rounds; where there was none, the update doesn't leave.
+            target_epsilon: the ε that this site's updates of a job must not exceed; the one that would isn't sent.
+            delta: δ of that; default: the mechanism's.
+            sanitised: the defence that updates went through before the guard sees them, ``{"name": "local-dp", …}`` or
+                several; default: what can be read of the framework's mods and filters.
 
         Raises:
             BadInput: a setting can't be used.
@@ -87,19 +136,28 @@ class SiteGuard:
         super().__init__()
         for name, given, (*others, last) in (
             ("on_received", on_received, ("warn", "refuse", "ignore")),
-            ("on_fail", on_fail, ("warn", "refuse")),
+            ("on_fail", on_fail, ("warn", "refuse", "clip")),
             ("unaudited", "pass" if unaudited is None else unaudited, ("pass", "refuse")),
         ):
             if given not in (*others, last):
                 raise BadInput(f"{name} is {given!r}; give {', '.join(map(repr, others))} or {last!r}")
         if every < 1 or largest < 1:
             raise BadInput(f"every is {every} and largest {largest}; both must be 1 or more")
-        if not 0 < share < float("inf"):
-            raise BadInput(f"share is {share}; give the share of a round's training time, above 0, for example 0.05")
+        for name, number, example in (
+            ("share", share, "the share of the training's time, above 0, for example 0.05"),
+            ("clip_norm", clip_norm, "a norm above 0"),
+            ("target_epsilon", target_epsilon, "an ε above 0, for example 8"),
+        ):
+            if number is not None and not 0 < number < math.inf:
+                raise BadInput(f"{name} is {number}; give {example}")
+        if delta is not None and not 0 < delta < 1:
+            raise BadInput(f"delta is {delta}; δ lies between 0 and 1")
+        if out is None and (reports or target_epsilon is not None):
+            what = "reports are written there" if reports else "the updates of a budget are counted in a file there"
+            raise BadInput(f"out is None, and {what}: give a folder on the site")
         self.attacks = list(attacks)
         self.fail_on = fail_on
         self.fail_above = dict(self._limits if fail_above is None else fail_above)
-        self._unset = fail_above is None
         self.on_fail = on_fail
         self.unaudited = unaudited or ("refuse" if on_fail == "refuse" else "pass")
         self.every, self.largest = every, largest
@@ -110,17 +168,39 @@ class SiteGuard:
         self.on_received = on_received
         self.agreed, self.examples = agreed, examples
         self.held_out, self.share = held_out, share
+        self.reports, self.clip_norm = reports, clip_norm
+        self.target_epsilon, self.delta = target_epsilon, delta
+        self.sanitised = sanitised
         self._own = agreed_network(agreed), own_examples(examples)
         self._others = own_examples(held_out, "held_out")
-        self._watches: dict[tuple[str, str], MemberWatch] = {}  # by job and site
-        self._updates: dict[tuple[str, str], int] = {}  # how many came, by job and site
-        self._received: dict[tuple[str, str], ReceivedHistory] = {}
+        self._sites: dict[Key, Kept] = {}
+        self._told: set[str] = set()
         self._checked = False
+        went_through = filters_of(sanitised)
+        folder = None if out is None else Path(out)
+        self._book = Book(folder, target_epsilon, delta, went_through, self._lasting)
+        self._checks = Checks(
+            attacks=_named(self.attacks),
+            fail_on=fail_on,
+            fail_above=self.fail_above,
+            unset=fail_above is None,
+            every=every,
+            largest=largest,
+            mean=self.mean,
+            std=self.std,
+            loss=loss,
+            out=folder if reports else None,
+            given=went_through,
+            alarmed=_ALARMED[on_fail],
+            log=self._log,
+        )
+        if went_through and target_epsilon is not None and site_account(went_through, 1, delta) is None:
+            raise BadInput("sanitised adds no noise, so that nothing bounds ε: leave out target_epsilon")
         if self._early:
             self._check()
 
     def _check(self) -> None:
-        """Refuse attacks and limits that there aren't: a policy with a wrong word in it must not let all pass."""
+        """Refuse attacks, limits and defences that there aren't: with a wrong word in it a policy lets nothing pass."""
         from fedaudit import api  # what attacks need takes seconds to import
 
         if not self._checked:
@@ -135,201 +215,206 @@ class SiteGuard:
                     )
             self._checked = True
 
-    def _lets_in(
-        self,
-        state: Mapping[str, Tensor],
-        who: str,
-        job: tuple[str, str] = ("", ""),
-        *,
-        difference: bool = False,
-    ) -> bool:
-        """Check a model that the site received, log each alarm, and return whether the site may train on it.
+    # --- what comes in ----------------------------------------------------------------------------------------------
 
-        ``who`` says the site and the round, ``job`` the job and the site, whose last models that were let in are
-        remembered; the difference of two models is no model to try on examples, nor to compare with the last ones.
+    def receives(self, key: Key, who: str, read: Callable[[], tuple[Mapping[str, Tensor], bool] | None]) -> Came:
+        """Check a model that the site received, log each alarm, and write down one that isn't let in.
+
+        Args:
+            key: job and site.
+            who: the site and the round, in words.
+            read: returns the model, and whether it is a difference, which is no model to try on examples; None where
+                what came in is no model.
         """
         if self.on_received == "ignore":
-            return True
-        agreed, examples = self._own
-        history = None if difference else copy.deepcopy(self._received.get(job, ReceivedHistory()))
-        own = None if difference else examples
-        checks = check_received(state, agreed, loss=cross_entropy, examples=own, history=history)
-        alarms = [check for check in checks if check.alarm]
-        done = "it isn't trained on" if self.on_received == "refuse" else "it is trained on nevertheless"
-        for check in alarms:
-            text = "fedaudit guard: %s: the received model is suspicious: %s: %s; %s"
-            self._log.warning(text, who, check.name, check.text, done)
-        let_in = not alarms or self.on_received != "refuse"
-        if let_in and history is not None:
-            self._received[job] = history
-        return let_in
+            return Came(True, CheckRecord(outcome="not played", text="on_received is 'ignore'"))
+        began, refuses = perf_counter(), self.on_received == "refuse"
+        done = "it isn't trained on" if refuses else "it is trained on nevertheless"
+        try:
+            found = read()
+            if found is None:
+                return Came(True, CheckRecord(outcome="not played", text="no model came in"))
+            agreed, examples = self._own
+            state, difference = found
+            kept, own = self.kept(key), None if difference else examples
+            history = None if difference else copy.deepcopy(kept.received)
+            checks = check_received(state, agreed, loss=cross_entropy, examples=own, history=history)
+            alarms = [f"{check.name}: {check.text}" for check in checks if check.alarm]
+            for text in alarms:
+                self._log.warning("fedaudit guard: %s: the received model is suspicious: %s; %s", who, text, done)
+            check = CheckRecord(outcome="alarm" if alarms else "quiet", text="; ".join(alarms)[:LONGEST])
+            if history is not None and not (alarms and refuses):  # what isn't let in isn't remembered
+                kept.received = history
+        except Exception as error:
+            self._log.warning("fedaudit guard: %s: what came in can't be checked: %s; %s", who, in_words(error), done)
+            check = CheckRecord(outcome="unable", text=in_words(error)[:LONGEST])
+        check = check.model_copy(update={"seconds": perf_counter() - began})
+        came = Came(check.outcome == "quiet" or not refuses, check)
+        if not came.let_in:
+            self._end(who, _line(key, None, "not let in", {RECEIVED: check}, spent=check.seconds))
+        return came
 
-    def _not_let_in(self, error: Exception, who: str) -> bool:
-        """Log that a received model can't be checked, and return whether the site must not train on it."""
-        refused = self.on_received == "refuse"
-        done = "it isn't trained on" if refused else "it is trained on nevertheless"
-        self._log.warning("fedaudit guard: %s: what came in can't be checked: %s; %s", who, in_words(error), done)
-        return refused
+    # --- what leaves ------------------------------------------------------------------------------------------------
 
-    def _check_size(self, seen: Capture) -> None:
-        examples = sum(map(len, seen.inputs))
-        if examples > self.largest:
-            raise BadInput(f"the update is over {examples} examples, and largest is {self.largest}; raise largest")
+    def stops(self, key: Key, who: str, through: Sequence[Filter], elements: int) -> bool:
+        """Whether the budget doesn't allow another update; asked before a training, which it may save.
 
-    def _plays(self, before: int) -> bool:
-        """Whether the attacks are played on the update before which so many came."""
-        return before % self.every == 0 and bool(self.attacks or self._others is None)
+        Args:
+            key, who: as of :meth:`receives`.
+            through: all filters of the site's updates that are known.
+            elements: of the model's whole state.
+        """
+        why = self._book.stops(*key, through, elements)
+        if why is not None:
+            self._log.warning("fedaudit guard: %s: nothing is trained or sent: %s", who, why)
+            self._end(who, _line(key, None, "stopped", {}, target=self.target_epsilon))
+        return why is not None
 
-    def _watch(self) -> MemberWatch:
-        from fedaudit.api import MemberWatch  # as above
+    def releases(
+        self, key: Key, who: str, index: int | None, read: Callable[[], Passing], came: Came | None = None
+    ) -> Decision:
+        """Play what is due on an update that is about to leave, write it down, and return what becomes of it.
 
-        assert self._others is not None
-        return MemberWatch(self._others, self.share, self.loss)
+        Args:
+            key, who: as of :meth:`receives`.
+            index: of the round, from 0; None: nobody says.
+            read: returns the update; what it raises is why that can't be audited.
+            came: what was made of the model that came in.
+        """
+        began = perf_counter()
+        self._check()
+        kept = self.kept(key)
+        try:
+            passing, problem = read(), None
+        except Exception as error:
+            passing, problem = None, in_words(error)
+        with local_randomness(0):  # the process may train on after the audit
+            try:
+                judged = self._checks.judge(kept, who, index, passing, problem)
+            except Exception as error:
+                judged = Judged({}, problem=in_words(error))
+        decision = self._decide(kept, who, judged)
+        checks = judged.checks if came is None else {RECEIVED: came.check, **judged.checks}
+        before = kept.plan.writing + (came.check.seconds if came is not None else 0.0)
+        spent = before + perf_counter() - began
+        line = _line(
+            key,
+            index,
+            decision.done,
+            checks,
+            trained=passing.seen.seconds if passing is not None else 0.0,
+            spent=spent,
+            norm=judged.norm,
+            slope=judged.slope,
+            target=self.target_epsilon,
+        )
+        began = perf_counter()
+        draw = bool(line.alarms) or line.done != "left" or kept.plan.draws(line.trained)
+        done = self._end(who, line, passing, draw=draw)
+        kept.plan.writing = perf_counter() - began
+        kept.plan.drawing = kept.plan.writing if draw else kept.plan.drawing
+        kept.plan.end(line, spent - judged.seconds)
+        return decision if done == decision.done else Decision(done)
 
-    def _tells_members(
-        self, watch: MemberWatch, state: Mapping[str, Tensor], seen: Capture, who: str, *, form: Form = "weights"
-    ) -> bool:
-        """Watch what a round tells of the site's own training examples, log it, and return whether it tells of them.
-
-        Arguments as of :meth:`_gives_away`.
+    def played(self, key: Key) -> dict[str, int]:
+        """Return in how many rounds of a job and site each check was played, as it was written down.
 
         Raises:
-            BadInput: that can't be told.
+            BadInput: that can't be read.
         """
-        found = watch.look(state, seen, form)
-        lines = [*map(str, found.told), *found.notes]
-        cost = f"{found.seconds:.2g} s, {100 * found.share:.2g} % of the training's time"
-        self._log.info("fedaudit guard: %s: members: %s (%s)", who, "; ".join(lines) or "not tested", cost)
-        if alarms := [str(told) for told in found.told if told.alarm]:
-            done = "it doesn't leave" if self.on_fail == "refuse" else "it leaves nevertheless"
-            text = "fedaudit guard: %s: which examples were trained on can be told: %s; %s"
-            self._log.warning(text, who, "; ".join(alarms), done)
-            return True
-        if found.unable is not None:
-            raise BadInput(f"members aren't watched: {found.unable}")
-        return False
+        checks = [item for one in self._book.rounds(*key) for item in one.checks.items()]
+        return {name: sum(n == name and c.outcome in ("quiet", "alarm") for n, c in checks) for name, _ in checks}
 
-    def _gives_away(
-        self,
-        sent: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        seen: Capture,
-        index: int | None,
-        *,
-        form: Form = "weights",
-        name: str,
-        client: str,
-        who: str,
-        folder: str,
-        follows: bool,
-    ) -> bool:
-        """Attack an update, log what is found, and return whether it gives away more than allowed.
+    def kept(self, key: Key) -> Kept:
+        """Return what is kept of a job and site; where that is nothing, what its file says."""
+        if key not in self._sites:
+            rounds: list[SiteRound] = []
+            try:
+                rounds = self._book.rounds(*key)
+            except Exception as error:
+                self._once(f"what was written down before isn't read: {in_words(error)}")
+            self._sites[key] = Kept(Plan.of(rounds, self.share), self._others)
+        return self._sites[key]
 
-        ``state`` is about to leave, in that ``form``; ``who`` says the site and the round, ``folder`` where in ``out``
-        the report goes; ``follows``: nothing changes the update after the training that was watched.
+    def _decide(self, kept: Kept, who: str, judged: Judged) -> Decision:
+        """Return what the policy makes of what the checks say."""
+        if any(check.outcome == "alarm" for check in judged.checks.values()):
+            if self.on_fail != "clip":
+                return Decision("refused" if self.on_fail == "refuse" else "left")
+            bound = self.clip_norm or kept.plan.usual_norm
+            if bound is None or judged.norm is None:
+                self._log.warning(
+                    "fedaudit guard: %s: it doesn't leave: no quiet round says to which norm it is clipped; give "
+                    "clip_norm",
+                    who,
+                )
+                return Decision("refused")
+            if judged.norm <= bound:
+                self._log.warning(
+                    "fedaudit guard: %s: its norm %.3g is within %.3g: it leaves", who, judged.norm, bound
+                )
+                return Decision("left")
+            self._log.warning("fedaudit guard: %s: clipped from norm %.3g to %.3g", who, judged.norm, bound)
+            return Decision("clipped", bound / judged.norm)
+        if judged.problem is not None:
+            refused = self.unaudited == "refuse"
+            done = "doesn't leave" if refused else "leaves"
+            self._log.warning("fedaudit guard: %s: not audited, and %s: %s", who, done, judged.problem)
+            return Decision("refused" if refused else "left")
+        return Decision("left")
 
-        Raises:
-            BadInput: that can't be told.
-        """
-        from fedaudit import api
-        from fedaudit.transcript.truth import truth_beside
+    # --- what is written down ---------------------------------------------------------------------------------------
 
-        began, module = time.perf_counter(), copy.deepcopy(seen.module)
-        assert module is not None
-        with temporary_folder() as place:
-            known: dict[str, Any] = {"mean": self.mean, "std": self.std, "loss": self.loss}
-            with Recorder(place / "recording", name=name, module=module.cpu(), **known) as recorder:
-                recorder.begin_round(sent, index)
-                recorder.update(client, state, seen, form=form)
-                recorder.end_round()
-            if truth_beside(place / "recording") is None:
-                raise BadInput("what the site trained on couldn't be recorded")
-            audit = api.audit_transcript(
-                place / "recording",
-                [_uncalibrated(attack) for attack in self.attacks],
-                module=module,
-                out=None if self.out is None else Path(self.out) / folder,
-                fail_above=self.fail_above,
-                fail_on=self.fail_on,
-                controls=False,
-                overwrite=True,
-                progress=False,
-            )
-        seconds, result = time.perf_counter() - began, audit.result
-        for row in result.summaries:
-            psnr = f" ({row.psnr.mean:.1f} dB)" if row.psnr else ""
-            self._log.info("fedaudit guard: %s: %s: %s%s", who, row.attack, row.verdict, psnr)
-        if audit.exceeded:
-            done = "it doesn't leave" if self.on_fail == "refuse" else "it leaves nevertheless"
-            text = "fedaudit guard: %s: the update gives away more than allowed; %s (%.1f s)"
-            self._log.warning(text, who, done, seconds)
-            return True
-        if all(row.verdict == "not applicable" for row in result.summaries):
-            raise BadInput("none of the attacks can be run against it")
-        if follows and any(f.recording is not None and f.recording.facts == "contradicted" for f in result.federations):
-            raise BadInput("the update doesn't follow from the training that was watched")
-        unable = [t for t in result.thresholds if t.measured_by != "what ran"]
-        if self._unset and len(unable) < len(result.thresholds):  # of limits that nobody set, what nothing measures
-            unable = [t for t in unable if t.measured_by != "nothing" or t.verdict is not None]
-        unable.sort(key=lambda t: t.verdict is None)
-        if unable:
-            limit = f"the limit on {unable[0].metric}" if unable[0].verdict is None else "fail_on"
-            raise BadInput(f"{limit} can't be exceeded by what ran: {unable[0].reason}")
-        untested = next((f"; {t.reason}" for t in result.thresholds if t.outcome == "not tested"), "")
-        self._log.info("fedaudit guard: %s: within the limits (%.1f s)%s", who, seconds, untested)
-        return False
+    def _end(self, who: str, line: SiteRound, passing: Passing | None = None, *, draw: bool = True) -> Done:
+        """Write a round down, before its update leaves; return what becomes of that."""
+        through = [*passing.went_through, *passing.goes_through] if passing is not None else []
+        elements = sum(value.numel() for value in passing.state.values()) if passing is not None else 0
+        ended = self._book.end(line, through, elements, draw=draw)
+        if ended.why:
+            self._log.warning("fedaudit guard: %s: not sent: %s", who, ended.why)
+        for problem in ended.problems:
+            self._once(problem)
+        return ended.done
+
+    def _once(self, text: str) -> None:
+        """Log a line that would come in every round."""
+        if text not in self._told:
+            self._told.add(text)
+            self._log.warning("fedaudit guard: %s", text)
 
 
-def _uncalibrated(attack: str | dict[str, Any]) -> dict[str, Any]:
-    """Return an attack that isn't calibrated unless it is asked for: in every round that would cost as much again."""
-    from fedaudit import api
+def _line(key: Key, index: int | None, done: Done, checks: Mapping[str, CheckRecord], **more: Any) -> SiteRound:
+    return SiteRound(
+        time=datetime.now(UTC).replace(microsecond=0),
+        job=key[0],
+        site=key[1],
+        index=index,
+        done=done,
+        checks=checks,
+        **more,
+    )
 
-    spec: dict[str, Any] = {"name": attack} if isinstance(attack, str) else dict(attack)
-    settings = {key: value for key, value in spec.items() if key != "name"}
-    known = api.make_attack(spec["name"], settings).settings()
-    if "attack" in known:  # a method of another one's
-        spec["attack"] = _uncalibrated(spec.get("attack", known["attack"]))
-    return {"calibrate": False, **spec} if "calibrate" in known else spec
+
+def clipped(passing: Passing, scale: float) -> dict[str, Tensor]:
+    """Return what leaves of an update: what is no whole number moves towards what came in."""
+    if passing.form != "weights":
+        return {name: value * scale if value.is_floating_point() else value for name, value in passing.state.items()}
+    return {
+        name: passing.sent[name] + scale * (value - passing.sent[name])
+        if name in passing.sent and value.is_floating_point()
+        else value
+        for name, value in passing.state.items()
+    }
 
 
-def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
-    """Return the network that the federation agreed on: a module, or ``package.module:name`` of one or what makes it.
+def _named(attacks: Sequence[str | dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return attacks by their names.
 
     Raises:
-        BadInput: there is none.
+        BadInput: one is named twice.
     """
-    made = _made(given, "agreed")
-    if made is not None and not isinstance(made, nn.Module):
-        raise BadInput(f"agreed is {type(made).__name__}; give a torch module, or package.module:name of what makes it")
-    return made
-
-
-def own_examples(given: tuple[Tensor, Tensor] | str | None, what: str = "examples") -> tuple[Tensor, Tensor] | None:
-    """Return a site's own examples and their classes: tensors, or ``package.module:name`` of them or what makes them.
-
-    Several inputs of an example, in a tuple or by name, are packed.
-
-    Raises:
-        BadInput: there are none, or they don't fit together.
-    """
-    made = _made(given, what)
-    if made is None:
-        return None
-    if isinstance(made, tuple | list) and len(made) == 2:  # of a model of several inputs
-        made = packed_alone(made[0], f"{what}: input"), packed_alone(made[1], f"{what}: target", whole=True)
-    pair = isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)
-    if not pair or not len(made[0]) or len(made[0]) != len(made[1]):
-        raise BadInput(f"{what} must be two tensors of the same length, inputs and classes, or what returns them")
-    return made[0], made[1]
-
-
-def _made(given: Any, what: str) -> Any:
-    if not isinstance(given, str):
-        return given
-    found = load_object(given, what)
-    if isinstance(found, nn.Module | tuple | list) or not callable(found):
-        return found
-    try:
-        return found()
-    except Exception as error:
-        raise BadInput(f"{what} '{given}' can't be called without arguments: {type(error).__name__}: {error}") from None
+    specs = [{"name": attack} if isinstance(attack, str) else dict(attack) for attack in attacks]
+    found = {str(spec.get("name", "")): spec for spec in specs}
+    if len(found) < len(specs):
+        raise BadInput("attacks names the same attack twice; give each once")
+    return found

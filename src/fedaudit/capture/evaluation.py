@@ -37,7 +37,8 @@ class Evaluation(TorchFunctionMode):
     do. A pass in training mode with gradients on may be training, and isn't kept either.
 
     Args:
-        module: that is evaluated, or a copy of it; None: nothing is kept until it is set.
+        module: that is evaluated, or a copy of it, or the shapes of all tensors of its state, in their order; None:
+            nothing is kept until it is set.
         most: examples that are kept, the first ones.
 
     Attributes:
@@ -45,7 +46,7 @@ class Evaluation(TorchFunctionMode):
         passes: inputs and targets of each pass, on the CPU.
     """
 
-    def __init__(self, module: nn.Module | None, most: int) -> None:
+    def __init__(self, module: nn.Module | Sequence[tuple[int, ...]] | None, most: int) -> None:
         super().__init__()
         self.module = module
         self.passes: list[tuple[Tensor, Tensor]] = []
@@ -126,12 +127,17 @@ class Evaluation(TorchFunctionMode):
         if self.module is None or self.full or self._resting or not self.here:
             return
         own = unwrapped(module)
-        if type(own) is type(self.module) and alike(own, self.module):
+        if self._evaluates(own):
             trains = own.training and torch.is_grad_enabled()
             given = _given(args, kwargs) if isinstance(output, Tensor) and not trains else None
             self._given, self._outputs = (None, []) if given is None else (given, [output])
         elif self._given is not None and len(args) == 2 and self._is_output(args[0]) and _is_loss(module):
             self._keep(self._given, args[1])
+
+    def _evaluates(self, module: nn.Module) -> bool:
+        if isinstance(self.module, nn.Module):
+            return type(module) is type(self.module) and alike(module, self.module)
+        return self.module is not None and [tuple(t.shape) for t in module.state_dict().values()] == [*self.module]
 
     def _keep(self, inputs: Tensor, targets: Any) -> None:
         if isinstance(targets, Tensor) and len(targets) == len(inputs):

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fedaudit.capture.capture import Capture
     from fedaudit.modalities import TokenInfo
     from fedaudit.modalities.columns import Column
+    from fedaudit.transcript.update import SanitiserInfo
 
 # Name to a tensor, or to an array that torch takes; or these alone, in the order of the state.
 State = Mapping[str, Any] | Sequence[Any]
@@ -244,6 +245,7 @@ class Recorder:
         seconds: float | None = None,
         sent: State | None = None,
         canary: int | None = None,
+        sanitised: SanitiserInfo | None = None,
     ) -> None:
         """Record what one client sends; of a canary only what is read of it.
 
@@ -259,6 +261,7 @@ class Recorder:
             seconds: that it trained; default: as captured.
             sent: what this client was sent, where that isn't the round's global model.
             canary: its number, where it is one of the recorder's ``canaries``.
+            sanitised: what everybody knows of the defence that ``state`` went through.
 
         Raises:
             BadInput: the folder can't be written, the client sent an update already, or something can't be read.
@@ -277,7 +280,8 @@ class Recorder:
         notes = list(captured.notes) if captured is not None else []
         config = self._training(captured, training, num_examples, notes)
         stem = f"round-{entry.index:05d}-client-{number:05d}"
-        message = MessageEntry(client=number, name=name, form=form, file=f"{stem}.safetensors", training=config)
+        file = f"{stem}.safetensors"
+        message = MessageEntry(client=number, name=name, form=form, file=file, training=config, sanitised=sanitised)
         self._save(message.file, self._tensors(state))
         start = self._tensors(sent) if sent is not None else captured.start if captured is not None else {}
         if any(

@@ -6,6 +6,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,17 @@ class ReceivedHistory:
     changes: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
     rows: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is remembered, as plain values and tensors."""
+        numbers = {name: list(getattr(self, name)) for name in ("changes", "rows", "losses")}
+        return {"last": self.last, **numbers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what :meth:`state_dict` returned."""
+        self.last = dict(state["last"])
+        for name in ("changes", "rows", "losses"):
+            setattr(self, name, deque(state[name], maxlen=KEPT))
 
     def add(self, state: Mapping[str, Tensor], loss: float | None) -> tuple[dict[str, float], dict[str, float], float]:
         """Compare a model with the last ones, then remember it.

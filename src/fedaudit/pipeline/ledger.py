@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.defences.sanitising import SANITISERS, Sanitiser
 from fedaudit.epsilon.accounting import Account, PrivacyAccount, RecordedGaussians, SparseVectorAccount, TakingPart
 from fedaudit.results.findings import Adjacency
 from fedaudit.results.ledger import ClientLedger, Ledger, Target
@@ -126,6 +126,63 @@ def of_filters(
 def _of_chain(
     name: str, sites: Sequence[str], filters: Sequence[Filter], rounds: int, elements: int | None, question: Question
 ) -> Ledger:
+    chain = chain_account(name, filters, elements, sites=len(sites))
+    account, notes = chain.account, chain.notes
+    ledger = Ledger(
+        federation=name,
+        mechanism=", then ".join(chain.shown) or "nothing",
+        protects="client",
+        adjacency="replace",
+        sampling=_sampling(account),
+        delta=_DELTA,
+        clients=(),
+        notes=tuple(notes),
+    )
+    sent = {site: _Sent(range(1, rounds + 1), account) for site in sites}
+    return _filled(ledger, sent, question, searched=chain.searched)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a chain of filters promises.
+
+    Attributes:
+        account: of the noise in it; None: nothing bounds ε.
+        shown: each filter, in words.
+        notes: what else a reader must know.
+        searched: the account's noise is a setting of the user's, so that more of it can be asked for.
+    """
+
+    account: PrivacyAccount | None
+    shown: list[str]
+    notes: list[str]
+    searched: bool
+
+
+def known_sanitiser(kind: str, settings: Mapping[str, Any]) -> Sanitiser | None:
+    """Return the sanitiser of ours that a framework's filter or mod is; None: none is known.
+
+    Raises:
+        BadInput: the settings aren't possible.
+    """
+    known = kind if kind in SANITISERS else FILTERS.get(kind)
+    if known is None:
+        return None
+    return make(SANITISERS, known, {key: value for key, value in settings.items() if key != "data_kinds"})
+
+
+def chain_account(name: str, filters: Sequence[Filter], elements: int | None, sites: int = 1) -> Chain:
+    """Return what filters promise for each site's messages.
+
+    Args:
+        name: of the job, app or site.
+        filters: in the order in which they work.
+        elements: of the model's whole state; None: not known.
+        sites: that send through them.
+
+    Raises:
+        BadInput: an ε depends on what isn't known, the settings aren't possible, or two noises are on one message.
+    """
     accounts: dict[str, PrivacyAccount] = {}
     notes, shown = [], []
     searched = False
@@ -148,7 +205,7 @@ def _of_chain(
             raise BadInput(f"{name}: dp of a {sanitiser.level}, {sanitiser.where}: write it as a scenario")
         if known == "svt-privacy" and elements is None:
             raise BadInput(f"{name}: the ε of {kind} depends on the model's size; give --parameters")
-        account = sanitiser.account(TakingPart((1,), len(sites), 1, 1, None, elements or 0))
+        account = sanitiser.account(TakingPart((1,), sites, 1, 1, None, elements or 0))
         if account is None:
             continue
         accounts[kind] = account
@@ -164,18 +221,7 @@ def _of_chain(
             f"{name}: {' and '.join(accounts)} on the same messages can't be accounted for; keep one of them"
         )
     account = next(iter(accounts.values()), None)
-    ledger = Ledger(
-        federation=name,
-        mechanism=", then ".join(shown) or "nothing",
-        protects="client",
-        adjacency="replace",
-        sampling=_sampling(account),
-        delta=_DELTA,
-        clients=(),
-        notes=tuple(notes),
-    )
-    sent = {site: _Sent(range(1, rounds + 1), account) for site in sites}
-    return _filled(ledger, sent, question, searched=searched)
+    return Chain(account, shown, notes, searched)
 
 
 def of_transcript(transcript: Transcript, question: Question) -> Ledger:

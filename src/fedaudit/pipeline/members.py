@@ -33,7 +33,7 @@ from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.reading import complete_task, outputs_of
 from fedaudit.transcript.rounds import expected
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.update import Update
+from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import tensor_bytes
 
@@ -47,6 +47,7 @@ _UNKNOWN = 1000  # records of an update at most, as long as that isn't known
 _BESIDE = 20  # records whose time the span attack takes for everything else
 _AT_ONCE = 4  # pairs of these, after which the time is looked at
 _AGAIN = 0.9  # times what something costs, after a round that couldn't pay for it
+_EVER = 1e9  # seconds, where there is no bound
 _SPARE = 1.5  # times what something took in the round before, where it can't be stopped: machines are uneven
 
 
@@ -109,6 +110,7 @@ class Look:
         unable: why the round counts as one that wasn't watched; None: it was.
         seconds: that it took.
         share: of the time that the site trained.
+        needs: seconds that it takes to test something, where there were fewer; else 0.
     """
 
     told: tuple[Told, ...]
@@ -116,6 +118,7 @@ class Look:
     unable: str | None
     seconds: float
     share: float
+    needs: float = 0.0
 
 
 class MemberWatch:
@@ -146,6 +149,7 @@ class MemberWatch:
         self._nobody: int | None = None  # examples of an update of which span told nobody
         self._followed: dict[str, Tensor] = {}  # own and held-out inputs and labels
         self._asking = 0.0  # seconds of this round that records cost; the rest is called preparing
+        self._needs = 0.0  # seconds of this round that weren't there
         self._sums = torch.zeros(5, 0, dtype=torch.float64)  # n, Σt, Σt², Σy, Σty of each; own ones first
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,24 +169,34 @@ class MemberWatch:
         self._tests, self._costs = dict(state["tests"]), dict(state["costs"])
         self._followed, self._sums = dict(state["followed"]), state["sums"]
 
-    def look(self, state: Mapping[str, Tensor], seen: Capture, form: Form = "weights") -> Look:
+    def look(
+        self,
+        state: Mapping[str, Tensor],
+        seen: Capture,
+        form: Form = "weights",
+        *,
+        seconds: float | None = None,
+        sanitised: SanitiserInfo | None = None,
+    ) -> Look:
         """Look at a round.
 
         Args:
             state: what is about to leave, in that ``form``.
             seen: the training that was watched.
+            seconds: that it may take, in place of ``share`` of this round's training.
+            sanitised: what everybody knows of the defence that the update went through.
         """
         began, number = time.perf_counter(), self._rounds
         self._rounds += 1
-        self._asking = 0.0
+        self._asking = self._needs = 0.0
         told: list[Told] = []
         notes: list[str] = []
         unable: list[str] = []
         try:
-            budget = self.share * seen.seconds
+            budget = min(self.share * seen.seconds if seconds is None else seconds, _EVER)
             if (cost := self._costs.get("preparing", 0.0)) > budget:
-                raise BadInput(self._unpaid("preparing", cost, seen.seconds))
-            case = _Case(state, seen, form, self._loss, self.held_out)
+                raise BadInput(self._unpaid("preparing", cost, budget, seen.seconds))
+            case = _Case(state, seen, form, self._loss, self.held_out, sanitised)
             left = budget - max(cost, time.perf_counter() - began)
             source = torch.Generator().manual_seed(number)
             for part in (self._series, self._span):
@@ -197,8 +211,10 @@ class MemberWatch:
             self._costs["preparing"] = _SPARE * (time.perf_counter() - began - self._asking)
         except BadInput as error:
             unable.append(str(error))
-        seconds = time.perf_counter() - began
-        return Look(tuple(told), tuple(notes), unable[0] if unable else None, seconds, seconds / (seen.seconds or 1e-9))
+        took = time.perf_counter() - began
+        needs = self._needs and self._needs + self._costs.get("preparing", 0.0)
+        why = unable[0] if unable else None
+        return Look(tuple(told), tuple(notes), why, took, took / (seen.seconds or 1e-9), needs)
 
     # --- the models that came in ------------------------------------------------------------------------------------
 
@@ -211,7 +227,7 @@ class MemberWatch:
         limit = level(self._tests["loss-series"] + 1)
         asked = min(pairs, max(0, int(budget / (2 * cost)))) if cost else pairs
         if asked < pairs and _rarest(asked, asked) > limit:
-            raise BadInput(self._unpaid("loss-series", 2 * cost * pairs, case.seconds))
+            raise BadInput(self._unpaid("loss-series", 2 * cost * pairs, budget, case.seconds))
         inputs, labels = (torch.cat([self._followed[f"{whose}_{what}"] for whose in _OWNERS]) for what in _PARTS)
         if not cost:
             case.target.losses(inputs[:1], labels[:1])  # the first call is slower
@@ -232,7 +248,7 @@ class MemberWatch:
         twice = n > 1
         own = int(twice[:asked].sum())  # a pair comes and is asked about together
         if _rarest(own, own) > limit and asked < pairs:
-            raise BadInput(self._unpaid("loss-series", 2 * cost * pairs, case.seconds))
+            raise BadInput(self._unpaid("loss-series", 2 * cost * pairs, budget, case.seconds))
         if _rarest(own, own) > limit:
             raise NotApplicable(f"loss-series: {own} examples are known under two models yet, too few to be sure")
         slopes = (n * ty - t * y)[twice] / (n * tt - t * t)[twice]
@@ -273,7 +289,8 @@ class MemberWatch:
                 raise NotApplicable(f"span: of {self._nobody} examples an update told nobody, in an earlier round")
             if needs is None or cost is None:
                 raise BadInput(f"no test is sure of an update over {case.distinct} examples (span, level {limit:.2g})")
-            raise BadInput(self._unpaid("span", (needs[0] * (1 + needs[1]) + _BESIDE) * cost, case.seconds))
+            most = (needs[0] * (1 + needs[1]) + _BESIDE) * cost
+            raise BadInput(self._unpaid("span", most, budget, case.seconds))
         own, held = case.drawn(*sizes, source)
         if _rarest(len(own[0]), len(held[0])) > limit:
             raise BadInput(
@@ -324,10 +341,11 @@ class MemberWatch:
         self._asking += seconds
         return seconds
 
-    def _unpaid(self, what: str, seconds: float, trained: float) -> str:
+    def _unpaid(self, what: str, seconds: float, budget: float, trained: float) -> str:
         """Return why something isn't done; one slow round mustn't be its end, so it is taken for cheaper next time."""
         self._costs[what] *= _AGAIN
-        paid = f"{100 * self.share:g} % of {trained:.3g} s of training"
+        self._needs = max(self._needs, seconds)
+        paid = f"the {max(budget, 0.0):.2g} s that there are after {trained:.3g} s of training"
         return f"{what} would take {seconds:.2g} s, more than {paid}: raise share, or train longer in a round"
 
 
@@ -363,7 +381,13 @@ class _Case:
     """
 
     def __init__(
-        self, state: Mapping[str, Tensor], seen: Capture, form: Form, loss: str | None, held_out: Examples
+        self,
+        state: Mapping[str, Tensor],
+        seen: Capture,
+        form: Form,
+        loss: str | None,
+        held_out: Examples,
+        sanitised: SanitiserInfo | None = None,
     ) -> None:
         config = seen.training()
         if (why := unusable(seen, config)) is not None or seen.module is None:
@@ -397,6 +421,7 @@ class _Case:
             tensors=change,
             num_examples=sum(config.batch_sizes),
             training=config,
+            sanitised=sanitised,
         )
         module = copy.deepcopy(seen.module).cpu().eval()
         if seen.packed_inputs or seen.heads:

@@ -1,54 +1,63 @@
-"""What a site's guard takes of a round to watch whether its own examples can be told."""
+"""What a site's guard takes of the time that the site trains."""
 
 from __future__ import annotations
 
 import copy
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedaudit.adapters import Passing, SiteGuard
 from fedaudit.capture import Capture
 from fedaudit.models import build_model
-from fedaudit.pipeline import MemberWatch
 from fedaudit.utils import Display, Quiet, one_thread
 
 _SHAPE, _BATCH, _CLASSES = (3, 32, 32), 32, 10
-_FEW = 8  # examples of a single step, which the span attack can tell
+_FEW = 8  # examples of a single step, which all attacks can be played on
 _SHARE = 0.05
 
 
 def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
-    """Time rounds of a site that trains by SGD, and what watching its members takes of each.
+    """Time rounds of a site that trains by SGD, and what its guard takes of them with its own settings.
+
+    The site gives held-out examples. What the guard takes is all that it does: checks, the line in its file, the page.
 
     Args:
-        quick: ``convnet-small`` alone and three rounds of 4 batches, instead of ``resnet20``, too, and ten of 16.
+        quick: ``convnet-small`` alone and three rounds of 4 batches, instead of ``resnet20``, too, and twenty of 16.
         display: shows progress.
 
     Returns:
-        rows with the seconds of each round's training and watching, and what was tested.
+        rows with the seconds of each round's training and of the guard, and in how many rounds each check was played.
     """
-    rounds, steps = (3, 4) if quick else (10, 16)
+    rounds, steps = (3, 4) if quick else (20, 16)
     models = ("convnet-small",) if quick else ("convnet-small", "resnet20")
     report = (display or Quiet()).stage("guarded rounds", 2 * len(models) * rounds)
     own, held_out = _examples(_BATCH * steps, 0), _examples(500, 1)
     rows: list[dict[str, Any]] = []
-    with one_thread():
+    with one_thread(), tempfile.TemporaryDirectory() as folder:
         for name in models:
             for many in (steps, 1):
-                watch = MemberWatch(held_out, _SHARE)
+                guard = SiteGuard(held_out=held_out, share=_SHARE, out=Path(folder) / f"{name}-{many}")
                 net = build_model(name, input_shape=_SHAPE, outputs=_CLASSES)
                 row: dict[str, Any] = {"model": name, "steps": many, "training": [], "watching": [], "shares": []}
-                row |= {"records": {}, "unable": 0}
-                for _ in range(rounds):
+                for index in range(rounds):
                     seen = _round(net, *(own if many > 1 else (part[:_FEW] for part in own)))
-                    look = watch.look(copy.deepcopy(net.state_dict()), seen)
+                    passing = Passing(
+                        seen.start, copy.deepcopy(net.state_dict()), seen, "weights", "site", "report", follows=True
+                    )
+                    began = time.perf_counter()
+                    guard.releases(("job", "site"), "site", index, partial(copy.copy, passing))
                     row["training"].append(seen.seconds)
-                    row["watching"].append(look.seconds)
-                    row["shares"].append(look.share)
-                    row["records"] |= {told.by: told.members + told.others for told in look.told}
-                    row["unable"] += look.unable is not None
+                    row["watching"].append(time.perf_counter() - began)
+                    row["shares"].append(row["watching"][-1] / seen.seconds)
                     report(rounds * len(rows) + len(row["shares"]))
+                row["later"] = sum(row["watching"][1:]) / sum(row["training"][1:])
+                row["played"] = guard.played(("job", "site"))
                 rows.append(row)
     return {"examples": len(own[0]), "batch": _BATCH, "few": _FEW, "rounds": rounds, "share": _SHARE, "rows": rows}
 

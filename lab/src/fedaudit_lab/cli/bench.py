@@ -127,7 +127,7 @@ def bench_canaries(quick: _QUICK = False, out: _OUT = None, json_output: _JSON =
 
 @bench.command("guard")
 def bench_guard(quick: _QUICK = False, out: _OUT = None, json_output: _JSON = False) -> None:
-    """Time what a site's guard takes of its rounds to watch whether its own examples can be told."""
+    """Time what a site's guard takes of the time that the site trains."""
     _run({"guard": {"quick": quick}}, out, json_output=json_output)
 
 

@@ -3,39 +3,61 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from math import prod
+from typing import Any, ClassVar
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedaudit.adapters import in_words
-from fedaudit.adapters.flower.messages import check_names, is_training, log, refusal, server_round, state_in
+from fedaudit.adapters.attacked import Passing
+from fedaudit.adapters.checks import Kept
+from fedaudit.adapters.flower.in_process import mods_behind
+from fedaudit.adapters.flower.messages import (
+    check_names,
+    is_training,
+    log,
+    only_record,
+    refusal,
+    server_round,
+    state_in,
+)
 from fedaudit.adapters.flower.tensors import load_state, save_state
-from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard
+from fedaudit.adapters.guard import NOT_LET_IN, SPENT, Decision, Key, SiteGuard, clipped
 from fedaudit.capture.capture import Capture
-from fedaudit.simulation.local_training import local_randomness
+from fedaudit.capture.evaluation import Evaluation, joined
+from fedaudit.pipeline.plan import Plan
 from fedaudit.utils.errors import BadInput
 
-STATE = "fedaudit-guard"  # the guard's record in the context's state
+STATE = "fedaudit-guard"  # what the guard keeps in the context's state: what its checks cost
 MEMBERS = "fedaudit-guard.members"  # the same, of what is kept of the site's own examples
+RECEIVED = "fedaudit-guard.received"  # the same, of the models that came in
+HELD_OUT = "fedaudit-guard.held-out"  # the same, of examples that the client's app evaluated on
+
+_MOST, _MOST_BYTES = 500, 32 * 2**20  # of these
 
 
 class Guard(SiteGuard):
     """A mod that attacks each update before it leaves: ``ClientApp(mods=[Guard(...)])``, the first of the mods.
 
-    It watches the local training, which stays as it is, and plays the attacks that a curious server could play. What
-    it finds is logged on the site; nothing is added to the reply. It refuses where ``on_fail`` is ``"refuse"``: the
-    reply becomes an error, and the round goes on without this client. Where an update can't be audited (no training was
-    seen, more than ``largest`` examples, the reply holds several models, no attack that ran measures what has a limit,
-    an error of the guard's own) it says so, and does what ``unaudited`` says: by default such an update leaves where
-    ``on_fail`` is ``"warn"``, and is refused where that is ``"refuse"``.
+    It watches the local training, which stays as it is, and plays the attacks that a curious server could play, as far
+    as ``share`` pays for them. What it finds is logged and written down on the site; nothing is added to the reply. It
+    refuses where ``on_fail`` is ``"refuse"``: the reply becomes an error, and the round goes on without this client.
+    Where an update can't be audited (no training was seen, more than ``largest`` examples, the reply holds several
+    models, no attack that ran measures what has a limit, an error of the guard's own) it says so, and does what
+    ``unaudited`` says: by default such an update leaves, unless ``on_fail`` is ``"refuse"``.
 
     Before every training it inspects the model that came in, as ``fedaudit check-model`` does, and logs what looks
     manipulated; where ``on_received`` is ``"refuse"`` such a model, or one that can't be checked, isn't trained on, and
     the reply is an error.
 
-    With ``held_out`` it also watches, in every round, whether the site's own training examples can be told.
+    Whether the site's own training examples can be told is watched with ``held_out``, or with what the app's evaluation
+    has used: up to 500 examples, or 32 MiB of them, which stay in ``context.state``.
+
+    With ``target_epsilon`` the mods after this one tell what noise there is, unless ``sanitised`` does. A node's number
+    doesn't outlast its SuperNode, so all updates of a run that stand in ``out`` count.
 
     Its settings are those of :class:`~fedaudit.adapters.guard.SiteGuard`. Attacks and limits are checked with the first
     training message.
@@ -43,104 +65,111 @@ class Guard(SiteGuard):
 
     _log = log
     _early = False
+    _lasting: ClassVar[bool] = False
 
     def __call__(self, msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         """Have the client train, and audit what it is about to send."""
         if not is_training(msg):
-            return call_next(msg, context)
-        if not self._let_in(msg, context):
+            return self._evaluated(msg, context, call_next)
+        key, told = (str(context.run_id), f"node {context.node_id}"), server_round(msg)
+        kept = self._restored(key, context)
+        index = (told or kept.plan.rounds + 1) - 1
+        who = f"node {context.node_id}, round {index + 1}"
+        came = self.receives(key, who, lambda: (self._model_in(msg), False))
+        if not came.let_in:
             return refusal(NOT_LET_IN, msg)
-        before = _quietly(self._count, context)
-        plays = before is None or self._plays(before)
-        if not plays and self._others is None:
-            return call_next(msg, context)
-        index = (server_round(msg) or (before or 0) + 1) - 1
         self._check()  # before training, and not quietly
+        mods = mods_behind(call_next)
+        if self.stops(key, who, mods, _elements(msg.content)):
+            return refusal(SPENT, msg)
         sent = copy.deepcopy(msg.content)  # the client may change what it is given
         with Capture() as seen:
             reply = call_next(msg, context)
-        with local_randomness(0):  # in a simulation the process trains on after the audit
-            work = [self._look] * (self._others is not None) + [self._audit] * plays
-            told = [_quietly(one, index, context, sent, seen, reply) for one in work]
-        refused = any(told)
-        if not refused and None in told:  # it couldn't be audited
-            refused = self.unaudited == "refuse"
-            log.warning("fedaudit guard: node %d: %s", context.node_id, "it doesn't leave" if refused else "it leaves")
-        return refusal(REFUSED, msg) if refused else reply
+        if reply.has_error():
+            return reply
 
-    def _let_in(self, msg: Message, context: Context) -> bool:
-        who = f"node {context.node_id}, round {server_round(msg)}"
-        try:
-            return self._inspected(msg, who, (str(context.run_id), str(context.node_id)))
-        except Exception as error:
-            return not self._not_let_in(error, who)
+        def passing() -> Passing:
+            weights, state = _models(sent, seen, reply)
+            name, folder = f"node-{context.node_id}", f"round-{index + 1}-node-{context.node_id}"
+            return Passing(weights, state, seen, "weights", name, folder, follows=False, went_through=mods)
 
-    def _inspected(self, msg: Message, who: str, job: tuple[str, str]) -> bool:
+        decision = self.releases(key, who, index, passing, came)
+        self._save(kept, context)
+        if decision.reason:
+            return refusal(decision.reason, msg)
+        return _scaled(reply, passing(), decision) if decision.done == "clipped" else reply
+
+    def _model_in(self, msg: Message) -> dict[str, Tensor]:
         records = msg.content.array_records
         count = len(next(iter(records.values()))) if len(records) == 1 else 0
         unnamed = [str(place) for place in range(count)]  # names tell these checks nothing but the architecture
         agreed, _ = self._own
-        state = state_in(msg.content, list(agreed.state_dict()) if agreed is not None else unnamed)
-        return self._lets_in(state, who, job)
+        return state_in(msg.content, list(agreed.state_dict()) if agreed is not None else unnamed)
 
-    def _count(self, context: Context) -> int:
-        """Return how many training messages came before this one: what a server says its round is proves nothing."""
-        state = context.state.config_records.get(STATE)
-        if state is None:
-            state = context.state[STATE] = ConfigRecord({"messages": 0})
-        before = int(state["messages"])
-        state["messages"] = before + 1
-        return before
+    def _evaluated(self, msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        """Have the client answer; keep what it evaluates a model on, once, to tell its training examples from."""
+        records = msg.content.array_records if msg.has_content() else {}
+        if self._others is not None or HELD_OUT in context.state or len(records) != 1:
+            return call_next(msg, context)
+        shapes = [tuple(array.shape) for array in next(iter(records.values())).values()]
+        with Evaluation(shapes, _MOST) as seen:
+            reply = call_next(msg, context)
+        found = joined(seen.passes)
+        if found is not None:
+            most = max(1, _MOST_BYTES // max(1, found[0][0].numel() * found[0].element_size()))
+            kept = {"inputs": found[0][:most], "labels": found[1][:most]}
+            _quietly(save_state, context.state, HELD_OUT, kept)
+        return reply
 
-    def _audit(self, index: int, context: Context, sent: RecordDict, seen: Capture, reply: Message) -> bool:
-        """Attack the update; return whether it mustn't leave.
+    def _restored(self, key: Key, context: Context) -> Kept:
+        """Return what is kept of this node, which lies in its context: in deployment every message is a process."""
+        if STATE not in context.state:
+            kept = self._sites[key] = self.kept(key)
+        else:
+            values = _quietly(load_state, context.state, STATE) or {}
+            kept = self._sites[key] = Kept(Plan(self.share, **values), self._others)
+        if (came := _quietly(load_state, context.state, RECEIVED)) is not None:
+            kept.received.load_state_dict(came)
+        if kept.held_out is None and (held := _quietly(load_state, context.state, HELD_OUT)):
+            kept.held_out = held["inputs"], held["labels"]
+        if kept.held_out is not None and (told := _quietly(load_state, context.state, MEMBERS)):
+            kept.watch = self._checks.watch(kept.held_out)
+            kept.watch.load_state_dict(told)
+        return kept
 
-        Raises:
-            BadInput: that can't be told.
-        """
-        if reply.has_error():
-            return False
-        who = f"node {context.node_id}, round {index + 1}"
-        weights, state = _models(sent, seen, reply, who)
-        self._check_size(seen)
-        node = context.node_id
-        folder = f"round-{index + 1}-node-{node}"
-        gives_away = self._gives_away(
-            weights, state, seen, index, name=f"node-{node}", client=str(node), who=who, folder=folder, follows=False
-        )
-        return gives_away and self.on_fail == "refuse"
-
-    def _look(self, index: int, context: Context, sent: RecordDict, seen: Capture, reply: Message) -> bool:
-        """Watch members; return whether the update mustn't leave.
-
-        Raises:
-            BadInput: that can't be told.
-        """
-        if reply.has_error():
-            return False
-        who = f"node {context.node_id}, round {index + 1}"
-        state = _models(sent, seen, reply, who)[1]
-        watch, kept = self._watch(), load_state(context.state, MEMBERS)
-        if kept is not None:
-            watch.load_state_dict(kept)
-        try:
-            return self._tells_members(watch, state, seen, who) and self.on_fail == "refuse"
-        finally:
-            _quietly(save_state, context.state, MEMBERS, watch.state_dict())  # what was found counts nevertheless
+    def _save(self, kept: Kept, context: Context) -> None:
+        values = dataclasses.asdict(kept.plan)
+        del values["share"]
+        _quietly(save_state, context.state, STATE, values)
+        _quietly(save_state, context.state, RECEIVED, kept.received.state_dict())
+        if kept.watch is not None:
+            _quietly(save_state, context.state, MEMBERS, kept.watch.state_dict())
 
 
-def _models(sent: RecordDict, seen: Capture, reply: Message, who: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _elements(content: RecordDict) -> int:
+    return sum(prod(array.shape) for record in content.array_records.values() for array in record.values())
+
+
+def _models(sent: RecordDict, seen: Capture, reply: Message) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the model that came in and the one that is about to leave.
 
     Raises:
         BadInput: no training was seen, or these are none.
     """
     if seen.module is None or not seen.inputs:
-        raise BadInput(f"{who}: no training was seen (another thread or process?)")
+        raise BadInput("no training was seen (another thread or process?)")
     weights = state_in(sent, list(seen.module.state_dict()))
     state = state_in(reply.content, list(weights))
     check_names(state, weights)
     return weights, state
+
+
+def _scaled(reply: Message, passing: Passing, decision: Decision) -> Message:
+    """Return the reply with less of the change in it, under the names that it has."""
+    key, record = only_record(reply, "reply")
+    states = clipped(passing, decision.scale).values()
+    reply.content[key] = ArrayRecord(dict(zip(record, states, strict=True)))
+    return reply
 
 
 def _quietly(work: Callable[..., Any], *arguments: Any) -> Any:
@@ -148,5 +177,5 @@ def _quietly(work: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return work(*arguments)
     except Exception as error:
-        log.warning("fedaudit guard: this update isn't audited: %s", in_words(error))
+        log.warning("fedaudit guard: what it keeps from round to round isn't kept: %s", in_words(error))
         return None

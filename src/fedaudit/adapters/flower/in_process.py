@@ -347,6 +347,14 @@ def _mods(train: Any) -> list[Any]:
     return found
 
 
+def mods_behind(call_next: Any) -> list[Mod]:
+    """Return the mods between a mod and the client, as :func:`mods_of` does, from what the mod is given to call."""
+    try:
+        return [_described(mod) for mod in reversed(_mods(call_next))]
+    except (AttributeError, KeyError, TypeError, ValueError):  # another version of Flower's: then none is known
+        return []
+
+
 def _described(mod: Any) -> Mod:
     sanitiser = getattr(mod, "sanitiser", None)
     if isinstance(sanitiser, Sanitiser):

@@ -78,7 +78,7 @@ class RecorderFilter(Filter):  # type: ignore[misc]
         try:
             if is_data(self):
                 _memory.keep(shareable, fl_ctx)
-                want_validation(fl_ctx)
+                want_validation(fl_ctx, "recorder")
             elif (dxo := model_in(shareable)) is not None:
                 self._record(dxo, shareable, fl_ctx)
         except Exception as error:  # recording must never stop a federation
@@ -98,7 +98,7 @@ class RecorderFilter(Filter):  # type: ignore[misc]
         recorder = self._begin(context, received.state, index)
         try:
             recorder.update(site, state_of(dxo), seen, form=FORMS[dxo.data_kind], num_examples=counted(dxo))
-            if (tested := validated(context)) is not None:
+            if (tested := validated(context, "recorder")) is not None:
                 recorder.candidates(*tested)
         finally:
             recorder.end_round()

@@ -7,17 +7,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.filter import FilterChainType, FilterContextKey
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor, nn
 
+from fedaudit.adapters.nvflare.job import Filter, is_job, read_job
 from fedaudit.capture.capture import Capture, current_mode
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.transcript.files import Form
@@ -33,8 +35,8 @@ _MOST_VALIDATED = 2000  # examples of what a site validates on that are kept
 
 _Site = tuple[str, str]  # job and site: in the simulator several train in one process, one after the other
 _turn: _Site | None = None  # whose task came in last
-_wanted: dict[_Site, bool] = {}  # whether a recorder waits for what it validates on; False: it has had it
-_validated: dict[_Site, list[tuple[Tensor, Tensor]]] = {}  # in its turns, until a recorder has it
+_wanted: dict[_Site, dict[str, bool]] = {}  # who waits for what it validates on; False: it has had it
+_validated: dict[_Site, list[tuple[Tensor, Tensor]]] = {}  # in its turns, until all who wait have it
 _evaluations: dict[int, Evaluation] = {}  # by thread: what is done there between trainings
 
 
@@ -66,11 +68,15 @@ def taken(by: str) -> Capture | None:
     return seen
 
 
-def want_validation(context: FLContext) -> None:
+def want_validation(context: FLContext, by: str) -> None:
     """Have what a site validates on kept, from the end of its next training on; from now on it is this one's turn."""
     site = site_key(context)
-    _wanted.setdefault(site, True)
+    _wanted.setdefault(site, {}).setdefault(by, True)
     _turn_to(site)
+
+
+def _waits(site: _Site) -> bool:
+    return any(_wanted.get(site, {}).values())
 
 
 def no_validation() -> AbstractContextManager[None]:
@@ -79,16 +85,17 @@ def no_validation() -> AbstractContextManager[None]:
     return nullcontext() if evaluation is None else evaluation.paused()
 
 
-def validated(context: FLContext) -> tuple[Tensor, Tensor] | None:
-    """Return inputs and targets that a site has validated on since its first training, once; None: there are none."""
+def validated(context: FLContext, by: str) -> tuple[Tensor, Tensor] | None:
+    """Return what a site has validated on since its first training, to each who waits once; None: there is nothing."""
     site = site_key(context)
     _turn_to(site)
-    found = joined(_validated.get(site, []))
+    found = joined(_validated.get(site, [])) if _wanted.get(site, {}).get(by) else None
     if found is None:
         return None
-    _wanted[site] = False
-    del _validated[site]
-    _turn_to(site)  # nothing more of it is kept
+    _wanted[site][by] = False
+    if not _waits(site):
+        del _validated[site]
+        _turn_to(site)  # nothing more of it is kept
     return found[0][:_MOST_VALIDATED], found[1][:_MOST_VALIDATED]
 
 
@@ -96,8 +103,8 @@ def _turn_to(site: _Site) -> None:
     """Give what was validated on to the site whose turn it was, and have kept what this one wants."""
     global _turn
     for evaluation in list(_evaluations.values()):
-        passes = evaluation.take(_MOST_VALIDATED if _wanted.get(site) else 0)
-        if _turn is not None and _wanted.get(_turn):
+        passes = evaluation.take(_MOST_VALIDATED if _waits(site) else 0)
+        if _turn is not None and _waits(_turn):
             own = _validated.setdefault(_turn, [])
             own += passes if sum(len(x) for x, _ in own) < _MOST_VALIDATED else []
     _turn = site
@@ -107,10 +114,10 @@ def _validate(module: nn.Module | None) -> None:
     """Begin to watch what this thread validates on after a training; end it where nobody wants it any more."""
     here, alive = threading.get_ident(), {thread.ident for thread in threading.enumerate()}
     for thread, evaluation in list(_evaluations.items()):
-        if thread not in alive or (thread == here and not (any(_wanted.values()) and current_mode() is evaluation)):
+        if thread not in alive or (thread == here and not (any(map(_waits, _wanted)) and current_mode() is evaluation)):
             _evaluations.pop(thread).stop()
     # A mode that somebody entered before would be left in place of ours.
-    wanted = _turn is not None and _wanted.get(_turn)
+    wanted = _turn is not None and _waits(_turn)
     if wanted and here not in _evaluations and module is not None and current_mode() is None:
         _evaluations[here] = Evaluation(module, _MOST_VALIDATED)
         _evaluations[here].__enter__()
@@ -173,6 +180,29 @@ def site_of(context: FLContext) -> str:
 def site_key(context: FLContext) -> tuple[str, str]:
     """Return job and site."""
     return job_of(context), site_of(context)
+
+
+def filters_around(context: FLContext, own: str) -> tuple[list[Filter], list[Filter]]:
+    """Return the filters that a site's results go through before and after the one whose class is called ``own``.
+
+    They are read of the site's ``privacy.json``, whose filters come first, and of the job; what can't be read isn't
+    known.
+    """
+    try:
+        workspace = context.get_workspace()
+        scope = context.get_prop(FLContextKey.SCOPE_OBJECT)
+        policy, app = (
+            Path(workspace.get_site_config_dir()) / "privacy.json",
+            Path(workspace.get_app_dir(job_of(context))),
+        )
+        name = getattr(scope, "name", None)
+        found = read_job(policy).sites if name and policy.is_file() else {}
+        chain = [f for label, filters in found.items() if label.split(",")[0] == f"scope {name}" for f in filters]
+        chain += [f for filters in read_job(app).sites.values() for f in filters] if is_job(app) else []
+    except Exception:
+        return [], []
+    place = next((place for place, (kind, _) in enumerate(chain) if kind.rpartition(".")[2] == own), 0)
+    return chain[:place], [one for one in chain[place:] if one[0].rpartition(".")[2] != own]
 
 
 def round_of(shareable: Shareable, context: FLContext) -> int | None:

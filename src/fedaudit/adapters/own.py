@@ -1,0 +1,54 @@
+"""What a site gives its guard beside settings: the agreed network, and examples of its own, as objects or by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedaudit.modalities.packed import packed_alone
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.objects import load_object
+
+
+def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
+    """Return the network that the federation agreed on: a module, or ``package.module:name`` of one or what makes it.
+
+    Raises:
+        BadInput: there is none.
+    """
+    made = _made(given, "agreed")
+    if made is not None and not isinstance(made, nn.Module):
+        raise BadInput(f"agreed is {type(made).__name__}; give a torch module, or package.module:name of what makes it")
+    return made
+
+
+def own_examples(given: tuple[Tensor, Tensor] | str | None, what: str = "examples") -> tuple[Tensor, Tensor] | None:
+    """Return a site's own examples and their classes: tensors, or ``package.module:name`` of them or what makes them.
+
+    Several inputs of an example, in a tuple or by name, are packed.
+
+    Raises:
+        BadInput: there are none, or they don't fit together.
+    """
+    made = _made(given, what)
+    if made is None:
+        return None
+    if isinstance(made, tuple | list) and len(made) == 2:  # of a model of several inputs
+        made = packed_alone(made[0], f"{what}: input"), packed_alone(made[1], f"{what}: target", whole=True)
+    pair = isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)
+    if not pair or not len(made[0]) or len(made[0]) != len(made[1]):
+        raise BadInput(f"{what} must be two tensors of the same length, inputs and classes, or what returns them")
+    return made[0], made[1]
+
+
+def _made(given: Any, what: str) -> Any:
+    if not isinstance(given, str):
+        return given
+    found = load_object(given, what)
+    if isinstance(found, nn.Module | tuple | list) or not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise BadInput(f"{what} '{given}' can't be called without arguments: {type(error).__name__}: {error}") from None

@@ -1,0 +1,291 @@
+"""What a site's guard writes down of every round, and the budget of ε that is counted there."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, cast
+
+from pydantic import ValidationError
+
+from fedaudit.defences.sanitising import ClientContext
+from fedaudit.epsilon.accounting import PrivacyAccount
+from fedaudit.pipeline.ledger import Filter, chain_account, known_sanitiser
+from fedaudit.report.site import write_site
+from fedaudit.results.site import LEFT, Done, SiteRound
+from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.utils.bounds import SITE, opened, shown
+from fedaudit.utils.errors import BadInput
+
+FILE = "guard.jsonl"
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """What stands in a site's file.
+
+    Attributes:
+        rounds: that can be read, in their order.
+        torn: lines that can't.
+    """
+
+    rounds: list[SiteRound]
+    torn: int
+
+    def sent(self, job: str, site: str | None) -> int:
+        """Return how many updates a site has sent in a job; any may be one of which the line can't be read."""
+        return self.torn + sum(one.done in LEFT for one in self.rounds if one.job == job and site in (None, one.site))
+
+
+def read_site(folder: Path) -> Written:
+    """Read a site's file; where there is none, nothing was written.
+
+    Raises:
+        BadInput: it is too large, or no file.
+        OSError: it can't be read.
+    """
+    try:
+        with opened(folder / FILE, SITE) as file:
+            return _read(file)
+    except FileNotFoundError:
+        return Written([], 0)
+
+
+def _read(file: IO[bytes]) -> Written:
+    rounds: list[SiteRound] = []
+    torn = 0
+    for line in file.read(SITE.file).split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            rounds.append(SiteRound.model_validate_json(line))
+        except ValidationError:  # a crash cut it short
+            torn += 1
+    return Written(rounds, torn)
+
+
+def append_round(folder: Path, make: Callable[[Written], SiteRound]) -> tuple[SiteRound, Written]:
+    """Append a line to a site's file; return it, and the file with it.
+
+    Nobody else writes between reading and appending, and when this returns the line is on the disk; half a line is
+    taken away again, where that can be.
+
+    Args:
+        folder: of the file; it is made.
+        make: gives the line, knowing what stands there.
+
+    Raises:
+        BadInput: the file is too large, or none.
+        OSError: it can't be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    path.touch(0o600)  # before it is opened by what refuses pipes
+    with opened(path, SITE):
+        pass
+    with path.open("rb+") as file, _alone(file):
+        before = _read(file)
+        size = file.seek(0, os.SEEK_END)
+        whole = not size or file.seek(size - 1) is None or file.read(1) == b"\n"
+        line = make(before)
+        file.seek(size)
+        try:
+            file.write((b"" if whole else b"\n") + line.model_dump_json().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), size)
+            raise
+    return line, Written([*before.rounds, line], before.torn)
+
+
+@contextmanager
+def _alone(file: IO[bytes]) -> Iterator[None]:
+    """Let nobody else into the block, as far as this file is concerned."""
+    if sys.platform == "win32":  # no such locks
+        yield
+        return
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield  # closing lets go of it
+
+
+# --- what updates cost ----------------------------------------------------------------------------------------------
+
+
+def filters_of(sanitised: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> list[Filter] | None:
+    """Return what a site says of its updates' defence, ``{"name": "local-dp", …}`` or several, as filters.
+
+    Raises:
+        BadInput: it isn't of that form, or there is no such sanitiser or setting.
+    """
+    if sanitised is None:
+        return None
+    several = [sanitised] if isinstance(sanitised, Mapping) else list(sanitised)
+    if not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in several):
+        raise BadInput("sanitised is the defence that updates go through: {'name': 'local-dp', …}, or a list of such")
+    filters: list[Filter] = [
+        (str(one["name"]), {key: value for key, value in one.items() if key != "name"}) for one in several
+    ]
+    for name, settings in filters:
+        if known_sanitiser(name, settings) is None:
+            raise BadInput(f"sanitised has '{name}', which isn't known; fedaudit list shows the sanitisers")
+    return filters
+
+
+def site_account(filters: Sequence[Filter], elements: int, delta: float | None) -> PrivacyAccount | None:
+    """Return what a site's updates cost that go through these filters, as ``fedaudit ledger`` counts; None: no bound.
+
+    Args:
+        filters: in the order in which they work.
+        elements: of the model's whole state.
+        delta: in place of the settings'.
+
+    Raises:
+        BadInput: it can't be accounted for.
+    """
+    account = chain_account("the site", filters, elements).account
+    if account is None:
+        return None
+    asked: PrivacyAccount = replace(cast("Any", account), adjacency="replace", delta=delta or account.delta)
+    return asked
+
+
+def known_of(filters: Sequence[Filter], update: Update, context: ClientContext) -> SanitiserInfo | None:
+    """Return what everybody knows of an update that went through these filters; None: nothing."""
+    import torch
+
+    info = None
+    for kind, settings in filters:
+        sanitiser = known_sanitiser(kind, settings)
+        if sanitiser is not None:
+            done = sanitiser(update, context, torch.Generator().manual_seed(0))
+            info = done.sanitised or info
+    return info
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A round that was written down, or wasn't.
+
+    Attributes:
+        done: what becomes of its update.
+        why: it is stopped; empty where it isn't.
+        problems: that stop nothing.
+    """
+
+    done: Done
+    why: str = ""
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Book:
+    """A site's file and page, and the budget that is counted in it.
+
+    What a budget can't count isn't sent; without a budget nothing that goes wrong here stops anything.
+
+    Args:
+        folder: of the file and the page; None: nothing is written.
+        target: ε that the updates of a site in a job must not exceed; None: there is no budget.
+        delta: δ; None: the mechanism's.
+        given: the filters that updates go through, as the site says; None: as the framework does.
+        lasting: a site has the same name after a restart; else all updates of a job that stand in the file count.
+    """
+
+    folder: Path | None
+    target: float | None = None
+    delta: float | None = None
+    given: list[Filter] | None = None
+    lasting: bool = True
+
+    def rounds(self, job: str, site: str) -> list[SiteRound]:
+        """Return what was written down of a site in a job.
+
+        Raises:
+            BadInput: the file can't be read.
+        """
+        if self.folder is None:
+            return []
+        try:
+            return [one for one in read_site(self.folder).rounds if (one.job, one.site) == (job, site)]
+        except OSError as error:
+            raise BadInput(_unwritten(self.folder, error)) from None
+
+    def stops(self, job: str, site: str, through: Sequence[Filter], elements: int) -> str | None:
+        """Return why the budget doesn't allow another update; None: it does.
+
+        Args:
+            job, site: whose.
+            through: all filters of the site's updates, as far as the framework tells.
+            elements: of the model's whole state.
+        """
+        if self.target is None or self.folder is None:
+            return None
+        try:
+            return self._above(self._epsilon(read_site(self.folder), job, site, through, elements))
+        except Exception as error:
+            return _unwritten(self.folder, error)
+
+    def end(self, line: SiteRound, through: Sequence[Filter] = (), elements: int = 0, *, draw: bool = True) -> Ended:
+        """Write a round down, before its update leaves, and draw the page, if that is wanted."""
+        if self.folder is None:
+            return Ended(line.done)
+        why = None
+
+        def made(written: Written) -> SiteRound:
+            nonlocal why
+            if line.done not in LEFT or not (self.target or self.given):
+                return line
+            epsilon = self._epsilon(written, line.job, line.site, through, elements)
+            why = self._above(epsilon)
+            done: Done = line.done if why is None else "stopped"
+            told = epsilon if why is None and epsilon < math.inf else None
+            return line.model_copy(update={"done": done, "epsilon": told, "target": self.target})
+
+        try:
+            line, written = append_round(self.folder, made)
+        except Exception as error:
+            problem = _unwritten(self.folder, error)
+            if self.target is not None and line.done in LEFT:  # what isn't counted isn't sent
+                return Ended("stopped", f"it can't be counted: {problem}")
+            return Ended(line.done, problems=(f"a round isn't written down: {problem}",))
+        if not draw:
+            return Ended(line.done, why or "")
+        try:
+            write_site(written.rounds, self.folder)
+        except Exception as error:
+            return Ended(line.done, why or "", (f"the page isn't drawn: {_unwritten(self.folder, error)}",))
+        return Ended(line.done, why or "")
+
+    def _epsilon(self, written: Written, job: str, site: str, through: Sequence[Filter], elements: int) -> float:
+        """Return the ε of a site's updates in a job with another one; infinite where nothing bounds it.
+
+        Raises:
+            BadInput: it can't be accounted for.
+        """
+        account = site_account(through if self.given is None else self.given, elements, self.delta)
+        return math.inf if account is None else account.spent(written.sent(job, site if self.lasting else None) + 1)
+
+    def _above(self, epsilon: float) -> str | None:
+        if self.target is None or epsilon <= self.target:
+            return None
+        if epsilon == math.inf:
+            return "nothing that is known of the updates' defence bounds ε: give sanitised"
+        return f"with it ε would be {epsilon:.4g}, and target_epsilon is {self.target:g}"
+
+
+def _unwritten(folder: Path, error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+    return f"can't write to '{shown(folder)}': {getattr(error, 'strerror', None) or error}"

@@ -1,0 +1,299 @@
+"""What a site's guard saw, for people on one page and for monitoring programs as OpenMetrics."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from pathlib import Path
+
+from fedaudit.report.style import render
+from fedaudit.report.wording import count, noun, percent
+from fedaudit.results.site import LEFT, CheckOutcome, CheckRecord, SiteRound, in_parts
+from fedaudit.utils.integrity import write_whole
+
+PAGE, METRICS = "guard.html", "guard.prom"
+
+_PARTS = 4  # jobs and sites that have a picture, those that were written to last
+_COLUMNS = 100  # of the picture; of more rounds several share one
+_ALARMS = 5  # that are listed, the last ones
+_WORST: tuple[CheckOutcome, ...] = ("alarm", "unable", "quiet", "not played")
+_NAMES = {"received": "model that came in", "members": "own records"}
+_LEFT, _WIDTH, _ROW, _PLOT = 190, 1136, 19, 58  # of the picture, in CSS pixels
+_EDGE = 12  # at the right, for the last number
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A check over all rounds."""
+
+    name: str
+    played: int
+    alarms: int
+    unable: int
+    last: str
+    cells: list[tuple[float, str]]
+    y: int
+
+
+@dataclass(frozen=True)
+class _Plot:
+    """Numbers over rounds: their title, a line as SVG takes it, a reference, and what stands beside the axis."""
+
+    title: str
+    points: str
+    y: int
+    line: float | None
+    high: str
+    low: str
+
+
+@dataclass(frozen=True)
+class _Alarm:
+    """One of those that are listed."""
+
+    round: int
+    check: str
+    text: str
+    done: str
+
+
+def write_site(rounds: Sequence[SiteRound], folder: Path) -> None:
+    """Write ``guard.html`` and ``guard.prom`` into ``folder``, each at once, in place of those that are there.
+
+    Args:
+        rounds: that stand in the site's file.
+        folder: which exists.
+
+    Raises:
+        OSError: they can't be written.
+    """
+    write_whole(folder / PAGE, page(rounds).encode())
+    write_whole(folder / METRICS, metrics(rounds).encode())
+
+
+def page(rounds: Sequence[SiteRound]) -> str:
+    """Return the page: a sentence, a picture by round, the alarms and what isn't watched, of each job and site."""
+    parts = in_parts(rounds)
+    chapters = [_chapter(part) for part in parts[:_PARTS]]
+    return render("guard.html.j2", chapters=chapters, more=len(parts) - len(chapters), at=_when(rounds[-1]))
+
+
+def headline(rounds: Sequence[SiteRound]) -> str:
+    """Return in a sentence what was found, in how many rounds, and what was done."""
+    total = f"{count(len(rounds))} {noun(len(rounds), 'rounds')}"
+    alarms = [one for one in rounds if one.alarms]
+    stopped = sum(one.done == "stopped" for one in rounds)
+    spent = f" The privacy budget is spent: {count(stopped)} {noun(stopped, 'updates')} not sent." if stopped else ""
+    if not alarms:
+        if any(check.outcome == "quiet" for one in rounds for check in one.checks.values()):
+            return f"No alarm in {total}.{spent}"
+        return f"Nothing could be checked in {total}.{spent}"
+    by = Counter(name for one in alarms for name in one.alarms)
+    names = ", ".join(_NAMES.get(name, name) for name, _ in by.most_common())
+    became: Counter[str] = Counter(one.done for one in alarms)
+    done = [
+        f"{count(became[key])} {words}"
+        for key, words in (
+            ("left", "left nevertheless"),
+            ("clipped", "clipped"),
+            ("refused", "refused"),
+            ("not let in", "not trained on"),
+            ("stopped", "stopped by the budget"),
+        )
+        if became[key]
+    ]
+    return f"Alarms in {count(len(alarms))} of {total} ({names}): {', '.join(done)}.{spent}"
+
+
+def _chapter(rounds: list[SiteRound]) -> dict[str, object]:
+    names = list(dict.fromkeys(name for one in rounds for name in one.checks))
+    size = math.ceil(len(rounds) / _COLUMNS)
+    columns = [rounds[at : at + size] for at in range(0, len(rounds), size)]
+    step = (_WIDTH - _LEFT - _EDGE) / max(len(columns), 25)
+    rows = [_row(name, rounds, columns, step, 8 + place * _ROW) for place, name in enumerate(names)]
+    y = 8 + len(rows) * _ROW
+    done = [(_LEFT + place * step, kind) for place, column in enumerate(columns) if (kind := _done(column))]
+    y += _ROW + 12
+    plots = []
+    for plot in _plots(rounds, columns, step, y):
+        plots.append(plot)
+        y = plot.y + _PLOT
+    trained, spent = sum(one.trained for one in rounds), sum(one.spent for one in rounds)
+    later = sum(one.trained for one in rounds[1:]), sum(one.spent for one in rounds[1:])
+    facts = [f"{rounds[0].job}, {rounds[0].site}: {_span(rounds)}"]
+    if trained:
+        first = f"; {percent(later[1] / later[0])} after the first round" if later[0] else ""
+        facts.append(f"the guard took {percent(spent / trained)} of the time that the site trained{first}")
+    accounted = [one for one in rounds if one.epsilon is not None]
+    if accounted:
+        of = f" of {accounted[-1].target:g}" if accounted[-1].target is not None else ""
+        facts.append(f"ε {_up(accounted[-1].epsilon or 0.0)}{of} spent")
+    return {
+        "headline": headline(rounds),
+        "alarmed": any(one.alarms or one.done == "stopped" for one in rounds),
+        "facts": "; ".join(facts),
+        "rows": rows,
+        "done": done,
+        "done_y": 8 + len(rows) * _ROW,
+        "plots": plots,
+        "ticks": [(_LEFT + ((n - 1) // size + 0.5) * step, n) for n in _ticks(len(rounds))],
+        "height": y + 18,
+        "width": _WIDTH,
+        "left": _LEFT,
+        "cell": max(2.0, step - 1.5),
+        "each": size,
+        "plot_height": _PLOT - 22,
+        "alarms": _alarms(rounds),
+        "alarms_in_all": sum(len(one.alarms) for one in rounds),
+        "total": len(rounds),
+    }
+
+
+def _row(name: str, rounds: list[SiteRound], columns: list[list[SiteRound]], step: float, y: int) -> _Row:
+    checks = [one.checks.get(name, CheckRecord(outcome="not played")) for one in rounds]
+    outcomes = Counter(check.outcome for check in checks)
+    told = [check.text for check in checks if check.text]
+    cells = []
+    for place, column in enumerate(columns):
+        found = {one.checks[name].outcome for one in column if name in one.checks}
+        worst = next((outcome for outcome in _WORST if outcome in found), "not played")
+        cells.append((_LEFT + place * step, worst.replace(" ", "-")))
+    return _Row(
+        name=_NAMES.get(name, name),
+        played=outcomes["quiet"] + outcomes["alarm"],
+        alarms=outcomes["alarm"],
+        unable=outcomes["unable"],
+        last=told[-1] if told else "",
+        cells=cells,
+        y=y,
+    )
+
+
+def _done(column: list[SiteRound]) -> str:
+    """Return what became of updates that didn't leave as they were, the worst in a column; empty: all left."""
+    found = {one.done for one in column}
+    return next((kind for kind in ("stopped", "refused", "not let in", "clipped") if kind in found), "")
+
+
+def _plots(rounds: list[SiteRound], columns: list[list[SiteRound]], step: float, y: int) -> Iterator[_Plot]:
+    """Yield what is known of the membership's slope, and of ε."""
+    slopes = [(at, one.slope) for at, column in enumerate(columns) for one in column if one.slope is not None]
+    if slopes:
+        yield _plot("membership slope: AUC, 0.5 tells nothing", slopes, step, y, 0.0, 1.0, 0.5)
+        y += _PLOT
+    spent = [(at, one.epsilon) for at, column in enumerate(columns) for one in column if one.epsilon is not None]
+    if spent:
+        target = next((one.target for one in reversed(rounds) if one.target is not None), None)
+        high = max([target or 0.0, *(value for _, value in spent)])
+        yield _plot("ε spent" + (", against the budget" if target else ""), spent, step, y, 0.0, high, target)
+
+
+def _plot(
+    title: str,
+    values: Sequence[tuple[int, float]],
+    step: float,
+    y: int,
+    low: float,
+    high: float,
+    line: float | None,
+) -> _Plot:
+    height = _PLOT - 22
+
+    def place(value: float) -> float:
+        return round(y + height * (1 - (value - low) / (high - low)), 1)
+
+    points = " ".join(f"{_LEFT + (at + 0.5) * step:.1f},{place(value)}" for at, value in values)
+    return _Plot(title, points, y, None if line is None else place(line), f"{high:.3g}", f"{low:g}")
+
+
+def _alarms(rounds: list[SiteRound]) -> list[_Alarm]:
+    found = [
+        _Alarm(number, _NAMES.get(name, name), one.checks[name].text, _said(one))
+        for number, one in enumerate(rounds, 1)
+        for name in one.alarms
+    ]
+    return found[::-1][:_ALARMS]
+
+
+def _said(one: SiteRound) -> str:
+    return "left nevertheless" if one.done == "left" else one.done
+
+
+def _ticks(total: int) -> list[int]:
+    every = max(1, 10 ** math.floor(math.log10(max(total, 1))) // (1 if total < 20 else 2))
+    every = 1 if total <= 10 else max(every, math.ceil(total / 20))
+    return sorted({1, *range(every, total + 1, every)})
+
+
+def _span(rounds: list[SiteRound]) -> str:
+    first, last = _when(rounds[0]), _when(rounds[-1])
+    return f"{first} UTC" if first == last else f"{first} to {last} UTC"
+
+
+def _when(one: SiteRound) -> str:
+    return one.time.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _up(epsilon: float) -> str:
+    """Return an ε, never rounded down."""
+    return f"{math.ceil(epsilon * 100) / 100:.2f}"
+
+
+# --- for programs ---------------------------------------------------------------------------------------------------
+
+
+def metrics(rounds: Sequence[SiteRound]) -> str:
+    """Return OpenMetrics text: https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md."""
+    parts = in_parts(rounds)
+
+    def lines() -> Iterator[str]:
+        yield from _family("rounds", "counter", "Rounds of the site, by what became of the update.")
+        for part in parts:
+            for done, number in sorted(Counter(one.done for one in part).items()):
+                yield _sample("rounds_total", part[0], number, done=done)
+        yield from _family("checks", "counter", "Checks of the guard, by name and outcome.")
+        for part in parts:
+            outcomes = Counter((name, check.outcome) for one in part for name, check in one.checks.items())
+            for (name, outcome), number in sorted(outcomes.items()):
+                yield _sample("checks_total", part[0], number, check=name, outcome=outcome)
+        yield from _family("training_seconds", "counter", "Time that the site trained.", unit="seconds")
+        yield from (_sample("training_seconds_total", p[0], sum(one.trained for one in p)) for p in parts)
+        yield from _family("taken_seconds", "counter", "Time that the guard took.", unit="seconds")
+        yield from (_sample("taken_seconds_total", p[0], sum(one.spent for one in p)) for p in parts)
+        yield from _family("last_round_timestamp_seconds", "gauge", "When the last round was.", unit="seconds")
+        for part in parts:
+            yield _sample("last_round_timestamp_seconds", part[0], part[-1].time.timestamp())
+        yield from _family("epsilon", "gauge", "Epsilon that the site's updates of the job have cost.")
+        yield from _last("epsilon", [(p[0], [one.epsilon for one in p if one.done in LEFT]) for p in parts])
+        yield from _family("target_epsilon", "gauge", "Epsilon that they must not exceed.")
+        yield from _last("target_epsilon", [(p[0], [one.target for one in p]) for p in parts])
+        yield "# EOF"
+
+    return "".join(f"{line}\n" for line in lines())
+
+
+def _last(name: str, values: Sequence[tuple[SiteRound, list[float | None]]]) -> Iterator[str]:
+    for one, found in values:
+        known = [value for value in found if value is not None]
+        if known:
+            yield _sample(name, one, known[-1])
+
+
+def _family(name: str, kind: str, text: str, unit: str | None = None) -> Iterator[str]:
+    yield f"# TYPE fedaudit_guard_{name} {kind}"
+    if unit:
+        yield f"# UNIT fedaudit_guard_{name} {unit}"
+    yield f"# HELP fedaudit_guard_{name} {text}"
+
+
+def _sample(name: str, one: SiteRound, value: float, **labels: str) -> str:
+    named = {"job": one.job, "site": one.site, **labels}
+    told = ",".join(f'{key}="{_escaped(text)}"' for key, text in named.items())
+    return f"fedaudit_guard_{name}{{{told}}} {value:.10g}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,186 @@
+"""What a site's guard writes down survives crashes and restarts, and a budget counts it, never too little."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting import rdp
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from fedaudit.pipeline.ledger import Filter
+from fedaudit.pipeline.site import FILE, Book, append_round, filters_of, read_site, site_account
+from fedaudit.results.site import CheckRecord, Done, SiteRound
+from fedaudit.utils.errors import BadInput
+
+NOISE = 6.0
+LOCAL: list[Filter] = [("dp", {"clip": 1.0, "noise": NOISE, "epsilon": None})]
+
+
+def line(done: Done = "left", job: str = "j", site: str = "s") -> SiteRound:
+    checks = {"labels": CheckRecord(outcome="quiet", text="inconclusive", seconds=0.5)}
+    return SiteRound(time="2026-01-01T00:00:00+00:00", job=job, site=site, done=done, checks=checks, trained=1.0)
+
+
+def spent(rounds: int, delta: float = 1e-5) -> float:
+    """ε of so many rounds of Gaussian noise, where neighbours are two clips apart, as dp-accounting has it."""
+    accountant: Any = rdp.RdpAccountant([*range(2, 65), 80, 96, 128, 192, 256, 512])
+    accountant.compose(dp_accounting.GaussianDpEvent(NOISE / 2), rounds)
+    return float(accountant.get_epsilon(delta))
+
+
+def exact(rounds: int, delta: float = 1e-5) -> float:
+    """The least ε of that (Balle and Wang 2018, Theorem 8), of one Gaussian mechanism of sensitivity √rounds."""
+    ratio = math.sqrt(rounds) / (NOISE / 2)
+
+    def above(epsilon: float) -> float:
+        far = epsilon / ratio
+        return float(norm.cdf(ratio / 2 - far) - math.exp(epsilon) * norm.cdf(-ratio / 2 - far)) - delta
+
+    return float(brentq(above, 0, 100))
+
+
+def test_lines_are_appended_and_read_again(tmp_path):
+    for number in range(3):
+        one = line(job=f"j{number}")
+        last, written = append_round(tmp_path / "deep" / "er", partial(lambda known, _: known, one))
+        assert last.job == f"j{number}"
+        assert len(written.rounds) == number + 1
+    again = read_site(tmp_path / "deep" / "er")
+    assert [one.job for one in again.rounds] == ["j0", "j1", "j2"]
+    assert again.rounds[0].checks["labels"].seconds == 0.5
+    assert read_site(tmp_path) == type(again)([], 0)
+    if os.name == "posix":
+        assert (tmp_path / "deep" / "er" / FILE).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("cut", [1, 20, 10_000])
+def test_a_torn_last_line_loses_itself_alone_and_counts_as_sent(tmp_path, cut):
+    for _ in range(3):
+        append_round(tmp_path, lambda _: line())
+    whole = (tmp_path / FILE).read_bytes()
+    start = whole.rstrip(b"\n").rfind(b"\n") + 1
+    (tmp_path / FILE).write_bytes(whole[: max(start + 1, len(whole) - cut)])
+    before = read_site(tmp_path)
+    assert len(before.rounds) + before.torn == 3
+    assert before.sent("j", "s") == 3
+    append_round(tmp_path, lambda _: line())
+    after = read_site(tmp_path)
+    assert (len(after.rounds), after.torn) == (len(before.rounds) + 1, before.torn)
+    assert after.sent("j", "s") == 4
+
+
+def test_only_what_left_is_counted_by_job_and_site():
+    from fedaudit.pipeline.site import Written
+
+    kinds: tuple[Done, ...] = ("left", "clipped", "refused", "not let in", "stopped")
+    rounds = [line(done, job, site) for done in kinds for job, site in (("j", "s"), ("j", "t"), ("k", "s"))]
+    assert Written(rounds, 0).sent("j", "s") == 2
+    assert Written(rounds, 0).sent("j", None) == 4  # of a site whose name doesn't last
+    assert Written(rounds, 1).sent("j", "s") == 3
+
+
+def test_several_writers_lose_no_line(tmp_path):
+    def write() -> None:
+        for _ in range(20):
+            append_round(tmp_path, lambda _: line())
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert (len(read_site(tmp_path).rounds), read_site(tmp_path).torn) == (80, 0)
+
+
+def test_epsilon_is_that_of_the_ledger_and_of_dp_accounting():
+    account = site_account(LOCAL, 100, None)
+    assert account is not None
+    for rounds in (1, 7, 40):
+        assert account.spent(rounds) == pytest.approx(spent(rounds))
+        assert exact(rounds) <= account.spent(rounds) <= 1.15 * exact(rounds)
+    stricter = site_account(LOCAL, 100, 1e-7)
+    assert stricter is not None
+    assert stricter.spent(7) == pytest.approx(spent(7, 1e-7))
+    assert site_account([("top-k", {}), ("Other", {})], 100, None) is None
+
+
+def test_a_budget_stops_before_the_update_that_would_exceed_it_whatever_restarts(tmp_path):
+    target = (spent(4) + spent(5)) / 2
+    ends = []
+    for _ in range(7):
+        book = Book(tmp_path, target, given=LOCAL)  # begun anew each time
+        stops = book.stops("j", "s", [], 100)
+        ended = book.end(line())
+        assert (stops is None) == (ended.done == "left")
+        ends.append(ended)
+    assert [ended.done for ended in ends] == 4 * ["left"] + 3 * ["stopped"]
+    assert f"{target:.4g}"[:4] in ends[-1].why
+    found = read_site(tmp_path).rounds
+    assert [one.epsilon for one in found[:4]] == pytest.approx([spent(n) for n in range(1, 5)])
+    assert [one.epsilon for one in found[4:]] == 3 * [None]
+    assert Book(tmp_path, target, given=LOCAL).stops("another job", "s", [], 100) is None
+    assert Book(tmp_path, target, given=LOCAL, lasting=False).stops("j", "another name", [], 100) is not None
+    assert Book(tmp_path, target).stops("j2", "s", LOCAL, 100) is None  # as the framework tells
+    assert "bounds" in (Book(tmp_path, target).stops("j2", "s", [("Other", {})], 100) or "")
+    assert "svt" in (Book(tmp_path, target).stops("j2", "s", [*LOCAL, ("SVTPrivacy", {})], 100) or "").lower()
+
+
+def full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_stops_what_a_budget_must_count_and_nothing_else(tmp_path, monkeypatch):
+    append_round(tmp_path, lambda _: line())
+    size = (tmp_path / FILE).stat().st_size
+    monkeypatch.setattr("fedaudit.pipeline.site.os.fsync", full)
+    ended = Book(tmp_path, 8.0, given=LOCAL).end(line())
+    assert ended.done == "stopped"
+    assert "can't be counted: can't write to" in ended.why
+    ended = Book(tmp_path).end(line())
+    assert (ended.done, ended.why) == ("left", "")
+    assert "No space left" in ended.problems[0]
+    assert (tmp_path / FILE).stat().st_size == size  # half a line is taken away again
+    monkeypatch.undo()
+    monkeypatch.setattr("fedaudit.report.site.write_whole", full)
+    ended = Book(tmp_path, 8.0, given=LOCAL).end(line())
+    assert ended.done == "left"
+    assert "the page isn't drawn" in ended.problems[0]
+
+
+def test_a_folder_that_is_none_stops_what_a_budget_must_count_and_nothing_else(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        assert Book(folder).end(line()).done == "left"
+        assert Book(folder, 8.0, given=LOCAL).stops("j", "s", [], 100) is not None
+        assert Book(folder, 8.0, given=LOCAL).end(line()).done == "stopped"
+        assert Book(folder, 8.0, given=LOCAL).end(line("refused")).done == "refused"
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / FILE)  # nothing waits
+        assert "isn't written down" in Book(tmp_path).end(line()).problems[0]
+
+
+@pytest.mark.parametrize("given", ["dp", [{"clip": 1.0}], {"name": "no such"}, [["dp"]]])
+def test_what_is_no_defence_is_refused(given):
+    with pytest.raises(BadInput, match="sanitised"):
+        filters_of(given)
+    assert filters_of(None) is None
+    assert filters_of({"name": "dp", "clip": 2.0}) == [("dp", {"clip": 2.0})]
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    from fedaudit.utils.bounds import Bounds
+
+    append_round(tmp_path, lambda _: line())
+    monkeypatch.setattr("fedaudit.pipeline.site.SITE", Bounds("lines", 10))
+    assert Book(tmp_path, 8.0, given=LOCAL).end(line()).done == "stopped"
+    assert Book(tmp_path).end(line()).done == "left"
+    assert [path.name for path in Path(tmp_path).iterdir()] == [FILE]
