@@ -83,13 +83,16 @@ def test_a_model_that_jumps_is_kept_out_of_the_site_and_of_its_memory(caplog):
             tensor.mul_(1 + size)
         return {name: tensor.clone() for name, tensor in moved.items()}
 
+    def lets_in(model: dict[str, Tensor], who: str, job: str = "job") -> bool:
+        return gate.receives((job, "site 1"), who, lambda: (model, False)).let_in
+
     for number in range(5):
-        assert gate._lets_in(step(0.01), f"round {number}", ("job", "site 1"))
+        assert lets_in(step(0.01), f"round {number}")
     swapped = {name: -tensor for name, tensor in moved.items()}
-    assert not gate._lets_in(swapped, "round 5", ("job", "site 1"))
+    assert not lets_in(swapped, "round 5")
     assert "round 5: the received model is suspicious: jump" in caplog.text
-    assert gate._lets_in(swapped, "round 0", ("another job", "site 1"))
-    assert gate._lets_in(step(0.01), "round 6", ("job", "site 1"))
+    assert lets_in(swapped, "round 0", "another job")
+    assert lets_in(step(0.01), "round 6")
 
 
 def test_a_wrong_policy_is_refused():

@@ -259,7 +259,7 @@ def of_transcript(transcript: Transcript, question: Question) -> Ledger:
 
 
 def _recorded(messages: Sequence[tuple[int, Update]], missing: Sequence[int]) -> _Sent:
-    """Return what the noise on record costs; without any, without its clip, or with rounds missing there is no bound."""
+    """Return what the noise on record costs: without any, without its clip, or with rounds missing, no bound."""
     noises = [
         update.sanitised.noise / update.sanitised.clip
         for _, update in messages
