@@ -678,7 +678,8 @@ def _undefended(message: Message) -> Message:
     """Return the message with zeros in place of every parameter that it hasn't."""
     update = message.update
     sent = {name: update.tensors.get(name, torch.zeros_like(t)) for name, t in message.weights.items()}
-    return dataclasses.replace(message, update=dataclasses.replace(update, tensors=sent))
+    known = update.sanitised and dataclasses.replace(update.sanitised, transform=None)
+    return dataclasses.replace(message, update=dataclasses.replace(update, tensors=sent, sanitised=known))
 
 
 def _patterned(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
