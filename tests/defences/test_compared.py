@@ -249,10 +249,12 @@ def test_of_an_orthogonal_update_lengths_and_angles_are_all_that_is_left() -> No
     torch.testing.assert_close(pair.abs(), torch.tensor([4.0, 3.0]))  # two numbers are given away
 
 
-def recording(defence: dict[str, Any], clients: int = 2) -> tuple[list[Observation], list[Tensor]]:
+def recording(
+    defence: dict[str, Any], clients: int = 2, model: str = "lenet"
+) -> tuple[list[Observation], list[Tensor]]:
     values = {
         "data": {"name": "digits"},
-        "model": {"name": "lenet", "initialisation": "uniform"},
+        "model": {"name": model, "initialisation": "uniform"},
         "federations": [{"name": "fed", "clients": clients, "examples": clients, "rounds": 1, "batch_size": 1}],
         "defences": {"sanitiser": defence},
     }
@@ -289,6 +291,12 @@ def test_who_knows_the_defence_recovers_more(defence: dict[str, Any], attack: st
         gains.append(found[0] - found[1])
     print(gains)
     assert min(gains) > gain
+
+
+def test_who_leaves_the_bottleneck_out_recovers_more() -> None:
+    (seen,), (original,) = recording({"name": "none"}, 1, "lenet-precode")
+    found = [psnr(seen, original, {"iterations": 100, "aware": aware}) for aware in (True, False)]
+    assert found[0] > found[1] + 3
 
 
 def test_clipping_hides_nothing_from_who_compares_directions() -> None:
