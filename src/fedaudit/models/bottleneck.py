@@ -45,7 +45,7 @@ class VariationalBottleneck(nn.Module):
             return torch.as_tensor(self.decoder(mean))
         deviation = softplus(spread - _SHIFT)
         kl = (mean.square() + deviation.square() - 2 * deviation.log() - 1).sum(dim=-1).mean() / 2
-        code = _WithTerm.apply(mean + deviation * torch.randn_like(mean), _BETA * kl)  # type: ignore[no-untyped-call]
+        code = _WithTerm.apply(mean + deviation * torch.randn_like(mean), _BETA * kl)
         return torch.as_tensor(self.decoder(code))
 
 
