@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.objectives import distance_to, smooth_signs
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.sanitising import SANITISERS, ClientContext
+from fedaudit.defences.sanitising import SANITISERS, ClientContext, OwnExamples
 from fedaudit.epsilon.accounting import Account
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
@@ -49,7 +50,10 @@ def update(seed: int, kind: Any = "weights", client: int = 0, **rest: Any) -> Up
 
 
 def context(weights: dict[str, Tensor] | None = None, clients: int = 4) -> ClientContext:
-    return ClientContext(weights or tensors(100), LAYERS, clients)
+    parts = {"a": nn.Linear(3, 4), "b": nn.Linear(4, 5, bias=False), "c": nn.Linear(5, 2)}
+    batch = torch.ones(3, 3), torch.zeros(3, dtype=torch.int64)
+    own = OwnExamples(nn.Sequential(OrderedDict(parts)), nn.functional.cross_entropy, [batch])
+    return ClientContext(weights or tensors(100), LAYERS, clients, own)
 
 
 def rng(seed: int = 0) -> torch.Generator:

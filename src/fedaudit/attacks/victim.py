@@ -16,6 +16,7 @@ from fedaudit.models import Layer, layer_groups, set_training_mode, twice_differ
 from fedaudit.simulation.local_training import draws_at_random, local_randomness
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
+from fedaudit.task.transforms import transformed
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.update import Update
@@ -67,6 +68,8 @@ def load_victim(
     is the expectation. The parameters are those that local training changes and that arrived; what its optimiser
     leaves as it is, at rate 0, is constant.
 
+    What the client's examples went through before (ATS) is a part of the module: it is given the original ones.
+
     Args:
         observation: for what everybody knows.
         message: whose global weights are loaded.
@@ -77,6 +80,9 @@ def load_victim(
     twice_differentiable(module)
     state = {name: t.to(device) for name, t in message.weights.items()}
     module.load_state_dict(state)
+    known = message.update.sanitised
+    if known is not None and known.transform is not None:
+        module.register_forward_pre_hook(_Transformed(known.transform, task_info))
     dropout = task_info.dropout and draws_at_random(module, _probe(task_info, device))
     set_training_mode(module, "eval" if statistics == "running" else task_info.batch_norm, dropout=False)
     used = _used_parameters(module, observation, device)
@@ -94,6 +100,17 @@ def load_victim(
         dropout,
     )
     return victim, layer_groups(module, task_info.blank(2)[0].to(device))
+
+
+@dataclass(frozen=True)
+class _Transformed:
+    """A hook by which a module sees transformed images."""
+
+    policy: str
+    task_info: TaskInfo
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG002
+        return transformed(self.policy, inputs[0], self.task_info), *inputs[1:]
 
 
 def _probe(task_info: TaskInfo, device: str) -> Tensor:

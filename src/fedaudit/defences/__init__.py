@@ -1,34 +1,44 @@
 """Defences: aggregators on the server's side, sanitisers on the client's."""
 
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Aggregator, Cohort
+from fedaudit.defences.ats import ATS
 from fedaudit.defences.averaging import AFA, FedAvg, FLTrust, Mean
+from fedaudit.defences.censor import Censor
 from fedaudit.defences.clipping import AdaptiveClipping, FixedClipping
 from fedaudit.defences.compressing import DeepGradientCompression, Fragmented, FragmentedAtRandom, Sign, TopK
 from fedaudit.defences.filters import ExcludeVars, LocalDp, PercentilePrivacy, SVTPrivacy
+from fedaudit.defences.perturbing import GradientClipping, GradientNoise, Outpost
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, NoSanitiser, Sanitiser, changed
+from fedaudit.defences.pruning import DualGradientPruning
+from fedaudit.defences.sanitising import SANITISERS, ClientContext, NoSanitiser, OwnExamples, Sanitiser, changed
 from fedaudit.defences.selection import Bulyan, InferGuard, Krum, Median, MultiKrum, TrimmedMean
+from fedaudit.defences.soteria import Soteria
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.registry import register
 
 __all__ = [
     "AFA",
     "AGGREGATORS",
+    "ATS",
     "SANITISERS",
     "AdaptiveClipping",
     "Aggregate",
     "Aggregator",
     "Bulyan",
+    "Censor",
     "ClientContext",
     "Cohort",
     "DeepGradientCompression",
     "DifferentialPrivacy",
+    "DualGradientPruning",
     "ExcludeVars",
     "FLTrust",
     "FedAvg",
     "FixedClipping",
     "Fragmented",
     "FragmentedAtRandom",
+    "GradientClipping",
+    "GradientNoise",
     "InferGuard",
     "Krum",
     "LocalDp",
@@ -36,11 +46,14 @@ __all__ = [
     "Median",
     "MultiKrum",
     "NoSanitiser",
+    "Outpost",
+    "OwnExamples",
     "PercentilePrivacy",
     "SVTPrivacy",
     "Sanitiser",
     "SanitiserInfo",
     "Sign",
+    "Soteria",
     "TopK",
     "TrimmedMean",
     "Update",

@@ -142,7 +142,7 @@ class DifferentialPrivacy(Sanitiser):
             length = norm(tensors.values())
             shrink = min(1.0, self.clip / length) if length else 1.0
             scale = self.noise * self.clip if self.where == "local" else 0.0
-            tensors = {name: shrink * t + scale * _gaussian(t, generator) for name, t in tensors.items()}
+            tensors = {name: shrink * t + scale * gaussian(t, generator) for name, t in tensors.items()}
         elif self.where == "local" and update.training is not None:
             training = update.training
             steps = [self.noise * self.clip / size for size in training.batch_sizes]
@@ -188,7 +188,7 @@ class DifferentialPrivacy(Sanitiser):
             for sum_, grad in zip(total, grads, strict=True):
                 sum_.add_(grad, alpha=shrink)
         scale = self.noise * self.clip if self.where == "local" else 0.0
-        return [(t + scale * _gaussian(t, generator)) / len(inputs) for t in total]
+        return [(t + scale * gaussian(t, generator)) / len(inputs) for t in total]
 
 
 def refuse_batch_norm(mixes: bool) -> None:
@@ -256,11 +256,16 @@ def account(
     return Account(dp.noise, dp.delta, 1.0, 1)
 
 
-def _gaussian(like: Tensor, generator: torch.Generator | None) -> Tensor:
+def gaussian(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return standard normal numbers, as many as ``like`` has; without a generator from the operating system."""
     if generator is not None:
         return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
-    # torch's generator takes 32 bits of its seed, and its state can be told from the noise on a weight that didn't move
-    bits = torch.frombuffer(bytearray(os.urandom(8 * like.numel())), dtype=torch.int64)
-    uniform = ((bits & (2**52 - 1)).double() + 0.5) / 2**52  # exact, and never 0 or 1
-    noise: Tensor = torch.special.ndtri(uniform)
+    noise: Tensor = torch.special.ndtri(secret_uniform(like.numel()))
     return noise.view(like.shape).to(like)
+
+
+def secret_uniform(count: int) -> Tensor:
+    """Return (count,) numbers between 0 and 1 in float64, from the operating system."""
+    # torch's generator takes 32 bits of its seed, and its state can be told from the noise on a weight that didn't move
+    bits = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
+    return ((bits & (2**52 - 1)).double() + 0.5) / 2**52  # exact, and never 0 or 1

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaudit.defences.aggregation import Aggregator
 from fedaudit.epsilon.accounting import PrivacyAccount, TakingPart
-from fedaudit.task.training import LocalPlan
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import LocalPlan, Loss
 from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Plugin, Registry, register
+
+
+@dataclass(frozen=True, eq=False)
+class OwnExamples:
+    """What a client trained on in a round, and the model that it received, in the mode of its training.
+
+    Attributes:
+        model: of the client's own, with the received weights; a sanitiser may change it.
+        loss: mean over a batch.
+        batches: (inputs, targets) of each local step, as the model saw them, on the model's device.
+    """
+
+    model: nn.Module
+    loss: Loss
+    batches: Sequence[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -26,11 +43,26 @@ class ClientContext:
         weights: the global model's state that it received this round.
         layers: names of the parameters and buffers of each layer, in forward order.
         clients: that take part in a round.
+        own: its examples; None where the sanitiser doesn't ask for them (``needs_examples``).
     """
 
     weights: dict[str, Tensor]
     layers: tuple[tuple[str, ...], ...]
     clients: int
+    own: OwnExamples | None = None
+
+    def examples(self, name: str) -> OwnExamples:
+        """Return the client's examples.
+
+        Args:
+            name: of the sanitiser that asks.
+
+        Raises:
+            BadInput: there are none.
+        """
+        if self.own is None:
+            raise BadInput(f"{name} looks at the client's examples, which aren't here; use it in a simulation")
+        return self.own
 
 
 SANITISERS: Registry[type[Sanitiser]] = Registry("sanitiser", "fedaudit.sanitisers")
@@ -47,6 +79,9 @@ class Sanitiser(Plugin, ABC):
         secret: without a generator it draws from the operating system, which nobody can repeat.
         unsent: how much it counts that an element which wasn't sent should be zero, from 0 (it may be anything) to 1
             (it is smaller than those that were); measured in docs/reference/defences.md.
+        needs_examples: it looks at the client's examples, its loss and the model (``ClientContext.own``), which only a
+            simulation hands to it.
+        augments: it changes what clients train on (:meth:`augment`).
     """
 
     registry = SANITISERS
@@ -54,6 +89,8 @@ class Sanitiser(Plugin, ABC):
     protects: ClassVar[bool] = True
     secret: ClassVar[bool] = False
     unsent: ClassVar[float] = 0.0
+    needs_examples: ClassVar[bool] = False
+    augments: ClassVar[bool] = False
 
     def check(self, plan: LocalPlan, aggregator: Aggregator) -> None:
         """Refuse, before anything is simulated, a federation that it isn't made for.
@@ -76,6 +113,11 @@ class Sanitiser(Plugin, ABC):
         Raises:
             BadInput: it can't work there, or would end the training; the message gives the reason and the remedy.
         """
+        if self.needs_examples:
+            raise BadInput(
+                f"{self.name} looks at the client's examples, and whoever sees an update alone hasn't got them; use it "
+                "in a simulation"
+            )
         return None
 
     def account(self, who: TakingPart) -> PrivacyAccount | None:  # noqa: ARG002
@@ -93,6 +135,21 @@ class Sanitiser(Plugin, ABC):
     def adds_noise(self) -> bool:
         """Return whether every update gets noise of its own, which averages out over rounds."""
         return False
+
+    def augment(
+        self,
+        own: OwnExamples,
+        task_info: TaskInfo,  # noqa: ARG002
+        generator: torch.Generator,  # noqa: ARG002
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return the batches that the client trains on in a round in place of its own; asked where ``augments``.
+
+        Args:
+            own: its batches, and the model that it received, which must stay as it is.
+            task_info: what everybody knows.
+            generator: of all that is drawn.
+        """
+        return list(own.batches)
 
     @abstractmethod
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from fedaudit.modalities import ExampleKind, TokenInfo, example_kind
-from fedaudit.models import convnet, densenet, recurrent, resnet, small, transformer, unet, vit  # noqa: F401  (they fill the registry)
+from fedaudit.models import bottleneck, convnet, densenet, recurrent, resnet, small, transformer, unet, vit  # noqa: F401  (they fill the registry)
+from fedaudit.models.bottleneck import VariationalBottleneck, from_bottleneck_on, with_bottleneck
 from fedaudit.models.checkpoint import load_checkpoint, read_state, save_checkpoint
 from fedaudit.models.families import MODELS, ModelBuilder, inputs_of
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
@@ -34,10 +35,12 @@ __all__ = [
     "MODELS",
     "Layer",
     "ModelBuilder",
+    "VariationalBottleneck",
     "VerticalModel",
     "build_model",
     "build_split",
     "build_vertical",
+    "from_bottleneck_on",
     "has_batch_norm",
     "initialise",
     "keep_modes",
@@ -52,6 +55,7 @@ __all__ = [
     "set_training_mode",
     "twice_differentiable",
     "unwrapped",
+    "with_bottleneck",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -17,7 +18,7 @@ from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.defences.aggregation import Aggregator
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.sanitising import ClientContext
+from fedaudit.defences.sanitising import ClientContext, OwnExamples
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.epsilon.canaries import CanaryRecords, CanarySpec
 from fedaudit.models import set_training_mode
@@ -214,6 +215,8 @@ class Client:
         self.used[torch.cat(rows)] = True
         task_info, loss, device = self.task_info, self.loss, self.device
         batches = self._examples(rows)
+        if self.sanitiser.augments:
+            batches = self.sanitiser.augment(OwnExamples(model, loss, batches), task_info, self.noise)
         begun = {name: value.to(device) for name, value in start.items()}
         honest = partial(self._honest, model, begun)
         set_training_mode(model, task_info.batch_norm, dropout=task_info.dropout)
@@ -312,10 +315,17 @@ class Client:
             labels=self.data.targets[used] if self.reveal_labels else None,
         )
         began = time.perf_counter()
-        context = ClientContext(start, self.layers, spec.clients_per_round or spec.clients)
+        own = self._own(model, start, rows) if self.sanitiser.needs_examples else None
+        context = ClientContext(start, self.layers, spec.clients_per_round or spec.clients, own)
         update = self.sanitiser(update, context, self.noise)
         history.sanitising_seconds += time.perf_counter() - began
         return self._send(update, start, history), used
+
+    def _own(self, model: nn.Module, start: dict[str, Tensor], rows: Sequence[Tensor]) -> OwnExamples:
+        """Return what a sanitiser is given that looks at the examples."""
+        received = copy.deepcopy(model)
+        received.load_state_dict(start)
+        return OwnExamples(received, self.loss, self._examples(rows))
 
     def _send(self, update: Update, start: dict[str, Tensor], history: History) -> Update:
         """Return the update as it is read from the bytes that travel."""

@@ -220,10 +220,15 @@ def training_of_sum(
 
 def _sanitised(each: Sequence[SanitiserInfo | None], parts: Sequence[float]) -> SanitiserInfo | None:
     """Return what is known of the sum: zeros are where nobody sent anything, signs are lost, independent noise adds."""
-    known = [one for one in each if one is not None]
+    known, pairs = [one for one in each if one is not None], list(zip(parts, each, strict=True))
     if not known:
         return None
-    noise = math.sqrt(sum((part * (one.noise if one else 0.0)) ** 2 for part, one in zip(parts, each, strict=True)))
+    noise = math.sqrt(sum((part * (one.noise if one else 0.0)) ** 2 for part, one in pairs))
     clips = [one.clip if one else None for one in each]
     clip = None if None in clips else sum(part * c for part, c in zip(parts, clips, strict=True) if c is not None)
-    return SanitiserInfo(known[0].name, sparse=all(one.sparse for one in known), noise=noise, clip=clip)
+    noises = tuple(
+        (name, math.sqrt(sum((part * dict(one.noises if one else ()).get(name, 0.0)) ** 2 for part, one in pairs)))
+        for name in dict(known[0].noises)
+    )
+    sparse = all(one.sparse for one in known)
+    return SanitiserInfo(known[0].name, sparse=sparse, noise=noise, clip=clip, noises=noises)

@@ -53,6 +53,11 @@ class SanitiserInfo:
         noise: standard deviation of the noise in each number that was sent.
         clip: length that the update has at most without the noise; None: nobody said.
         bound: size at which each number was clipped, before the noise; None: it wasn't, or nobody said.
+        noises: (name, standard deviation) of the noise in each tensor's numbers, on average, where it isn't the same in
+            all; empty: it is.
+        unclipped: without the noise the update is as long as it was made.
+        orthogonal: each tensor is as long as what it stands for and orthogonal to it, and nothing else is known of it.
+        transform: what the examples went through before the training, see :mod:`fedaudit.task.transforms`.
 
     Raises:
         BadInput: the noise isn't a number from 0, or clip or bound none above it.
@@ -66,13 +71,18 @@ class SanitiserInfo:
     noise: float = 0.0
     clip: float | None = None
     bound: float | None = None
+    noises: tuple[tuple[str, float], ...] = ()
+    unclipped: bool = False
+    orthogonal: bool = False
+    transform: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("clip", self.clip), ("bound", self.bound)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise BadInput(f"an update's {name} is {value}; it must be above 0")
-        if not (math.isfinite(self.noise) and self.noise >= 0):
-            raise BadInput(f"an update's noise is {self.noise}; it must be 0 or more")
+        for noise in (self.noise, *(one for _, one in self.noises)):
+            if not (math.isfinite(noise) and noise >= 0):
+                raise BadInput(f"an update's noise is {noise}; it must be 0 or more")
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,14 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Attack, Progress, silent
 from fedaudit.attacks.findings import Finding, ImageFinding
+from fedaudit.defences import SANITISERS
+from fedaudit.defences.censor import orthogonal_to
 from fedaudit.models import has_batch_norm, set_training_mode
 from fedaudit.simulation.local_training import gradient, local_randomness
 from fedaudit.simulation.replay import replay
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import class_logits
+from fedaudit.task.transforms import transformed
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, NotApplicable, OutOfTime
@@ -356,9 +359,12 @@ def check_repeatable(observation: Observation) -> None:
         raise NotApplicable("how the clients train isn't known, so it can't be repeated with examples of one's own")
     known = update.sanitised
     whole = {name for name, p in observation.module.named_parameters() if p.requires_grad} <= update.tensors.keys()
-    if known is not None and whole and not (known.sparse or known.signs or known.noise or known.clip):
+    told = known is not None and (
+        known.sparse or known.signs or known.noise or known.clip or known.orthogonal or known.transform
+    )
+    if known is not None and whole and not told:
         raise NotApplicable(f"what the defence '{known.name}' does to an update isn't known, so it can't be repeated")
-    if known is not None and known.noise and known.clip is None:
+    if known is not None and known.noise and known.clip is None and not known.unclipped:
         raise NotApplicable("how long an update is without its noise isn't known (its clip), so it can't be repeated")
     if update.members and observation.task_info.batch_norm == "train" and has_batch_norm(observation.module):
         raise NotApplicable("clients of a sum normalise their own batches each, and which is whose isn't known")
@@ -389,6 +395,8 @@ def own_update(
     message, task_info = observation.single(), observation.task_info
     update, training = message.update, message.update.training
     seen = task_info.normalise(inputs)
+    if update.sanitised is not None and update.sanitised.transform is not None:
+        seen = transformed(update.sanitised.transform, seen, task_info)
     if update.kind == "gradient":
         module = model_of(observation)
         try:
@@ -522,8 +530,13 @@ def _defended(tensors: Mapping[str, Tensor], update: Update, generator: torch.Ge
     found = {name: tensors[name] for name in update.tensors}
     if known is None:
         return found
-    if known.sparse:
+    if known.sparse and not known.noise and _anywhere(known.name):
+        found = {name: value.where(update.tensors[name] != 0, 0) for name, value in found.items()}
+    elif known.sparse:
         found = {name: _largest(value, int(update.tensors[name].count_nonzero())) for name, value in found.items()}
+    if known.orthogonal:
+        drawn = {name: torch.randn(value.shape, generator=generator) for name, value in found.items()}
+        found = {name: orthogonal_to(value, drawn[name]) for name, value in found.items()}
     if known.signs:
         return {name: value.sign() for name, value in found.items()}
     if known.clip is not None:  # where there is noise, too: check_repeatable saw to it
@@ -532,8 +545,14 @@ def _defended(tensors: Mapping[str, Tensor], update: Update, generator: torch.Ge
         found = {name: shrink * value for name, value in found.items()}
     if known.noise:
         noise = {name: torch.randn(value.shape, generator=generator) for name, value in found.items()}
-        found = {name: value + known.noise * noise[name] for name, value in found.items()}
+        each = dict(known.noises)
+        found = {name: value + each.get(name, known.noise) * noise[name] for name, value in found.items()}
     return found
+
+
+def _anywhere(name: str) -> bool:
+    """Whether what a defence holds back isn't simply what is smallest, so that its own places tell more."""
+    return name in SANITISERS and SANITISERS[name].value.unsent == 0
 
 
 def _largest(tensor: Tensor, count: int) -> Tensor:

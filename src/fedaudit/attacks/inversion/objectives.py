@@ -272,6 +272,8 @@ def distance_to(
     - Sparse: an element that wasn't sent counts as zero as much as the defence says (``unsent``).
     - Noise of known size (dp): a tensor weighs as much as the share of its energy that isn't noise, 1 − σ²d/‖t‖²
       (as in Wiener's filter); where no tensor has any, all weigh what they did.
+    - Clipped as a whole, without noise: :func:`shortened`, the dummy clipped likewise.
+    - Orthogonal to what it stands for: :func:`orthogonal`, which is all that is left.
     - Clipped element by element: :func:`bounded`, what the filter would send of the dummy.
     - Signs: how far the signs agree, tanh(g/a) in place of the sign of g, a being the magnitude that was sent.
 
@@ -284,6 +286,8 @@ def distance_to(
     """
     known = update.sanitised
     targets = [target[n] for n in names]
+    if known is not None and known.orthogonal:
+        return orthogonal(targets, [weights[n] for n in names])
     plain: list[float | Tensor] = [weights[n] for n in names]
     if known is None:
         return DISTANCES[name](targets, plain)
@@ -293,11 +297,14 @@ def distance_to(
     if known.sparse and unsent != 1:
         plain = [w * torch.where(t != 0, 1, unsent) for w, t in zip(plain, targets, strict=True)]
     if known.noise:
-        shares = [_signal(update.tensors[n], known.noise, known.sparse) for n in names]
+        own = dict(known.noises)
+        shares = [_signal(update.tensors[n], own.get(n, known.noise), known.sparse) for n in names]
         if any(shares):
             plain = [w * share for w, share in zip(plain, shares, strict=True)]
     distance = DISTANCES[name](targets, plain)
     sent = max(float(update.tensors[n].abs().max()) for n in names)
+    if known.clip is not None and not known.noise and sent and name != "cosine":  # a cosine doesn't notice
+        return shortened(distance, targets, known.clip * max(float(t.abs().max()) for t in targets) / sent)
     if known.bound is None or not sent:
         return distance
     scale = max(float(t.abs().max()) for t in targets) / sent
@@ -336,6 +343,66 @@ def bounded(distance: Distance, target: Sequence[Tensor], bound: float) -> Dista
     def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
         size, slope = distance.derivative(vector.clamp(-bound, bound))
         return size, slope.masked_fill(agrees(vector), 0)
+
+    return Distance(value, derivative)
+
+
+def shortened(distance: Distance, target: Sequence[Tensor], length: float) -> Distance:
+    """Return ``distance`` of a vector that is scaled down to ``length`` where it is longer and the target is as long.
+
+    Args:
+        distance: to the target.
+        target: what was sent, one tensor per parameter.
+        length: to which it was clipped, in the target's units.
+    """
+    if float(flatten(target).norm()) < length * (1 - 1e-4):  # but for rounding: it wasn't clipped
+        return distance
+
+    def value(vector: Tensor) -> Tensor:
+        return distance.value(vector * (length / (vector.norm() + _TINY)).clamp(max=1.0))
+
+    def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
+        norm = vector.norm() + _TINY
+        factor = (length / norm).clamp(max=1.0)
+        size, slope = distance.derivative(vector * factor)
+        if float(factor) < 1:
+            slope = slope - vector * (torch.dot(vector, slope) / norm.square())
+        return size, slope * factor
+
+    return Distance(value, derivative)
+
+
+def orthogonal(target: Sequence[Tensor], weights: Sequence[float]) -> Distance:
+    """Return how far a vector's tensors are from as long as the target's, and from orthogonal to them.
+
+    Σ w·((‖g‖/‖t‖ − 1)² + cos²(g, t)) / Σ w over the tensors whose target isn't zero: two numbers a tensor, and what
+    CENSOR leaves (Zhang et al. 2025).
+
+    Args:
+        target: one tensor per parameter.
+        weights: one per tensor.
+    """
+    sizes, flat = [t.numel() for t in target], flatten(target)
+    lengths = [float(t.norm()) for t in target]
+    own = [w if length else 0.0 for w, length in zip(weights, lengths, strict=True)]
+    total = sum(own) or 1.0
+
+    def value(vector: Tensor) -> Tensor:
+        found = vector.new_zeros(())
+        for g, t, length, w in zip(vector.split(sizes), flat.split(sizes), lengths, own, strict=True):
+            if w:
+                norm = (g.square().sum() + _TINY).sqrt()
+                found = found + w / total * (
+                    (norm / length - 1).square() + (torch.dot(g, t) / (norm * length)).square()
+                )
+        return found
+
+    def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = vector.detach().requires_grad_()
+            found = value(leaf)
+            (slope,) = torch.autograd.grad(found, leaf)
+        return found.detach(), slope
 
     return Distance(value, derivative)
 

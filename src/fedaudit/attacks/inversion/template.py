@@ -47,7 +47,7 @@ from fedaudit.attacks.victim import (
     need_training,
     one_batch_gradient,
 )
-from fedaudit.models import Layer, has_batch_norm
+from fedaudit.models import Layer, from_bottleneck_on, has_batch_norm
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.targets import hard_targets
@@ -519,8 +519,15 @@ class GradientInversion(Attack):
         return make_engine(self.engine, prepared.victim, prepared.labels, training, distance, steps, prepared.notes)
 
     def matched(self, prepared: Prepared) -> tuple[Distance, TrainingConfig]:
-        """Return the distance, and the training whose pseudo-gradient it is of; see :func:`matched`."""
-        return matched(prepared, self.weights(prepared), self.distance, self.fedavg, aware=self.aware)
+        """Return the distance, and the training whose pseudo-gradient it is of; see :func:`matched`.
+
+        Of a network with a variational bottleneck (PRECODE) only what comes before it is matched: behind it gradients
+        are mostly noise, and before it hardly.
+        """
+        weights = self.weights(prepared)
+        if self.aware:
+            weights |= dict.fromkeys(from_bottleneck_on(prepared.victim.module) & weights.keys(), 0.0)
+        return matched(prepared, weights, self.distance, self.fedavg, aware=self.aware)
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
@@ -678,7 +685,8 @@ def _undefended(message: Message) -> Message:
     """Return the message with zeros in place of every parameter that it hasn't."""
     update = message.update
     sent = {name: update.tensors.get(name, torch.zeros_like(t)) for name, t in message.weights.items()}
-    return dataclasses.replace(message, update=dataclasses.replace(update, tensors=sent))
+    known = update.sanitised and dataclasses.replace(update.sanitised, transform=None)
+    return dataclasses.replace(message, update=dataclasses.replace(update, tensors=sent, sanitised=known))
 
 
 def _patterned(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
