@@ -103,7 +103,7 @@ def run(name: str, seen: Observation, *, start: torch.Generator | None = None, *
 
 
 # In files of their own: test_spear.py, test_cocktail.py, test_exact_linear.py, test_active_server.py, test_loki.py, …
-ELSEWHERE = {"spear", "cocktail", "exact-linear", "imprint", "fishing", "trap-weights", "loki", "cafe"}
+ELSEWHERE = {"spear", "sratta", "cocktail", "exact-linear", "imprint", "fishing", "trap-weights", "loki", "cafe"}
 
 
 def test_every_attack_has_its_row():

@@ -9,6 +9,7 @@ from fedaudit.attacks.active.trap_weights import TrapWeights
 from fedaudit.attacks.analytic.exact_linear import ExactLinear, ExactLinearRows
 from fedaudit.attacks.analytic.spear import Spear, SpearRows
 from fedaudit.attacks.analytic.cocktail import Cocktail
+from fedaudit.attacks.analytic.sratta import Sratta
 from fedaudit.attacks.analytic.r_gap import RGap
 from fedaudit.attacks.inversion.methods import AGIC, CPL, DLG, IDLG, AGICPlus, DLGAdam, Geng, InvG
 from fedaudit.attacks.inversion.epochs import AGICEpochs, DLGAdamEpochs, Epochs, InvGEpochs
@@ -128,6 +129,7 @@ __all__ = [
     "SpanMembership",
     "Spear",
     "SpearRows",
+    "Sratta",
     "Stacked",
     "TabLeak",
     "TokenFinding",
