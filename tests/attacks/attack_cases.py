@@ -68,6 +68,12 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "federations": [{"name": "f", "clients": 2, "examples": 4, "server": "trap-weights"}],
         "threat": {"adversary": "malicious-server"},
     },
+    "decepticons": {
+        "data": {"name": "notes"},
+        "model": {"name": "encoder", "width": 64},
+        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": "decepticons"}],
+        "threat": {"adversary": "malicious-server"},
+    },
     "sratta": {
         "model": {"name": "mlp", "width": 200},
         "federations": [{**FEDAVG, "examples": 9, "batch_size": 3, "local_epochs": 2, "learning_rate": 0.5}],

@@ -17,6 +17,7 @@ from fedaudit.attacks.inversion.averaged import Averaged
 from fedaudit.attacks.inversion.generative import GIAS
 from fedaudit.attacks.inversion.group import GradInversion
 from fedaudit.attacks.inversion.tableak import TabLeak
+from fedaudit.attacks.text.decepticons import Decepticons
 from fedaudit.attacks.text.dager import Dager
 from fedaudit.attacks.text.which_tokens import WhichTokens
 from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels, LabelSetFinding
@@ -82,6 +83,7 @@ __all__ = [
     "DLGAdam",
     "DLGAdamEpochs",
     "Dager",
+    "Decepticons",
     "DirectLabels",
     "DirectionScoring",
     "Epochs",
