@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks import SequenceFinding, make_attack
+from fedaudit.models.transformer import Transformer
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.transcript.observation import Observation
@@ -67,14 +68,22 @@ def test_bins_are_quantiles_and_tokens_alone_in_one_are_those_that_are_named():
     """The oracle: what the layer really gets, by a hook, and how many of these lie between two biases."""
     made = scenario()
     recording = played(made)
-    weights, model = recording.transcript.rounds[0].weights, recording.transcript.module
+    weights, model, info = (
+        recording.transcript.rounds[0].weights,
+        recording.transcript.module,
+        recording.transcript.task_info,
+    )
+    assert info.tokens is not None
+    assert isinstance(model, Transformer)
     model.load_state_dict(weights)
     caught = []
-    handle = model.blocks[0].hidden.register_forward_pre_hook(lambda _, args: caught.append(args[0].detach()))
+    handle = model.get_submodule("blocks.0.hidden").register_forward_pre_hook(
+        lambda _, args: caught.append(args[0].detach())
+    )
     true = examples(recording)[0]
     model.eval()(true)
     handle.remove()
-    real = true != recording.transcript.task_info.tokens.padding
+    real = true.ne(info.tokens.padding or 0)
     tokens, places = true[real], torch.nonzero(real)[:, 1]
     values = caught[0][real].double() @ weights["blocks.0.hidden.weight"][0].double()
     alone = torch.zeros(len(values), dtype=torch.bool)
@@ -89,8 +98,9 @@ def test_bins_are_quantiles_and_tokens_alone_in_one_are_those_that_are_named():
             if len(pair[here].unique()) == 1:
                 alone |= here
     (seen,) = seen_in(made, recording)
-    found = make_attack("decepticons")(seen).sequences
-    named = {(int(w), p) for row in found for p, w in enumerate(row) if w != seen.task_info.tokens.padding}
+    found = make_attack("decepticons")(seen)
+    assert isinstance(found, SequenceFinding)
+    named = {(int(w), p) for row in found.sequences for p, w in enumerate(row) if w != (info.tokens.padding or 0)}
     expected = {(int(w), int(p)) for w, p in zip(tokens[alone], places[alone], strict=True)}
     assert len(named ^ expected) <= 0.05 * len(expected)  # one whose value is next to an edge may be in both bins
 

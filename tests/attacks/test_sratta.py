@@ -85,6 +85,7 @@ def test_images_out_of_sums_are_exact_and_grouped_by_their_client(recording, fou
 
 def test_two_rounds_that_agree_vouch_for_an_image_without_levels(recording, seen):
     finding = make_attack("sratta")(seen)
+    assert isinstance(finding, ImageFinding)
     off, *_ = owners(recording, finding)
     assert len(off) >= 12
     assert off.max() < 0.01
@@ -110,12 +111,13 @@ def test_the_evaluation_of_groups_is_that_of_sklearn_and_luck_is_told(recording,
     groups = found.groups[found.groups >= 0]
     assert values["adjusted_rand"].value == pytest.approx(adjusted_rand_score(whose, groups))
     assert values["same_client_pairs"].value == 1
-    assert values["same_client_pairs"].baseline < 0.5
+    assert (values["same_client_pairs"].baseline or 0) < 0.5
     assert "p = 0.001" in " ".join(result.notes)
 
 
 def test_groups_at_random_are_luck(recording, seen, found):
     rejected = 0
+    assert found.groups is not None
     kept = found.groups >= 0
     for seed in range(40):
         order = torch.randperm(int(kept.sum()), generator=torch.Generator().manual_seed(seed))
@@ -130,6 +132,7 @@ def test_one_example_a_client_and_one_step_joins_nobody():
     made = scenario(examples=3, batch_size=1, local_steps=1, rounds=2)
     one = played(made)
     finding = make_attack("sratta", {"levels": LEVELS})(observe(one.transcript, made.threat))
+    assert isinstance(finding, ImageFinding)
     assert finding.groups is not None
     groups = finding.groups[finding.groups >= 0]
     assert len(groups.unique()) == len(groups)

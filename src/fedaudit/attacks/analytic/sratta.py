@@ -300,7 +300,8 @@ def _joined(count: int, related: list[tuple[list[int], list[int]]]) -> Tensor:
                 own = groups[stayed + others].unique()
                 changed |= len(own) > 1
                 groups[torch.isin(groups, own)] = own[0]
-    return groups.unique(return_inverse=True)[1]
+    _, numbers = groups.unique(return_inverse=True)
+    return torch.as_tensor(numbers)
 
 
 def _held(observation: Observation) -> int:

@@ -76,13 +76,11 @@ class DecepticonsServer(ServerBehaviour):
                 embedding.weight[:, codes] = 0
             heads = min(flags.stop, len(model.position.weight))
             model.position.weight[torch.arange(heads), torch.arange(heads)] = _FLAG * size
-            for block in model.blocks:
-                assert isinstance(block, Block)
+            for block in (_block(model, i) for i in range(len(model.blocks))):
                 for norm in (block.norm1, block.norm2):
-                    norm.weight.fill_(1)
-                    norm.bias.zero_()
-                block.attention.output.weight.zero_()
-                block.attention.output.bias.zero_()
+                    norm.reset_parameters()
+                nn.init.zeros_(block.attention.output.weight)
+                nn.init.zeros_(block.attention.output.bias)
             self._attention(model, draws)
             self._bins(model, step, draws, size)
         return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
@@ -93,18 +91,18 @@ class DecepticonsServer(ServerBehaviour):
         attention = _block(model, 0).attention
         width, heads = model.token.embedding_dim, attention.heads
         each, part = width // heads, (codes.stop - codes.start) // heads
-        for layer in (attention.query, attention.key, attention.value, attention.output):
-            for parameter in layer.parameters():
-                parameter.zero_()
+        layers = dict(attention.named_parameters())
+        for parameter in layers.values():
+            parameter.zero_()
         content = slice(flags.stop, codes.start)
         for head in range(heads):
             first = head * each
-            attention.query.bias[first] = _ATTENDS
-            attention.key.weight[first, head] = 1
+            layers["query.bias"][first] = _ATTENDS
+            layers["key.weight"][first, head] = 1
             mixing = torch.randn((part, content.stop - content.start), generator=draws)
-            attention.value.weight[first : first + part, content] = mixing / mixing.norm(dim=1, keepdim=True)
+            layers["value.weight"][first : first + part, content] = mixing / mixing.norm(dim=1, keepdim=True)
             places = torch.arange(part)
-            attention.output.weight[codes.start + head * part + places, first + places] = 1
+            layers["output.weight"][codes.start + head * part + places, first + places] = 1
 
     def _bins(self, model: Transformer, step: ServerStep, draws: torch.Generator, size: float) -> None:
         """Set all fully connected layers of blocks: one direction, edges of bins in order, one column back."""
