@@ -75,6 +75,17 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "seer", "steps": 2}}],
         "threat": {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 100},
     },
+    "decepticons": {
+        "data": {"name": "notes"},
+        "model": {"name": "encoder", "width": 64},
+        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": "decepticons"}],
+        "threat": {"adversary": "malicious-server"},
+    },
+    "sratta": {
+        "model": {"name": "mlp", "width": 200},
+        "federations": [{**FEDAVG, "examples": 9, "batch_size": 3, "local_epochs": 2, "learning_rate": 0.5}],
+        "threat": {"sees": "sum"},
+    },
     "spear": {"model": {"name": "mlp"}},
     "cocktail": {"model": {"name": "mlp"}},
     "exact-linear": {"model": {"name": "mlp"}},

@@ -105,6 +105,7 @@ def run(name: str, seen: Observation, *, start: torch.Generator | None = None, *
 # In files of their own: test_spear.py, test_cocktail.py, test_exact_linear.py, test_active_server.py, test_loki.py, …
 ELSEWHERE = {
     "spear",
+    "sratta",
     "cocktail",
     "exact-linear",
     "imprint",

@@ -10,6 +10,7 @@ from fedaudit.attacks.active.seer import Seer
 from fedaudit.attacks.analytic.exact_linear import ExactLinear, ExactLinearRows
 from fedaudit.attacks.analytic.spear import Spear, SpearRows
 from fedaudit.attacks.analytic.cocktail import Cocktail
+from fedaudit.attacks.analytic.sratta import Sratta
 from fedaudit.attacks.analytic.r_gap import RGap
 from fedaudit.attacks.inversion.methods import AGIC, CPL, DLG, IDLG, AGICPlus, DLGAdam, Geng, InvG
 from fedaudit.attacks.inversion.epochs import AGICEpochs, DLGAdamEpochs, Epochs, InvGEpochs
@@ -17,6 +18,7 @@ from fedaudit.attacks.inversion.averaged import Averaged
 from fedaudit.attacks.inversion.generative import GIAS
 from fedaudit.attacks.inversion.group import GradInversion
 from fedaudit.attacks.inversion.tableak import TabLeak
+from fedaudit.attacks.text.decepticons import Decepticons
 from fedaudit.attacks.text.dager import Dager
 from fedaudit.attacks.text.which_tokens import WhichTokens
 from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels, LabelSetFinding
@@ -86,6 +88,7 @@ __all__ = [
     "DLGAdam",
     "DLGAdamEpochs",
     "Dager",
+    "Decepticons",
     "DirectLabels",
     "DirectionScoring",
     "Epochs",
@@ -135,6 +138,7 @@ __all__ = [
     "SpanMembership",
     "Spear",
     "SpearRows",
+    "Sratta",
     "Stacked",
     "TabLeak",
     "TokenFinding",

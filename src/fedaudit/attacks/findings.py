@@ -138,6 +138,8 @@ class ImageFinding(Finding, kind="images"):
             rounds were tied, and their (n,) labels; empty where none were.
         certified: (n,) which images the attack vouches for without the truth: they are the client's own, up to half a
             grey level; None where it vouches for none.
+        groups: (n,) int64, equal for images that the attack says are the same client's, -1 where it says nothing of an
+            image; None where it tells no clients apart.
     """
 
     images: Tensor
@@ -147,6 +149,7 @@ class ImageFinding(Finding, kind="images"):
     rounds: tuple[tuple[int, ...], ...] = ()
     separate: tuple[tuple[Tensor, Tensor], ...] = ()
     certified: Tensor | None = None
+    groups: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

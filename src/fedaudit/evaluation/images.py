@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import ks_2samp, poisson_binom
+from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
@@ -18,6 +19,7 @@ from fedaudit.evaluation.finding_types import (
     FINDING_TYPES,
     Evaluation,
     FindingType,
+    Metric,
     Over,
     Scores,
     done,
@@ -30,7 +32,7 @@ from fedaudit.evaluation.registration import STAY, channel_means, correlations, 
 from fedaudit.evaluation.statistics import DOUBT, SURE
 from fedaudit.evaluation.verdicts import Judgement, share_of
 from fedaudit.modalities.packed import Packing, draw_parts
-from fedaudit.results import Curve, FindingResult, ImageResult, RegisteredResult
+from fedaudit.results import Curve, FindingResult, ImageResult, MetricResult, RegisteredResult
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
@@ -40,6 +42,8 @@ from fedaudit.utils.seeds import derive_seed
 VISIBLE_SSIM = 0.5
 VISIBLE_CORRELATION = 0.8  # of signals: two thirds of the variance are explained
 NEARER_DB = 6.0  # by which an image is nearer than to any other candidate: a quarter of the error is no luck
+GROUPED_MSE = (1 / 255) ** 2  # one grey level: what an image may be off by whose client is asked for
+_GROUPINGS = 999  # at random: the least p-value is 1 in 1,000
 CERTIFIED_MSE = (0.5 / 255) ** 2  # half a grey level: what a certified image may be off by
 # Scores of single images that a user may set a limit for; for each, higher means more leakage.
 SCORES = ("psnr", "ssim", "correlation", "psnr_registered", "ssim_registered", "correlation_registered")
@@ -56,6 +60,16 @@ ALONE_DB = 10.0  # above an even image, where there is no other candidate, or ab
 SEVERAL = 4  # victims that all came out visibly are no luck, among at least twice as many candidates
 ENOUGH = 40  # different candidates, of which to be the nearest one by far is no luck; of fewer see ALONE_DB
 # Shares of the level of 1 %, for images as they are and for what is tried after that.
+ADJUSTED_RAND = Metric(
+    "adjusted_rand",
+    "agreement of groups of images with the clients that they are of, chance taken off (Hubert and Arabie 1985)",
+    ends=(-1.0, 1.0),
+)
+SAME_CLIENT = Metric(
+    "same_client_pairs",
+    "share of the pairs of images in one group that are one client's; without the attack: in groups at random",
+    ends=(0.0, 1.0),
+)
 _LEVELS = {"": 0.8, " after the best shift and flip": 0.1, " after the best turn, contrast and brightness": 0.1}
 _INCLUDED = dict(
     zip(_LEVELS, ("", ", shifted or mirrored ones included", ", dark, turned or negative ones included"), strict=True)
@@ -199,10 +213,14 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         objective=trace.objective,
         psnr=[float(psnr(mse(s[paired(s)], true)).mean()) for s in trace.snapshots],
     )
+    metrics, luck = _grouped(finding, covered, given[1], seed)
     result = done(
         finding,
         observation if vertical else received,
-        [f"{unlike}: they were left out"] if left_out else [_by_part(images, true, packing)] if packing else [],
+        [
+            *([f"{unlike}: they were left out"] if left_out else [_by_part(images, true, packing)] if packing else []),
+            *luck,
+        ],
         images=results,
         certified=None if finding.certified is None else int(finding.certified.sum()),
         certified_wrong=None if finding.certified is None else _wrongly(given[0], covered, given[1]),
@@ -211,11 +229,54 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         label_accuracy=None if targets else label_accuracy(labels, true_labels),
         matching=matching(finding, covered, truth, kind.vectors),
         curve=curve,
+        metrics=metrics,
     )
     if vertical:  # what stood for examples were no rounds
         images_alone = [image.model_copy(update={"rounds": []}) for image in results]
         result = result.model_copy(update={"round": None, "client": None, "rounds": [], "images": images_alone})
     return Evaluation(result, image_files)
+
+
+def _grouped(
+    finding: ImageFinding, covered: Sequence[tuple[Message, Tensor]], truth: Truth, seed: int
+) -> tuple[list[MetricResult], list[str]]:
+    """Return how well images were grouped by client, and what luck would do, in a sentence; nothing where they weren't.
+
+    An image is its nearest example's, and one that is nobody's, a grey level and more off, counts as a client of its
+    own. Without the attack is the mean over groupings of the same sizes at random, which the test is against, too.
+    """
+    if finding.groups is None or not truth.members:
+        return [], []
+    held: dict[bytes, int] = {}
+    for message, _ in covered:
+        key = message.round, message.client
+        held |= {tensor_digest(x): int(c) for x, c in zip(truth.inputs[key], truth.members.get(key, []), strict=False)}
+    kept = torch.nonzero(finding.groups >= 0)[:, 0]
+    true = torch.cat([truth.inputs[m.round, m.client] for m, _ in covered])
+    far = torch.cdist(finding.images[kept].flatten(1).double(), true.flatten(1).double())
+    nearest, near = far.argmin(dim=1), far.amin(dim=1).square() / true[0].numel() <= GROUPED_MSE
+    owners = np.array(
+        [held[tensor_digest(true[i])] if ok else -1 - n for n, (i, ok) in enumerate(zip(nearest, near, strict=True))]
+    )
+    groups = finding.groups[kept].numpy()
+    if len(groups) < 2 or len(np.unique(owners)) == 1:
+        return [], [f"{len(groups)} images, of which grouping by client is no question"]
+    rng = np.random.default_rng(derive_seed(seed, "groups"))
+    own = _pairs(groups, owners)
+    lucky = np.array([_pairs(groups, rng.permutation(owners)) for _ in range(_GROUPINGS)])
+    index, by_luck = adjusted_rand_score(owners, groups), lucky.mean()
+    p = (1 + int((lucky >= own).sum())) / (1 + _GROUPINGS)
+    together = _pairs(groups, groups)
+    metrics = [ADJUSTED_RAND.of(float(index), 0.0, n=len(groups), of="images")]
+    if together:
+        metrics.append(SAME_CLIENT.of(own / together, by_luck / together, n=together, of="pairs of images"))
+    told = f"{own} of {together} pairs that it put into one group are one client's"
+    return metrics, [f"{told}; of groups of the same sizes at random {by_luck:.1f}, and as many with p = {p:.2g}"]
+
+
+def _pairs(groups: np.ndarray, owners: np.ndarray) -> int:
+    """Return how many pairs are in one group and one owner's."""
+    return int(np.triu((groups[:, None] == groups) & (owners[:, None] == owners), 1).sum())
 
 
 def _of_one_class(finding: ImageFinding, truth: Truth) -> tuple[ImageFinding, Truth]:
@@ -291,7 +352,10 @@ def _as_one(observation: Observation, truth: Truth) -> tuple[Observation, Truth]
     keys = [(message.round, message.client) for message in observation.messages]
     inputs, labels = (torch.cat([of[key] for key in keys]) for of in (truth.inputs, truth.labels))
     rows, _ = _distinct(inputs)
-    one = replace(truth, inputs={keys[0]: inputs[rows]}, labels={keys[0]: labels[rows]})
+    members = {}
+    if all(key in truth.members for key in keys):
+        members = {keys[0]: torch.cat([truth.members[key] for key in keys])[rows]}
+    one = replace(truth, inputs={keys[0]: inputs[rows]}, labels={keys[0]: labels[rows]}, members=members)
     return replace(observation, messages=(first,)), one
 
 
@@ -786,11 +850,14 @@ FINDING_TYPES["images"] = FindingType(
         f"nearer than an even image of the victim's mean colour, by {ALONE_DB:g} dB.",
         "An attack may certify images: it vouches, without the truth, that they are the client's own up to half a "
         "grey level. With the truth this is checked, and a certified image that is wrong is said in the verdict.",
+        "Where an attack groups images by client, how many pairs it groups rightly is said in its notes, and with what "
+        "probability groups of the same sizes at random do as well.",
         "Images are 'identifiable' when too few came out visibly, and the same test of those that are nearest to "
         "their own reconstruction excludes luck. The text says where colours, brightness and contrast alone tell "
         "them. As many candidates are named at random as images are paired with an update's true ones, each of the "
         "right class; candidates that are equal count once.",
     ),
+    metrics=(ADJUSTED_RAND, SAME_CLIENT),
     question="reconstruct training {things}",
     control="example",
     worst="recovered",

@@ -525,7 +525,7 @@ def with_images(summaries: Sequence[AttackSummary]) -> tuple[list[AttackSummary]
     others = [s for s in summaries if s.metrics]
     if others and not any(s.images for s in summaries):
         return [], list(summaries)
-    return [s for s in summaries if not s.metrics], others
+    return [s for s in summaries if not s.metrics or s.psnr is not None], others
 
 
 class Comparison(Record):

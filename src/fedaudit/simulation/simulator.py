@@ -279,6 +279,7 @@ class _Running:
         labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
         candidates = _candidates(federation, inputs, labels, rows)
         owners = drawn.owned([client.used for client in clients])
+        summed: dict[tuple[int, int], Tensor] = {}
         if federation.group_size > 1:
             weighted, alone = self.aggregator.averages == "by examples", federation.task_info.batch_norm == "train"
             transcript.rounds, members = sums_only(
@@ -286,6 +287,7 @@ class _Running:
             )
             # so that no two clients share a row
             starts = list(itertools.accumulate(map(len, federation.client_data), initial=0))
+            summed = union({key: torch.full_like(used, key[1]) for key, used in rows.items()}, members)
             rows = union({key: used + starts[key[1]] for key, used in rows.items()}, members)
             inputs, labels = union(inputs, members), union(labels, members)
         truth = Truth(
@@ -300,6 +302,7 @@ class _Running:
             drawn.values,
             drawn.shares([client.data for client in clients], [client.used for client in clients]),
             coins=self.canaries.coins if self.canaries else torch.zeros(0, dtype=torch.bool),
+            members=summed,
         )
         return Recording(transcript, truth, history)
 

@@ -38,8 +38,8 @@ CANDIDATES = "candidates.safetensors"
 ABOUT = ("scenario", "data", "model", "accuracy", "device", "promise", "transcript")
 _WHOLE = ("candidates", "candidate_labels", "owners", "matched", "values", "shares", "coins")
 _OF_UPDATE = re.compile(r"round-(\d{5})-client-(\d{5})\.safetensors")
-_OF_UPDATES = ("inputs", "labels", "rows", "seen/inputs", "seen/targets", "seen/randomness")
-_PLACE = re.compile(r"(inputs|labels|rows|seen)/(\d{1,9})/(\d{1,9})(|/inputs|/targets|/randomness)")
+_OF_UPDATES = ("inputs", "labels", "rows", "members", "seen/inputs", "seen/targets", "seen/randomness")
+_PLACE = re.compile(r"(inputs|labels|rows|members|seen)/(\d{1,9})/(\d{1,9})(|/inputs|/targets|/randomness)")
 _MOST_CANDIDATES = 5000  # from which no more files are read
 
 
@@ -64,6 +64,7 @@ class Truth:
         shares: (k,) float64 of each client the share of the examples in its updates that have the property which the
             adversary is after, or -1 where it sent none; empty where it is after none.
         coins: (m,) bool: which of an audit's canaries were in; empty where there were none.
+        members: of a sum, (round, client) to (n,) int64, which client each example is of; empty where there are none.
         seen: of a recording, (round, client) to inputs (n, ...) and targets (n, ...) as model and loss saw them, of
             which ``inputs`` and ``labels`` are made; empty of a simulation.
         randomness: likewise, torch's state of randomness (passes, k) before each pass, where the model draws at random.
@@ -80,6 +81,7 @@ class Truth:
     values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     shares: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     coins: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    members: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     randomness: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
@@ -135,7 +137,12 @@ class Truth:
         whole = {"owners": self.owners, "matched": self.matched, "values": self.values}
         tensors |= whole if len(self.owners) else {}
         tensors |= {name: t for name, t in (("coins", self.coins), ("shares", self.shares)) if len(t)}
-        for what, known in (("inputs", self.inputs), ("labels", self.labels), ("rows", self.rows)):
+        for what, known in (
+            ("inputs", self.inputs),
+            ("labels", self.labels),
+            ("rows", self.rows),
+            ("members", self.members),
+        ):
             tensors |= {f"{what}/{r}/{c}": value for (r, c), value in known.items()}
         for (r, c), (inputs, targets) in self.seen.items():
             tensors |= seen_tensors(r, c, inputs, targets, self.randomness.get((r, c)))
@@ -268,13 +275,14 @@ def truth_from(about: dict[str, Any], tensors: Mapping[str, Tensor], path: Path)
             known[name] = value
         else:
             raise CorruptTranscript(f"{path} is not a ground truth file ({name[:40]!r})")
-    inputs, labels, rows, seen, targets, randomness = (kept[what] for what in _OF_UPDATES)
+    inputs, labels, rows, members, seen, targets, randomness = (kept[what] for what in _OF_UPDATES)
     if inputs.keys() != labels.keys() or seen.keys() != targets.keys():
         raise CorruptTranscript(f"{path} is not a ground truth file: there are inputs without labels")
     # Copied: arithmetic gives other bits where memory isn't aligned as it was in training, as in a file it may not be.
     both = {key: (value.clone(), targets[key].clone()) for key, value in seen.items()}
     nothing = {"candidates": torch.zeros(0), "candidate_labels": torch.zeros(0, dtype=torch.int64)}
-    return Truth(inputs, labels, about=about, rows=rows, seen=both, randomness=randomness, **{**nothing, **known})
+    of_updates = {"rows": rows, "members": members, "seen": both, "randomness": randomness}
+    return Truth(inputs, labels, about=about, **{**nothing, **known, **of_updates})
 
 
 def _decoded(
@@ -425,6 +433,9 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     for key, rows in truth.rows.items():
         if rows.shape != (updates.get(key),) or rows.dtype != torch.int64 or not 0 <= int(rows.min()) < 2**31:
             raise CorruptTranscript(f"{path}: round {key[0]}, client {key[1]}: the rows are none of this update's")
+    for key, members in truth.members.items():
+        if members.shape != (updates.get(key),) or members.dtype != torch.int64 or int(members.min()) < 0:
+            raise CorruptTranscript(f"{path}: round {key[0]}, client {key[1]}: the members are none of this sum's")
     parts["the candidates"] = (truth.candidates, truth.candidate_labels, len(truth.candidates))
     if transcript.recording:  # of which perhaps not every client's training was captured
         parts = {what: part for what, part in parts.items() if part[0] is not None and len(part[0])}
