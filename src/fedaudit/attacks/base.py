@@ -90,6 +90,7 @@ class Case:
         malicious: behaviour of the malicious clients, where the adversary is one of them.
         server: what a malicious server does to the model that it sends.
         top: of a vertical federation, the server's network; None: it is no vertical one.
+        trees: it is a federation of boosted trees.
     """
 
     kind: str
@@ -111,6 +112,7 @@ class Case:
     malicious: str | None = None
     server: str | None = None
     top: Top | None = None
+    trees: bool = False
 
     @property
     def images(self) -> bool:
@@ -203,7 +205,7 @@ class Attack(Plugin, ABC):
         makes of the sum of several clients' updates, where its scope doesn't say; ``uses``: how it uses
         updates (:meth:`ways`); ``needs_classes``: the model must be a classifier; ``takes_client_weights``: it reads
         sums of clients who were sent different weights; ``vertical``: it is for vertical federations, and for no
-        others; ``averages``: it takes a client's updates of all rounds together, so that each one's own noise averages
+        others; ``trees_only``: it is for federations of boosted trees, and for no others; ``averages``: it takes a client's updates of all rounds together, so that each one's own noise averages
         out; ``first_settings``: other than its defaults, where it is run because it :meth:`fits`; ``control``: the
         case that it must win, where that isn't the one of its kind of finding.
     """
@@ -223,6 +225,7 @@ class Attack(Plugin, ABC):
     takes_client_weights: ClassVar[bool] = False
     averages: ClassVar[bool] = False
     vertical: ClassVar[bool] = False
+    trees_only: ClassVar[bool] = False
     first_settings: ClassVar[Mapping[str, Any]] = {}
     control: ClassVar[str | None] = None
 
@@ -263,7 +266,12 @@ class Attack(Plugin, ABC):
                 f"{self.name} is for vertical federations, and this one isn't: its clients hold whole examples; set "
                 "federations[].algorithm: vertical"
             )
-        if not self.vertical and observation.vertical is not None:
+        if self.trees_only and observation.trees is None:
+            raise NotApplicable(
+                f"{self.name} is for federations of boosted trees, and this one trains a network; set "
+                "federations[].algorithm: trees"
+            )
+        if (not self.vertical and observation.vertical) or (not self.trees_only and observation.trees):
             observation.need_messages()
         if self.scope() == "client" and any(message.update.members for message in observation.messages):
             raise NotApplicable(

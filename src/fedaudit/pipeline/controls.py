@@ -27,6 +27,7 @@ from fedaudit.pipeline.control_cases import (
     Case,
     each_by_heart,
     easy_case,
+    grown,
     memorised,
     one_client,
     one_example,
@@ -49,6 +50,7 @@ _PROGRESS = 0.05
 # By the kind of control: what makes its case, and why that may make none.
 _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
     "vertical": (easy_case, ""),
+    "trees": (grown, ""),
     "client": (one_client, ""),
     "records": (memorised, "there are no records to learn by heart"),
     "sources": (each_by_heart, "there are no records of two clients to learn by heart"),
@@ -332,6 +334,8 @@ def _trials(
     recipe = attack.control or type_of(summary).control
     if recording.transcript.vertical is not None:
         recipe = "vertical"
+    if recording.transcript.trees is not None:
+        recipe = "trees"
     if recipe is None or (model == "reference" and recipe != "example"):
         return "an attack of its kind has no easier case: compare with a federation without defences"
     count = _UPDATES.get(summary.kind or "", 1) if model == "same" else 1

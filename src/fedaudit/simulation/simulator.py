@@ -33,6 +33,7 @@ from fedaudit.simulation.secure_sum import sums_only, union
 from fedaudit.simulation.server import Server
 from fedaudit.simulation.server_behaviour import ServerStep, sent
 from fedaudit.simulation.spec import FederationSpec
+from fedaudit.simulation import trees
 from fedaudit.simulation.vertical import check_vertical, play
 from fedaudit.simulation.worker_pool import run_round
 from fedaudit.transcript.rounds import Round
@@ -95,6 +96,8 @@ def simulate(
     with computing_on(federation.device):
         if federation.spec.vertical is not None:
             return Recording(*play(federation, report))
+        if federation.spec.trees is not None:
+            return Recording(*trees.play(federation, report))
         return _simulate(federation, report, checkpoint, workers, say)
 
 
@@ -394,6 +397,8 @@ def check(federation: Federation) -> None:
     try:
         if spec.vertical is not None:
             return check_vertical(federation)
+        if spec.trees is not None:
+            return trees.check_trees(federation)
         _check_size(federation)
         held = sum(map(len, federation.client_data))
         if (wanted := federation.aggregator.root_examples) > held:

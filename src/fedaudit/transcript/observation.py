@@ -16,6 +16,7 @@ from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.update import Update, UpdateKind
+from fedaudit.transcript.trees import TreeRecord
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import NotApplicable
 
@@ -59,6 +60,8 @@ class Observation:
         records: the examples that the adversary holds, if any; whose they are isn't in them.
         canaries: what it reads of an audit's canaries, if there are any; which were in isn't told.
         vertical: of a vertical federation, what this adversary sees of it; there are no messages then.
+        trees: of a federation of boosted trees, what this adversary sees of it; a message then stands for each client
+            whose rows are asked for, and is empty.
     """
 
     federation: str
@@ -73,6 +76,7 @@ class Observation:
     records: QuerySet | None = None
     canaries: Canaries | None = None
     vertical: VerticalRecord | None = None
+    trees: TreeRecord | None = None
 
     def __repr__(self) -> str:
         seen = f"{len(self.messages)} messages ({self.update_kind}), global weights of {len(self.weights)} rounds"
@@ -101,6 +105,11 @@ class Observation:
             raise NotApplicable(
                 "this federation is vertical: parties send embeddings of their features, and no updates; use an attack "
                 "on vertical federations (cafe, direct-labels, norm-scoring, direction-scoring)"
+            )
+        if self.trees is not None:
+            raise NotApplicable(
+                "this federation is of boosted trees: clients send trees, and no updates; use timberstrike, an attack "
+                "on trees"
             )
         if not self.messages:
             raise NotApplicable(
@@ -132,7 +141,12 @@ class Observation:
             groups.setdefault(message.client if scope == "client" else i, []).append(message)
         order = sorted(groups)
         return [
-            dataclasses.replace(self, weights=tuple(m.weights for m in groups[key]), messages=tuple(groups[key]))
+            dataclasses.replace(
+                self,
+                weights=tuple(m.weights for m in groups[key]),
+                messages=tuple(groups[key]),
+                trees=self.trees and self.trees.of(groups[key][0].client),
+            )
             for key in order
         ]
 
@@ -161,6 +175,9 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
             messages.append(Message(record.index, update.client, sent, seen, own))
     if threat.adversary == "client":
         messages = []
+    trees = None if transcript.trees is None else transcript.trees.seen_by(threat.adversary)
+    if trees is not None:
+        messages = [Message(0, c, {}, Update(c, "weights", {}, trees.examples_of(c), None)) for c in trees.victims]
     records = transcript.records if threat.records or threat.client_property else None
     if records is not None and threat.client_property is None:
         records = dataclasses.replace(records, public_property=records.public_property[:0])
@@ -179,6 +196,7 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         records=records,
         canaries=_readable(transcript.canaries, threat),
         vertical=None if transcript.vertical is None else transcript.vertical.seen_by(threat.adversary),
+        trees=trees,
     )
 
 
