@@ -131,6 +131,7 @@ __all__ = [
     "SpearRows",
     "Stacked",
     "TabLeak",
+    "TimberStrike",
     "TokenFinding",
     "Trace",
     "TrapWeights",

@@ -205,8 +205,8 @@ class Attack(Plugin, ABC):
         makes of the sum of several clients' updates, where its scope doesn't say; ``uses``: how it uses
         updates (:meth:`ways`); ``needs_classes``: the model must be a classifier; ``takes_client_weights``: it reads
         sums of clients who were sent different weights; ``vertical``: it is for vertical federations, and for no
-        others; ``trees_only``: it is for federations of boosted trees, and for no others; ``averages``: it takes a client's updates of all rounds together, so that each one's own noise averages
-        out; ``first_settings``: other than its defaults, where it is run because it :meth:`fits`; ``control``: the
+        others; ``trees_only``: it is for federations of boosted trees, and for no others; ``averages``: it takes a
+        client's updates of all rounds together, so that each one's own noise averages out; ``first_settings``: other than its defaults, where it is run because it :meth:`fits`; ``control``: the
         case that it must win, where that isn't the one of its kind of finding.
     """
 

@@ -15,8 +15,8 @@ from scipy.stats import norm
 
 from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import RowFinding
-from fedaudit.models.trees import OBJECTIVES, Tree
 from fedaudit.modalities.columns import Column, numbers
+from fedaudit.models.trees import OBJECTIVES, Tree
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.trees import HELD
@@ -46,7 +46,10 @@ class _Rows:
         """Return (n, J) whether a row can be in each of J boxes (J, d); of 0-1 positions the box must hold one."""
         fits = np.ones((len(self.low), len(low)), dtype=bool)
         for f in np.flatnonzero((np.isfinite(low) | np.isfinite(high)).any(axis=0)):
-            a, b = np.maximum(self.low[:, f, None], low[None, :, f]), np.minimum(self.high[:, f, None], high[None, :, f])
+            a, b = (
+                np.maximum(self.low[:, f, None], low[None, :, f]),
+                np.minimum(self.high[:, f, None], high[None, :, f]),
+            )
             fits &= (((a <= 0) & (b > 0)) | ((a <= 1) & (b > 1))) if discrete[f] else a < b
         return fits
 
@@ -63,23 +66,25 @@ class _Rows:
 class TimberStrike(Attack):
     """Rows of each client from its trees, by TimberStrike (Di Gennaro et al. 2025, arXiv 2506.07605).
 
-    First-tree probing: before the first tree every example has the same probability p, so a leaf with H, the sum of hessians
-    (xgboost's cover), and the value v = −ηG/(H + λ) holds n = H/(p(1 − p)) examples, of which n·p − G are of class 1,
-    and each lies in the box of the splits above the leaf. In a regression by squares H = n, and G gives the mean label.
-    Every later tree of the client: each row goes into one leaf that its box meets, so that
+    First-tree probing: before the first tree every example has the same probability p, so a leaf with H, the sum of
+    hessians (xgboost's cover), and the value v = −ηG/(H + λ) holds n = H/(p(1 − p)) examples, of which n·p − G are of
+    class 1, and each lies in the box of the splits above the leaf. In a regression by squares H = n, and G gives the
+    mean label. Every later tree of the client: each row goes into one leaf that its box meets, so that
     Σ_j |Σ_i x_ij g_i − G_j| + |Σ_i x_ij h_i − H_j| is least, with g_i = p_i − y_i and h_i = p_i(1 − p_i) of its own
-    margin; its box is cut with the leaf's, its margin moved by the leaf's value. Trees that others added in between move a margin
-    by the mean of the leaves that the box meets, weighted by cover.
+    margin; its box is cut with the leaf's, its margin moved by the leaf's value. Trees that others added in between
+    move a margin by the mean of the leaves that the box meets, weighted by cover.
 
-    Departures. The paper solves the integer programme by Gurobi within minutes; here its linear relaxation is solved by
-    the simplex method, a vertex of which splits at most 2J + 2 rows between leaves, and these alone by branch and
-    bound, within a number of nodes: the same bits twice. A value is the mean of the standard normal within the box (data are standardised);
-    the paper takes the middle, between the ends of the adversary's own rows. A category that nothing determines is the
-    one that the trees' covers make most frequent, else the first; the paper asks a random forest. Without cover, which
-    the paper doesn't treat, the counts of a leaf are the fewest that give its value, a float32, and later trees are
-    matched by Σ_i x_ij (g_i + v_j h_i/η) + λ v_j/η = 0, in which cover doesn't occur. Where a client's first tree was grown on
-    others' trees (cyclic), p is the mean over the leaves of these that the box meets, and counts are approximate. In
-    a regression, rows of one leaf have one label, moved by the mean residual that every later leaf tells.
+    Departures. The paper gives the integer programme to Gurobi for minutes; here rows of which the same is known are
+    counted together, and branch and bound (HiGHS) ends after a number of nodes, not seconds: the same bits twice. What
+    a box leaves open, the paper fills with its middle, between the ends of the adversary's own rows, and categories by
+    a random forest of these. Here a client fills rows with those that it holds, of the same label and as little
+    outside of the boxes as can be, each as often as the next, cut to the boxes; who holds none spreads values over
+    the box by the standard normal (data are standardised), and takes the category that the trees' covers make most
+    frequent, else the first. Without cover, which the paper doesn't treat, the counts of a leaf are the fewest that
+    give its value, a float32, and later trees are matched by Σ_i x_ij (g_i + v_j h_i/η) + λ v_j/η = 0, in which cover
+    doesn't occur. Where a client's first tree was grown on others' trees (cyclic), p is that of the mean over the
+    leaves of these that the box meets, and counts are approximate. In a regression rows of one leaf have one label,
+    moved by the mean residual that every later leaf tells.
 
     Args:
         trees: of each client, from its first, at most.
@@ -254,7 +259,9 @@ def _first(
     at = np.repeat(np.arange(len(low)), counts)
     if not len(at):
         raise NotApplicable("timberstrike: the first tree tells of no example (its sums are noise)")
-    rows = _Rows(np.full((len(at), d), -np.inf), np.full((len(at), d), np.inf), np.concatenate(labels), leaves.margins[at])
+    rows = _Rows(
+        np.full((len(at), d), -np.inf), np.full((len(at), d), np.inf), np.concatenate(labels), leaves.margins[at]
+    )
     rows.enter(low[at], high[at], one_hot)
     rows.margins = rows.margins + value[at]
     return rows
@@ -293,9 +300,7 @@ def _assigned(
     return chosen
 
 
-def _shared_out(
-    allowed: NDArray[np.bool_], counts: Floats, wanted: list[tuple[Floats, Floats]]
-) -> NDArray[np.int64]:
+def _shared_out(allowed: NDArray[np.bool_], counts: Floats, wanted: list[tuple[Floats, Floats]]) -> NDArray[np.int64]:
     """Return (K, J) how many of each group's rows go into each leaf: by branch and bound, else of a vertex rounded."""
     i, j, cost, matrix, right = _programme(allowed, counts, wanted)
     pairs = len(i)

@@ -18,14 +18,12 @@ from fedaudit.models import VerticalModel, build_model, initialise, set_training
 from fedaudit.simulation.local_training import gradient, local_randomness, train
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
-from fedaudit.simulation.trees import grow
 from fedaudit.simulation.vertical import exchange
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.queries import NOBODY, UNUSED, QuerySet
 from fedaudit.transcript.rounds import Round
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.trees import TreeSpec
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update, UpdateKind
 from fedaudit.utils.errors import NotApplicable
@@ -322,26 +320,6 @@ def easy_case(recording: Recording) -> Case:
     )
     text = f"{len(inputs)} known examples in batches of {size}" + (", a model that doesn't move" if whole else "")
     return Case(Recording(own, known), "same", text)
-
-
-def grown(recording: Recording) -> Case:
-    """Return what a control of an attack on trees attacks: 48 typical candidates, and 30 deep trees of one client.
-
-    Args:
-        recording: of the federation of trees.
-
-    Raises:
-        BadInput: xgboost isn't installed.
-    """
-    transcript, info = recording.transcript, recording.transcript.task_info
-    held = Split(*typical(recording.truth, 48))
-    spec = TreeSpec(max_depth=8, min_child_weight=0.0)
-    record = grow([held], spec, 0.3, 30, info.num_classes, generator(0, "control", "trees"))
-    own = Transcript("control-same", info, transcript.module, transcript.loss, [], trees=record)
-    key = (0, 0)
-    rows = {key: torch.arange(len(held))}
-    known = replace(recording.truth, inputs={key: held.inputs}, labels={key: held.targets}, rows=rows)
-    return Case(Recording(own, known), "same", f"{len(held)} known examples of one client, 30 trees of depth 8")
 
 
 def _unbalanced(labels: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ from fedaudit.task.training import UNMODELLED, TrainingConfig
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.trees import TreeRecord, TreeSpec
+from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.utils.registry import Plugin
 

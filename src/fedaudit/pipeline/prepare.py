@@ -41,6 +41,7 @@ from fedaudit.simulation.client import Federation
 from fedaudit.simulation.local_training import FAILURES, draws_at_random
 from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
+from fedaudit.simulation.trees import check_task
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import LossOptions, as_called, recognise
 from fedaudit.task.targets import BCE, ONE_LOGIT, TASKS
@@ -173,6 +174,7 @@ def resolve(
             raise BadInput("the scenario audits a user's own model; run it from Python: fedaudit.audit(…, model=…)")
         first = scenario.federations[0]  # all have the same model
         if first.trees is not None:
+            check_task(task_info)
             module = TreeEnsemble(task_info.outputs)
         elif first.vertical is not None:
             module = vertical_module(first.vertical, first.clients, task_info)

@@ -165,7 +165,11 @@ def _of_trees(result: AuditResult, leaks: list[AttackSummary]) -> list[Advice]:
         if spec["trees"]["protocol"] != "histogram":
             text = "Then the trees are of all clients' rows, and only sums over all of them are seen."
             lines.append(
-                Advice("Add histograms up under secure aggregation.", text, f"{place}.protocol=histogram --set threat.sees=sum")
+                Advice(
+                    "Add histograms up under secure aggregation.",
+                    text,
+                    f"{place}.protocol=histogram --set threat.sees=sum",
+                )
             )
             text = "Counts of leaves are no longer exact. It costs accuracy."
             lines.append(Advice("Add noise to the sums in the leaves.", text, f"{place}.noise=2"))

@@ -22,6 +22,7 @@ from fedaudit.data.partition import partition
 from fedaudit.defences.privacy import DifferentialPrivacy, refuse_batch_norm
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.models import has_batch_norm, layer_groups, set_training_mode
+from fedaudit.simulation import trees
 from fedaudit.simulation.arithmetic import runs_fast
 from fedaudit.simulation.behaviour import Behaviour
 from fedaudit.simulation.budget import PrivacyBudget
@@ -33,7 +34,6 @@ from fedaudit.simulation.secure_sum import sums_only, union
 from fedaudit.simulation.server import Server
 from fedaudit.simulation.server_behaviour import ServerStep, sent
 from fedaudit.simulation.spec import FederationSpec
-from fedaudit.simulation import trees
 from fedaudit.simulation.vertical import check_vertical, play
 from fedaudit.simulation.worker_pool import run_round
 from fedaudit.transcript.rounds import Round

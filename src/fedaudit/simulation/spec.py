@@ -234,7 +234,7 @@ class FederationSpec(Spec):
             given.append("arithmetic" if self.arithmetic != "torch" else "batch_size")
         if given:
             raise ValueError(
-                f"{given[0]} isn't for a federation of trees, whose clients grow trees on all of their rows; leave it out"
+                f"{given[0]} isn't for a federation of trees, whose clients grow trees on all their rows; leave it out"
             )
         if trees.observer >= self.clients:
             raise ValueError(f"trees.observer is {trees.observer}, but clients are 0 to {self.clients - 1}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from fedaudit.data.dataset import Split
 from fedaudit.models.trees import OBJECTIVES, Booster, Tree, TreeEnsemble, read_booster, write_booster
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.history import History
+from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.trees import HELD, TreeMessage, TreeRecord, TreeSpec, tree_record
 from fedaudit.transcript.truth import Truth
@@ -76,11 +76,12 @@ def grow(
     """Return what travels when clients grow trees together.
 
     ``bagging`` (Flower's FedXgbBagging, NVFlare's XGBoost bagging): in every round each client grows trees on the
-    model's margins of its own rows and sends them alone; all join the model. ``cyclic`` (both frameworks' too): the same of one client a
-    round, in turn. ``histogram`` (NVFlare, xgboost's federated communicator): one tree a round, of the sum of the clients' histograms;
-    here grown on all rows together, which is the same tree but for rounding, with bins by the quantiles of all rows. What
-    a client's histograms say of it is kept as the sums in the leaves, which are sums of bins; the bins within nodes
-    aren't kept, so an adversary who reads every histogram has more than this transcript.
+    model's margins of its own rows and sends them alone; all join the model. ``cyclic`` (both frameworks', too): the
+    same of one client a round, in turn. ``histogram`` (NVFlare, by xgboost's federated communicator): one tree a
+    round, of the sum of the clients' histograms; here grown on all rows together, which is the same tree but for
+    rounding, with bins by the quantiles of all rows. What a client's histograms say of it is kept as the sums in the
+    leaves, which are sums of bins; the bins within nodes aren't kept, so an adversary who reads every histogram has
+    more than this transcript.
 
     Args:
         client_data: of every client.
@@ -88,7 +89,7 @@ def grow(
         learning_rate: η.
         rounds: how many.
         num_classes: 2, or None: a regression by squares.
-        rng: of the noise.
+        rng: of the columns that trees may use, and of noise.
         after: called after every round with how many there were, the model, and how many bytes a client sent.
         summed: of histograms only the sum is seen.
 
@@ -105,9 +106,13 @@ def grow(
     for index in range(rounds):
         sent = list[TreeMessage]()
         if shared:
-            made = _grown(booster, spec, learning_rate, *pooled[0], np.concatenate(margins))
+            made = _grown(booster, spec, learning_rate, *pooled[0], np.concatenate(margins), rng)
             new = made.trees
-            parts = [(*pooled[0], np.concatenate(margins))] if summed else [(*d, m) for d, m in zip(data, margins, strict=True)]
+            parts = (
+                [(*pooled[0], np.concatenate(margins))]
+                if summed
+                else [(*d, m) for d, m in zip(data, margins, strict=True)]
+            )
             for client, (x, y, margin) in enumerate(parts):
                 own = replace(made, trees=tuple(_of_client(made, spec.reg_lambda, learning_rate, x, y, margin)))
                 sent.append(TreeMessage(index, client, write_booster(own), len(x)))
@@ -134,7 +139,7 @@ def _grown(
     x: Rows,
     y: NDArray[np.float64],
     margin: NDArray[np.float32],
-    rng: torch.Generator | None = None,
+    rng: torch.Generator,
 ) -> Booster:
     """Return the trees that xgboost grows on these rows, from these margins, as the client sends them."""
     xgboost = _xgboost()
@@ -148,12 +153,13 @@ def _grown(
         "max_bin": spec.max_bin,
         "tree_method": "hist",
         "nthread": 1,
-        "seed": 0,
+        "colsample_bytree": spec.columns,
+        "seed": int(torch.randint(2**31, (1,), generator=rng)),
     }
     matrix, found = xgboost.DMatrix(x, label=y, base_margin=margin, nthread=1), list[Tree]()
     raw = bytes(xgboost.train(settings, matrix, num_boost_round=spec.per_round).save_raw("json"))
     for tree in read_booster(raw, "xgboost").trees:
-        if spec.noise and rng is not None:
+        if spec.noise:
             tree = _noisy(tree, spec, learning_rate, rng)
         found.append(tree if spec.cover else _bare(tree))
     return replace(booster, trees=tuple(found))
@@ -222,13 +228,24 @@ def truth_of(data: list[Split], clients: Iterable[int], federation: Federation) 
     return Truth(inputs, labels, candidates, targets, {}, rows)
 
 
+def check_task(info: TaskInfo) -> None:
+    """Refuse what boosted trees of one output can't learn.
+
+    Raises:
+        BadInput: with what they can.
+    """
+    one = info.num_classes == 2 or (info.task_kind == "regression" and info.num_targets == 1)
+    if info.kind != "table" or not one or info.packed_inputs or info.outputs > 2:
+        raise BadInput("a federation of trees learns two classes or one number from rows of a table; use other data")
+
+
 def check_trees(federation: Federation) -> None:
     """Refuse what a federation of trees can't have, before anything is simulated.
 
     Raises:
         BadInput: with what to change.
     """
-    spec, info = federation.spec, federation.task_info
+    spec = federation.spec
     assert spec.trees is not None
     protocol, summed = spec.trees.protocol, federation.group_size > 1
     if not federation.defences.undefended:
@@ -249,8 +266,6 @@ def check_trees(federation: Federation) -> None:
         raise BadInput("threat.records and client_property are for federations of networks; leave them out")
     if federation.reveal_labels:
         raise BadInput("labels don't travel with trees, which tell them: leave threat.knows_labels out")
-    if info.kind != "table" or info.num_classes not in (None, 2) or info.target_values > 2 or info.packed_inputs:
-        raise BadInput("a federation of trees learns two classes or one number from rows of a table; use other data")
     if any(len(split) < 2 for split in federation.client_data):
         raise BadInput("a client has fewer than 2 examples, on which no tree grows; raise examples")
     _xgboost()

@@ -15,8 +15,8 @@ from fedaudit.task.training import Loss
 from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.update import Update, UpdateKind
 from fedaudit.transcript.trees import TreeRecord
+from fedaudit.transcript.update import Update, UpdateKind
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import NotApplicable
 

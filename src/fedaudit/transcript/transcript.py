@@ -46,8 +46,8 @@ from fedaudit.transcript.rounds import (
     check_update,
     expected,
 )
-from fedaudit.transcript.update import Replay, UpdateKind
 from fedaudit.transcript.trees import TreeEntry, TreeRecord
+from fedaudit.transcript.update import Replay, UpdateKind
 from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord, vertical_module
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import fingerprint, tensor_bytes

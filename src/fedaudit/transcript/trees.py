@@ -17,7 +17,7 @@ from torch import Tensor
 from fedaudit.models.trees import Booster, Tree, read_booster
 from fedaudit.task.info import TaskInfo
 from fedaudit.utils.errors import BadInput, CorruptTranscript
-from fedaudit.utils.validation import Count, NonNegative, Spec, Whole
+from fedaudit.utils.validation import Count, NonNegative, Share, Spec, Whole
 
 HELD = ("held/inputs", "held/labels")  # of the observer, in the adversary's log: its own rows
 _Examples = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -36,6 +36,9 @@ class TreeSpec(Spec):
     min_child_weight: NonNegative = Field(default=1.0, description="least sum of hessians in a leaf")
     reg_lambda: NonNegative = Field(default=1.0, description="λ, the L2 penalty of the leaves' weights")
     max_bin: Annotated[Count, Field(ge=2, le=65_536)] = Field(default=256, description="bins of a feature's histogram")
+    columns: Annotated[Share, Field(gt=0)] = Field(
+        default=1.0, description="share of the columns that a tree may split by, drawn anew (colsample_bytree)"
+    )
     noise: NonNegative = Field(
         default=0.0,
         description="standard deviation of the Gaussian noise that a client adds to both sums of every leaf, of "
@@ -55,8 +58,8 @@ class TreeMessage:
     Attributes:
         round: from 0.
         client: from 0; 0 where histograms are seen as their sum only.
-        model: its trees as xgboost's JSON, as they were sent. Of the protocol ``histogram`` the tree that all grew, with
-            the sums of this client's histograms in its leaves.
+        model: its trees as xgboost's JSON, as they were sent. Of the protocol ``histogram`` the tree that all grew,
+            with the sums of this client's histograms in its leaves.
         num_examples: that it holds, which cover tells, too.
     """
 
@@ -191,8 +194,6 @@ class TreeEntry(BaseModel):
         return made
 
 
-def tree_record(
-    spec: TreeSpec, learning_rate: float, clients: int, messages: Sequence[TreeMessage]
-) -> TreeRecord:
+def tree_record(spec: TreeSpec, learning_rate: float, clients: int, messages: Sequence[TreeMessage]) -> TreeRecord:
     """Return the whole record: every client that sent anything is a victim."""
     return TreeRecord(spec, learning_rate, clients, tuple(messages), tuple(sorted({m.client for m in messages})))

@@ -58,7 +58,25 @@ STORE = Bounds("a study's store: SQLite", 4 * GB, items=100_000, of="rows")
 GRID = Bounds("a study's grid, each scale", YAML.file, items=20_000, of="trials")
 
 # In the order of docs/reference/file-formats.md.
-TABLE = (YAML, GRID, JSON, PICKLE, IDX, NPZ, MAT, PARQUET, CSV, PICTURE, NIFTI, DICOM, WFDB, TENSORS, TORCH, BOOSTER, STORE)
+TABLE = (
+    YAML,
+    GRID,
+    JSON,
+    PICKLE,
+    IDX,
+    NPZ,
+    MAT,
+    PARQUET,
+    CSV,
+    PICTURE,
+    NIFTI,
+    DICOM,
+    WFDB,
+    TENSORS,
+    TORCH,
+    BOOSTER,
+    STORE,
+)
 
 SLOWEST = 10  # seconds of CPU in which a file within its bounds is read or refused; larger tensors take their time
 NUMBER = 100  # characters of a number in YAML
