@@ -24,6 +24,7 @@ from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 _MOST_ROWS = 20_000
 _TOLERANCE = 0.319  # standard deviations: how near counts in the confidence of a number, as in the evaluation
@@ -42,7 +43,7 @@ class _Rows:
     labels: Floats
     margins: Floats
 
-    def allowed(self, low: Floats, high: Floats, discrete: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def allowed(self, low: Floats, high: Floats, discrete: Flags) -> Flags:
         """Return (n, J) whether a row can be in each of J boxes (J, d); of 0-1 positions the box must hold one."""
         fits = np.ones((len(self.low), len(low)), dtype=bool)
         for f in np.flatnonzero((np.isfinite(low) | np.isfinite(high)).any(axis=0)):
@@ -57,7 +58,7 @@ class _Rows:
         """Narrow every row (n, d) to a box of its own; where a category is certain, the column's others aren't."""
         self.low, self.high = np.maximum(self.low, low), np.minimum(self.high, high)
         for places in one_hot:
-            sure = self.low[:, places] > 0
+            sure: Flags = np.asarray(self.low[:, places] > 0)
             others = sure.any(axis=1)[:, None] & ~sure
             self.high[:, places] = np.where(others, np.minimum(self.high[:, places], 0.5), self.high[:, places])
 
@@ -174,8 +175,8 @@ class TimberStrike(Attack):
         if own[0].booster.trees[0].cover is None:
             notes.append("no cover was sent: the counts of leaves are the fewest that give their values")
         rng = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator)))
-        mine = [tree for m in own for tree in m.booster.trees][:total]
-        found, confidence = _values(rows, info, mine, _held(observation), rng)
+        grown = [tree for m in own for tree in m.booster.trees][:total]
+        found, confidence = _values(rows, info, grown, _held(observation), rng)
         labels = torch.from_numpy(rows.labels)
         return RowFinding(
             rows=info.denormalise(torch.from_numpy(found).float()),
@@ -232,7 +233,7 @@ def _first(
     penalty: float,
     d: int,
     one_hot: list[list[int]],
-    discrete: NDArray[np.bool_],
+    discrete: Flags,
 ) -> _Rows:
     """Return the rows that the client's first tree tells of, one leaf after the other."""
     low, high = tree.boxes(d)
@@ -275,7 +276,7 @@ def _assigned(
     logistic: bool,
     rate: float,
     penalty: float,
-    discrete: NDArray[np.bool_],
+    discrete: Flags,
 ) -> NDArray[np.int64]:
     """Return (n,) the leaf of each row: the programme of the class's docstring."""
     p = 1 / (1 + np.exp(-rows.margins)) if logistic else rows.margins
@@ -300,7 +301,7 @@ def _assigned(
     return chosen
 
 
-def _shared_out(allowed: NDArray[np.bool_], counts: Floats, wanted: list[tuple[Floats, Floats]]) -> NDArray[np.int64]:
+def _shared_out(allowed: Flags, counts: Floats, wanted: list[tuple[Floats, Floats]]) -> NDArray[np.int64]:
     """Return (K, J) how many of each group's rows go into each leaf: by branch and bound, else of a vertex rounded."""
     i, j, cost, matrix, right = _programme(allowed, counts, wanted)
     pairs = len(i)
@@ -325,7 +326,7 @@ def _shared_out(allowed: NDArray[np.bool_], counts: Floats, wanted: list[tuple[F
 
 
 def _programme(
-    allowed: NDArray[np.bool_], counts: Floats, wanted: list[tuple[Floats, Floats]]
+    allowed: Flags, counts: Floats, wanted: list[tuple[Floats, Floats]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats, csr_array, Floats]:
     """Return the pairs (i, j), costs, and equalities (left, right) of least Σ|Σ x·a − b|, Σ_j x_ij = n_i."""
     (i, j), (n, leaves) = np.nonzero(allowed), allowed.shape
@@ -347,7 +348,7 @@ def _programme(
     return i, j, cost, matrix, right
 
 
-def _expected(rows: _Rows, tree: Tree, discrete: NDArray[np.bool_]) -> Floats:
+def _expected(rows: _Rows, tree: Tree, discrete: Flags) -> Floats:
     """Return (n,) what a tree that isn't the client's adds to each margin, as far as its box tells."""
     allowed = rows.allowed(*tree.boxes(rows.low.shape[1]), discrete).astype(np.float64)
     cover = np.ones(len(tree.leaves)) if tree.cover is None else tree.cover[tree.leaves]
@@ -364,7 +365,7 @@ def _relabel(rows: _Rows, tree: Tree, chosen: NDArray[np.int64], rate: float, pe
         rows.labels[own] += (rows.margins[own].sum() - rows.labels[own].sum() - of_g[leaf]) / own.sum()
 
 
-def _layout(info: TaskInfo) -> tuple[NDArray[np.bool_], list[list[int]]]:
+def _layout(info: TaskInfo) -> tuple[Flags, list[list[int]]]:
     """Return (d,) which positions are 0 or 1, and the positions of each one-hot column."""
     one_hot = [list(c.positions) for c in info.columns if c.one_hot]
     discrete = np.zeros(info.input_shape[0], dtype=bool)
@@ -396,7 +397,7 @@ def _values(
             sure[:, place] = np.clip(near / mass, 0.0, 1.0)
             continue
         codes = column.values().numpy().astype(np.float64)  # (k, p)
-        fits = ((low[:, None] <= codes) & (codes < high[:, None])).all(axis=2)
+        fits: Flags = np.asarray((low[:, None] <= codes) & (codes < high[:, None])).all(axis=2)
         fits[~fits.any(axis=1)] = True
         weight = fits * _frequencies(column, codes, trees)[None, :]
         sure[:, place] = weight.max(axis=1) / weight.sum(axis=1)
@@ -415,7 +416,7 @@ def _donors(rows: _Rows, held: Floats, labels: Floats) -> Floats:
     cost = np.square(held[None] - inside).sum(axis=2) + 1e3 * np.square(rows.labels[:, None] - labels[None])
     times = -(-len(rows.low) // len(held))
     _, place = linear_sum_assignment(np.tile(cost, (1, times)))
-    return held[place % len(held)]
+    return np.asarray(held[place % len(held)])
 
 
 def _frequencies(column: Column, codes: Floats, trees: Sequence[Tree]) -> Floats:
