@@ -233,6 +233,19 @@ def test_the_clients_histograms_add_up_to_the_tree_of_all_rows() -> None:
 
 
 @pytest.mark.peers
+def test_a_client_takes_its_own_rows_off_the_sum_of_histograms() -> None:
+    (each,) = [played({"protocol": "histogram"})]
+    recording, sent = played({"protocol": "histogram"}, threat={"adversary": "client"})
+    others = torch.cat([each[0].truth.inputs[0, c] for c in (1, 2)])
+    assert recording.truth.inputs[0, 0].equal(others)
+    assert recording.transcript.adversary_log["held/inputs"].equal(each[0].truth.inputs[0, 0])
+    covers = [m.booster.trees[0].cover for m in each[1].messages if m.round == 2 and m.client > 0]
+    found = sent.messages[2].booster.trees[0].cover
+    assert found is not None
+    np.testing.assert_allclose(found, sum(c for c in covers if c is not None), rtol=1e-6)
+
+
+@pytest.mark.peers
 def test_noise_and_missing_cover_are_what_is_sent() -> None:
     def first(**trees: Any) -> Booster:
         return played(trees)[1].messages[0].booster

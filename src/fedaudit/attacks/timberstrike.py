@@ -59,7 +59,7 @@ class _Rows:
         self.low, self.high = np.maximum(self.low, low), np.minimum(self.high, high)
         for places in one_hot:
             sure: Flags = np.asarray(self.low[:, places] > 0)
-            others = sure.any(axis=1)[:, None] & ~sure
+            others = np.any(sure, axis=1, keepdims=True) & ~sure
             self.high[:, places] = np.where(others, np.minimum(self.high[:, places], 0.5), self.high[:, places])
 
 
@@ -397,7 +397,7 @@ def _values(
             sure[:, place] = np.clip(near / mass, 0.0, 1.0)
             continue
         codes = column.values().numpy().astype(np.float64)  # (k, p)
-        fits: Flags = np.asarray((low[:, None] <= codes) & (codes < high[:, None])).all(axis=2)
+        fits: Flags = np.asarray(np.all((low[:, None] <= codes) & (codes < high[:, None]), axis=2))
         fits[~fits.any(axis=1)] = True
         weight = fits * _frequencies(column, codes, trees)[None, :]
         sure[:, place] = weight.max(axis=1) / weight.sum(axis=1)

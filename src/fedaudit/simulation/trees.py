@@ -51,14 +51,16 @@ def play(federation: Federation, report: Callable[[float], None] | None = None) 
             report(finished * spec.clients)
 
     rng = generator(federation.seed, spec.name, "trees")
-    whole = _summed(federation)
-    record = grow(
-        federation.client_data, spec.trees, spec.learning_rate, spec.rounds, info.num_classes, rng, after, summed=whole
-    )
-    own = federation.client_data[spec.trees.observer]
-    log = dict(zip(HELD, (own.inputs, own.targets), strict=True))
+    held, asked = federation.client_data, list(federation.client_data)
+    log = {}
+    if federation.during_training:  # the adversary is a client: it holds rows of its own
+        own = held[spec.trees.observer]
+        log = dict(zip(HELD, (own.inputs, own.targets), strict=True))
+        del asked[spec.trees.observer]
+    whole = asked if _summed(federation) else None
+    record = grow(held, spec.trees, spec.learning_rate, spec.rounds, info.num_classes, rng, after, summed=whole)
     transcript = Transcript(federation.name, info, federation.model, federation.loss, [], log, trees=record)
-    data = [_pooled(federation.client_data)] if whole else federation.client_data
+    data = [_pooled(whole)] if whole else held
     return transcript, truth_of([data[c] for c in record.victims], record.victims, federation), history
 
 
@@ -71,7 +73,7 @@ def grow(
     rng: torch.Generator,
     after: Callable[[int, TreeEnsemble, int], None] | None = None,
     *,
-    summed: bool = False,
+    summed: list[Split] | None = None,
 ) -> TreeRecord:
     """Return what travels when clients grow trees together.
 
@@ -91,7 +93,8 @@ def grow(
         num_classes: 2, or None: a regression by squares.
         rng: of the columns that trees may use, and of noise.
         after: called after every round with how many there were, the model, and how many bytes a client sent.
-        summed: of histograms only the sum is seen.
+        summed: clients of whose histograms only the sum is seen: all, or all but a client who looks and takes its own
+            off; None: each is seen.
 
     Raises:
         BadInput: xgboost isn't installed.
@@ -108,12 +111,9 @@ def grow(
         if shared:
             made = _grown(booster, spec, learning_rate, *pooled[0], np.concatenate(margins), rng)
             new = made.trees
-            parts = (
-                [(*pooled[0], np.concatenate(margins))]
-                if summed
-                else [(*d, m) for d, m in zip(data, margins, strict=True)]
-            )
-            for client, (x, y, margin) in enumerate(parts):
+            for client, split in enumerate([_pooled(summed)] if summed else client_data):
+                x, y = split.inputs.numpy().astype(np.float32), _targets(split)
+                margin = sum((tree.margin(x) for tree in model.trees), np.zeros(len(x), dtype=np.float32))
                 own = replace(made, trees=tuple(_of_client(made, spec.reg_lambda, learning_rate, x, y, margin)))
                 sent.append(TreeMessage(index, client, write_booster(own), len(x)))
         else:
@@ -260,6 +260,8 @@ def check_trees(federation: Federation) -> None:
         )
     if protocol == "histogram" and (spec.trees.noise or not spec.trees.cover or spec.trees.per_round > 1):
         raise BadInput("by histograms clients send sums, one tree a round: leave noise, cover and per_round out")
+    if federation.during_training and spec.clients < 2:
+        raise BadInput("a client looks at the others (threat.adversary: client), and there are none; raise clients")
     if federation.canaries is not None:
         raise BadInput("an audit of ε needs updates of a federation of networks; use fedsgd, fedavg or fedprox")
     if federation.drawn.records is not None:

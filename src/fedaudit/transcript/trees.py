@@ -103,11 +103,14 @@ class TreeRecord:
         """Return what a ``server`` or an ``eavesdropper`` sees, which is all, or the ``client`` named as observer.
 
         A client receives the model of every round: trees stand in it in the clients' order, so it knows which are
-        whose. Of histograms it learns the sum alone, of which its record is (``clients`` is 1 then).
+        whose. Of histograms it learns the sum alone, and takes its own off: its record is of one client then, the
+        others together.
         """
         if adversary != "client":
             return self
-        rest = tuple(client for client in self.victims if client != self.spec.observer or self.clients == 1)
+        if self.spec.protocol == "histogram":
+            return self if self.clients == 1 else dataclasses.replace(self, victims=())
+        rest = tuple(client for client in self.victims if client != self.spec.observer)
         return dataclasses.replace(self, victims=rest)
 
     def of(self, client: int) -> TreeRecord:
