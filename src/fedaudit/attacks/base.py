@@ -207,8 +207,8 @@ class Attack(Plugin, ABC):
         sums of clients who were sent different weights; ``vertical``: it is for vertical federations, and for no
         others; ``trees_only``: it is for federations of boosted trees, and for no others; ``averages``: it takes a
         client's updates of all rounds together, so that each one's own noise averages out; ``first_settings``: other
-        than its defaults, where it is run because it :meth:`fits`; ``control``: the case that it must win, where that isn't the
-        one of its kind of finding.
+        than its defaults, where it is run because it :meth:`fits`; ``control``: the case that it must win, where that
+        isn't the one of its kind of finding.
     """
 
     registry = ATTACKS
