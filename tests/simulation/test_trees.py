@@ -102,6 +102,7 @@ FOREIGN = [
     (b"", "not a model of xgboost"),
     (b"{L\x00\x00", "not a model of xgboost"),
     (b'{"learner": 3}', "not a model of xgboost"),
+    (model(STUMP).replace(b'"num_feature": "2"', b'"num_feature": 1e999'), "not a model of xgboost"),
     (model(STUMP, objective="multi:softprob"), "multi:softprob"),
     (model(STUMP, features=0), "features are read"),
     (_altered(left_children=[0, -1, -1]), "make no tree"),

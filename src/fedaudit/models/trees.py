@@ -124,7 +124,7 @@ def read_booster(data: bytes, where: str) -> Booster:
         score = float(str(known["base_score"]).strip("[]"))
         found = learner["gradient_booster"]["model"]["trees"] if kind == "gbtree" else []
         nodes = sum(len(tree["left_children"]) for tree in found)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise BadInput(
             f"{where}: not a model of xgboost in JSON, as save_raw('json') gives it, which UBJSON isn't "
             f"({type(error).__name__}: {str(error)[:100]})"
