@@ -150,7 +150,8 @@ def read_booster(data: bytes, where: str) -> Booster:
 def _tree(given: Any, features: int, where: str) -> Tree:
     try:
         left, right, feature = (np.array(given[key], dtype=np.int64) for key in _KEYS[:3])
-        value = np.array(given[_KEYS[3]], dtype=np.float32)
+        with np.errstate(over="ignore"):  # what becomes infinite is refused below
+            value = np.array(given[_KEYS[3]], dtype=np.float32)
         more = [np.array(given[k], dtype=np.float64) if given.get(k) else None for k in ("base_weights", "sum_hessian")]
         categorical = any(given.get("split_type") or ())
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
