@@ -126,6 +126,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     },
     "direct-labels": {"federations": [{**VERTICAL, "vertical": {"top": "sum"}}], "threat": {"adversary": "client"}},
     **dict.fromkeys(("norm-scoring", "direction-scoring"), PARTY),
+    "timberstrike": {
+        "data": {"name": "breast-cancer"},
+        "model": {"name": "xgboost"},
+        "federations": [{"name": "f", "algorithm": "trees", "clients": 2, "examples": 24, "rounds": 2}],
+    },
     "epsilon": {"defences": {"sanitiser": {"name": "dp", "epsilon": None}}},
 }
 

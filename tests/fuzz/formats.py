@@ -28,6 +28,7 @@ from fedaudit.data.files import read_arrays, read_csv, read_idx, read_mat, read_
 from fedaudit.data.medical import read_example
 from fedaudit.models.checkpoint import load_checkpoint, read_torch_file, save_checkpoint
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator
+from fedaudit.models.trees import read_booster
 from fedaudit.pipeline.site import read_site
 from fedaudit.report.site import page
 from fedaudit.results import AuditResult
@@ -36,6 +37,8 @@ from fedaudit.utils.image_bytes import decode, dimensions
 from fedaudit_lab.studies.analysis import analyse
 from fedaudit_lab.studies.spec import expand, study_from
 from fedaudit_lab.studies.store import FILE, Store
+from tests.attacks.tree_cases import model as boosted_model
+from tests.attacks.tree_cases import stump
 from tests.data.medical_cases import dicom, wfdb
 
 PIXELS = np.arange(2 * 3 * 16 * 16, dtype=np.uint8).reshape(2, 16, 16, 3)
@@ -255,6 +258,12 @@ def formats(folder: Path) -> dict[str, Format]:
             "g.safetensors",
             TrainedGenerator.load,
             (b"-1", b"999999", b"null"),
+        ),
+        "booster": Format(
+            [boosted_model(stump(0, 0.5, (1.0, 1.5), (-2.0, 1.0)), stump(1, 0.0, (0.5, 1.0), (0.5, 2.0)))],
+            "trees.json",
+            lambda path: read_booster(path.read_bytes(), "trees"),
+            (b"-1", b"0", b"1e999", b"null", b"[" * 300, b"99999999999999999999", b'"base_score"', b"NaN", b"{}"),
         ),
         "store": Format([_store(folder / "store")], FILE, _read_store),
         "site": Format(

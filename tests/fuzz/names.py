@@ -20,7 +20,7 @@ NAMES = [
         "text",
         "task",
     ),
-    *("pickle", "idx", "idx.gz", "npz", "mat", "csv", "parquet", "picture", "own-arrays"),
+    *("pickle", "idx", "idx.gz", "npz", "mat", "csv", "parquet", "picture", "own-arrays", "booster"),
     *("wfdb", "nifti", "nifti.gz", "dicom"),
     *("safetensors", "pt", "kept", "finding", "generator", "store", "site", "result"),
 ]

@@ -45,10 +45,19 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("name", core(ATTACKS.names(), *(name for name in ATTACKS.names() if name not in LONG)))
+WITHOUT_PEERS = [name for name in ATTACKS.names() if name != "timberstrike"]
+
+
+@pytest.mark.parametrize("name", core(WITHOUT_PEERS, *(name for name in WITHOUT_PEERS if name not in LONG)))
 def test_every_attack_keeps_it(name: str, tmp_path: Path) -> None:
     found = check_attack(quick_attack(name, tmp_path), SCENARIOS.get(name))
     assert isinstance(found, ATTACKS[name].value.finds)
+
+
+@pytest.mark.peers
+def test_an_attack_on_trees_keeps_it_too(tmp_path: Path) -> None:
+    found = check_attack(quick_attack("timberstrike", tmp_path), SCENARIOS["timberstrike"])
+    assert isinstance(found, ATTACKS["timberstrike"].value.finds)
 
 
 # --- what it catches ------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFindi
 from fedaudit.attacks.records.source import SourceFinding, SourceInference
 from fedaudit.attacks.records.property import PropertyFinding, PropertyInference
 from fedaudit.attacks.epsilon import Epsilon, EpsilonFinding
+from fedaudit.attacks.timberstrike import TimberStrike
 from fedaudit.attacks.vertical.cafe import CAFE
 from fedaudit.attacks.vertical.labels import (
     DirectionScoring,
@@ -141,6 +142,7 @@ __all__ = [
     "Sratta",
     "Stacked",
     "TabLeak",
+    "TimberStrike",
     "TokenFinding",
     "Trace",
     "TrapWeights",

@@ -92,6 +92,7 @@ class Case:
         top: of a vertical federation, the server's network; None: it is no vertical one.
         cut: it is split learning, the client's part of a network and the server's.
         known_labels: the party that looks knows some.
+        trees: it is a federation of boosted trees.
     """
 
     kind: str
@@ -115,6 +116,7 @@ class Case:
     top: Top | None = None
     cut: bool = False
     known_labels: bool = False
+    trees: bool = False
 
     @property
     def images(self) -> bool:
@@ -207,9 +209,10 @@ class Attack(Plugin, ABC):
         makes of the sum of several clients' updates, where its scope doesn't say; ``uses``: how it uses
         updates (:meth:`ways`); ``needs_classes``: the model must be a classifier; ``takes_client_weights``: it reads
         sums of clients who were sent different weights; ``vertical``: it is for vertical federations, and for no
-        others; ``averages``: it takes a client's updates of all rounds together, so that each one's own noise averages
-        out; ``first_settings``: other than its defaults, where it is run because it :meth:`fits`; ``control``: the
-        case that it must win, where that isn't the one of its kind of finding.
+        others; ``trees_only``: it is for federations of boosted trees, and for no others; ``averages``: it takes a
+        client's updates of all rounds together, so that each one's own noise averages out; ``first_settings``: other
+        than its defaults, where it is run because it :meth:`fits`; ``control``: the case that it must win, where that
+        isn't the one of its kind of finding.
     """
 
     registry = ATTACKS
@@ -227,6 +230,7 @@ class Attack(Plugin, ABC):
     takes_client_weights: ClassVar[bool] = False
     averages: ClassVar[bool] = False
     vertical: ClassVar[bool] = False
+    trees_only: ClassVar[bool] = False
     first_settings: ClassVar[Mapping[str, Any]] = {}
     control: ClassVar[str | None] = None
 
@@ -267,7 +271,12 @@ class Attack(Plugin, ABC):
                 f"{self.name} is for vertical federations, and this one isn't: its clients hold whole examples; set "
                 "federations[].algorithm: vertical, or split"
             )
-        if not self.vertical and observation.vertical is not None:
+        if self.trees_only and observation.trees is None:
+            raise NotApplicable(
+                f"{self.name} is for federations of boosted trees, and this one trains a network; set "
+                "federations[].algorithm: trees"
+            )
+        if (not self.vertical and observation.vertical) or (not self.trees_only and observation.trees):
             observation.need_messages()
         if self.scope() == "client" and any(message.update.members for message in observation.messages):
             raise NotApplicable(

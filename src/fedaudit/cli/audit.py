@@ -143,6 +143,8 @@ def simulate(
         what = f"{made.updates} updates in {len(made.rounds)} round(s)"
         if vertical is not None:
             what = f"{len(vertical.batches)} round(s) of {vertical.parties} parties"
+        if made.trees is not None:
+            what = f"{len(made.trees.messages)} message(s) of {made.trees.clients} clients"
         print(f"{what}: {where}")
         print(f"ground truth, for the evaluation only: {where / FILE}")
 

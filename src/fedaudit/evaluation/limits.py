@@ -237,6 +237,7 @@ def _others(kind: str, able: Callable[[FindingType], bool]) -> list[str]:
         for e in ATTACKS
         if (not e.value.examples or kind in e.value.examples)
         and not e.value.vertical
+        and not e.value.trees_only
         and "active" not in e.value.threat_model
         and able(FINDING_TYPES[e.value.finds.kind])
     ]

@@ -84,6 +84,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             noisy=any(update.sanitised is not None and update.sanitised.noise > 0 for update in updates),
             server=info.inserted.kind if info.inserted else "fsha" if vertical and transcript.adversary_log else None,
             **_of_vertical(vertical.spec if vertical else None),
+            trees=transcript.trees is not None,
             **begins,
         )
         for one in threats
@@ -98,7 +99,8 @@ def fitting(cases: Sequence[Case]) -> list[NamedSpec]:
     Of those that ask for members the best three are enough. Where nothing fits, it is one whose answer says which
     records the threat model would have to grant.
     """
-    of_kind = [entry.value for entry in ATTACKS if entry.value.vertical == (cases[0].top is not None)]
+    asked = cases[0].top is not None, cases[0].trees
+    of_kind = [entry.value for entry in ATTACKS if (entry.value.vertical, entry.value.trees_only) == asked]
     chosen = [attack for attack in of_kind if any(map(attack.fits, cases))]
     best = [name for name in _ON_MEMBERS if name in {attack.name for attack in chosen}][:_MOST_ON_MEMBERS]
     chosen = [attack for attack in chosen if attack.name in best or attack.name not in _ON_MEMBERS]
@@ -155,5 +157,6 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
         malicious=spec.malicious.name if spec.malicious and threat.adversary == "client" else None,
         server=spec.server.name if spec.server else None,
         **_of_vertical(spec.vertical),
+        trees=spec.trees is not None,
         **begins,
     )

@@ -48,6 +48,7 @@ _SHARE = 0.25  # of the attacks' time, which controls may take together; one may
 _PROGRESS = 0.05
 # By the kind of control: what makes its case, and why that may make none.
 _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
+    "trees": (lambda _: None, "no federation of trees is known in which it must win: its sums leave rows open"),
     "client": (one_client, ""),
     "records": (memorised, "there are no records to learn by heart"),
     "sources": (each_by_heart, "there are no records of two clients to learn by heart"),
@@ -335,6 +336,8 @@ def _trials(
         hijacked = own if own and own.server else None
         if recording.transcript.adversary_log and hijacked is None:
             return "what a malicious server did isn't known: simulate it again from its scenario"
+    if recording.transcript.trees is not None:
+        recipe = "trees"
     if recipe is None or (model == "reference" and recipe != "example"):
         return "an attack of its kind has no easier case: compare with a federation without defences"
     count = _UPDATES.get(summary.kind or "", 1) if model == "same" else 1

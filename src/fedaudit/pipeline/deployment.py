@@ -125,6 +125,11 @@ class Settings:
 
     def _facts(self, recording: Recording, spec: FederationSpec, seen: Observation) -> Facts:
         transcript = recording.transcript
+        if transcript.trees is not None:  # which begin with nothing: there is no network that may be untrained
+            sizes = [m.update.num_examples for m in seen.messages] or [0]
+            return Facts(
+                recorded=False, unlearnt="", fixed_norm=False, batch=min(sizes), examples=statistics.median(sizes)
+            )
         sent = {(r.index, u.client): u for r in transcript.rounds for u in r.updates}
         updates: list[Update] = [
             m.update if m.update.members else sent.get((m.round, m.client), m.update) for m in seen.messages
@@ -208,7 +213,7 @@ class Settings:
         for (name, _), own in self._of.items():
             facts.setdefault(self._by_name[name][1].name, []).extend(own)
         scenario, worst = self.scenario, {name: together(own) for name, own in facts.items()}
-        if not any(f.reasons for f in worst.values()) or any(f.vertical for f in scenario.federations):
+        if not any(f.reasons for f in worst.values()) or any(f.vertical or f.trees for f in scenario.federations):
             return []
         settings = []
         if any(f.unlearnt for f in worst.values()):

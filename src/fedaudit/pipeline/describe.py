@@ -24,6 +24,7 @@ from fedaudit.task.training import UNMODELLED, TrainingConfig
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.trees import TreeRecord, TreeSpec
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.transcript.view import view
@@ -57,6 +58,8 @@ def adversary_record(scenario: Scenario, recordings: Sequence[Recording]) -> Adv
     threat = scenario.threat
     if (vertical := scenario.federations[0].vertical) is not None:
         return _split_adversary(threat, vertical) if vertical.cut is not None else _vertical_adversary(threat, vertical)
+    if (trees := scenario.federations[0].trees) is not None:
+        return _adversary_of_trees(threat, trees)
     rounds = (
         {tuple(r.index for r in view(one.transcript, threat)[1]) for one in recordings} if threat.partial else set()
     )
@@ -78,6 +81,8 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
     name, spec, placed = next(run for run in scenario.runs() if run[0] == transcript.name)
     if transcript.vertical is not None:
         return _vertical_federation(transcript, history, spec)
+    if transcript.trees is not None:
+        return _federation_of_trees(transcript.trees, transcript, history, spec)
     updates = [u for r in transcript.rounds for u in r.updates]
     summed = sorted({len(u.members) or 1 for u in updates})
     sums = ""
@@ -298,6 +303,67 @@ def _vertical_federation(transcript: Transcript, history: History | None, spec: 
         local_epochs=None,
         learning_rate=record.learning_rate,
         updates_observed=rounds,
+        description=description,
+        course=None if history is None else _course_record(history, spec),
+    )
+
+
+# --- federations of trees ---------------------------------------------------------------------------------------------
+
+
+_GROWN = {
+    "bagging": "in a round each grows {n} on its own rows, and all join the model",
+    "cyclic": "in turn, one a round, each grows {n} on its own rows, which join the model",
+    "histogram": "one tree a round grows on the sum of the clients' histograms",
+}
+
+
+def _adversary_of_trees(threat: ThreatModel, spec: TreeSpec) -> AdversaryRecord:
+    client, histogram = threat.adversary == "client", spec.protocol == "histogram"
+    summed = histogram and (client or threat.group_size > 1)
+    known = {
+        "the step, λ and the other settings of training, and how columns are standardised": threat.knows_training,
+        "every client's trees: splits and the leaves' values": not histogram,
+        "the sums of gradients and hessians in their nodes (cover)": not histogram and spec.cover,
+        "the trees of all, and each client's sums of gradients and hessians in their leaves": histogram and not summed,
+        "the trees of all, and the sums over all clients in their leaves": summed,
+        "the clients' rows, or any of them": False,
+        "the distribution of the columns, but for mean and standard deviation": False,
+    }
+    return AdversaryRecord(
+        adversary=threat.adversary,
+        summary=f"client {spec.observer}, who reads the model of every round" if client else threat.summary,
+        knows=[text for text, yes in known.items() if yes],
+        does_not_know=[text for text, yes in known.items() if not yes],
+        acts=False,
+    )
+
+
+def _federation_of_trees(
+    record: TreeRecord, transcript: Transcript, history: History | None, spec: FederationSpec
+) -> FederationRecord:
+    own = record.spec
+    sizes = _one_of(sorted({m.num_examples for m in record.messages}), "example")
+    what = _GROWN[own.protocol].format(n=_many(own.per_round, "tree"))
+    kept = f", with noise of deviation {own.noise:g} on the sums in the leaves" if own.noise else ""
+    kept += "" if own.cover else ", without cover"
+    kept += "; secure aggregation shows the sum of all histograms only" if record.clients < spec.clients else ""
+    description = (
+        f"{_many(spec.rounds, 'round')}, {_many(spec.clients, 'client')} ({sizes} a message); {what}: depth "
+        f"{own.max_depth} at most, least cover of a leaf {own.min_child_weight:g}, λ {own.reg_lambda:g}, "
+        f"η {record.learning_rate:g}{kept}; examples: {spec.drawn}, partition {spec.partition.scheme}"
+    )
+    return FederationRecord(
+        name=transcript.name,
+        algorithm="trees",
+        update_kind="weights",
+        clients=spec.clients,
+        rounds=spec.rounds,
+        batch_size=max(m.num_examples for m in record.messages),
+        local_steps=None,
+        local_epochs=None,
+        learning_rate=record.learning_rate,
+        updates_observed=len(record.messages),
         description=description,
         course=None if history is None else _course_record(history, spec),
     )

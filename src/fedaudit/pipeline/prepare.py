@@ -31,6 +31,8 @@ from fedaudit.models import (
     unwrapped,
 )
 from fedaudit.models.inserted_module import with_inserted_module
+from fedaudit.models.trees import MODEL as TREES
+from fedaudit.models.trees import TreeEnsemble
 from fedaudit.pipeline.choice import choose
 from fedaudit.pipeline.pretraining import pretrain
 from fedaudit.results import DataRecord, ModelRecord
@@ -40,6 +42,7 @@ from fedaudit.simulation.local_training import FAILURES, draws_at_random
 from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
 from fedaudit.simulation.spec import FederationSpec
+from fedaudit.simulation.trees import check_task
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import LossOptions, as_called, recognise
 from fedaudit.task.targets import BCE, ONE_LOGIT, TASKS
@@ -164,13 +167,18 @@ def resolve(
     elif loss_name == "custom":
         loss = as_called(loss, task_info)
     _check_causal(scenario, task_info)
+    if module is not None and scenario.federations[0].trees is not None:
+        raise BadInput("a federation of trees grows its model itself; leave model out")
     if module is not None and scenario.federations[0].vertical is not None:
         raise BadInput("a vertical federation is made of fedaudit's models, a party's network each; name one of them")
     if module is None:
         if spec.name == "custom":
             raise BadInput("the scenario audits a user's own model; run it from Python: fedaudit.audit(…, model=…)")
         first = scenario.federations[0]  # all have the same model
-        if first.vertical is not None:
+        if first.trees is not None:
+            check_task(task_info)
+            module = TreeEnsemble(task_info.outputs)
+        elif first.vertical is not None:
             module = vertical_module(first.vertical, first.clients, task_info)
         else:
             module = build_model(
@@ -180,7 +188,8 @@ def resolve(
                 width=spec.width,
                 tokens=task_info.tokens,
             )
-        initialise(module, spec.initialisation, generator(scenario.seed, "model"))
+        if first.trees is None:
+            initialise(module, spec.initialisation, generator(scenario.seed, "model"))
     if spec.checkpoint is not None:
         load_checkpoint(module, spec.checkpoint)
     _check_outputs(
@@ -286,7 +295,7 @@ def _check(scenario: Scenario) -> None:
     name = scenario.model.name
     if ":" in name or name.endswith(".py"):
         raise BadInput(f"model.name is '{shown(name)}': a scenario names models that fedaudit knows; {OWN_MODEL}")
-    if name != "custom":
+    if name not in ("custom", TREES):
         MODELS[name]
     if scenario.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")

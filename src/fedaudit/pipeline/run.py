@@ -296,7 +296,7 @@ def plan(
         for observation in whole.split(scope)[:most] or [whole]:
             reason: NotApplicable | None = None
             try:
-                if scope != "federation":
+                if scope != "federation" and observation.trees is None:
                     observation.need_messages()
                 with own_failures(attack.name, observation):
                     attack.check(observation)

@@ -73,16 +73,18 @@ def left_out(scenario: Scenario, attacks: Sequence[Attack], kind: str) -> list[s
     """
     named = {attack.name for attack in attacks}
     kinds = {attack.finds.kind for attack in attacks}
-    vertical = any(attack.vertical for attack in attacks)
+    vertical, trees = any(a.vertical for a in attacks), any(a.trees_only for a in attacks)
     groups: dict[str, list[str]] = {}
     for entry in ATTACKS:
         if entry.name not in named:
-            groups.setdefault(_why(entry.value, scenario, kind, vertical, kinds), []).append(entry.name)
+            groups.setdefault(_why(entry.value, scenario, kind, vertical, trees, kinds), []).append(entry.name)
     return [f"{why} ({_listed(names)})" for why, names in groups.items()]
 
 
-def _why(attack: type[Attack], scenario: Scenario, kind: str, vertical: bool, kinds: set[str]) -> str:
+def _why(attack: type[Attack], scenario: Scenario, kind: str, vertical: bool, trees: bool, kinds: set[str]) -> str:
     found = attack.finds.kind
+    if attack.trees_only != trees:
+        return "attacks on federations of networks" if trees else "attacks on federations of boosted trees"
     if attack.vertical != vertical:
         return "attacks on horizontal federations" if vertical else "attacks on vertical federations"
     if attack.examples and kind not in attack.examples:

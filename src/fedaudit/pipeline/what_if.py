@@ -22,6 +22,10 @@ def with_what_if(scenario: Scenario) -> Scenario:
         raise BadInput(
             "--what-if compares defences of updates, and a vertical federation sends none; change its protocol or top"
         )
+    if any(f.trees for f in scenario.federations):
+        raise BadInput(
+            "--what-if compares defences of updates, and a federation of trees sends none; change its trees' settings"
+        )
     chosen = [DefencesSpec.model_validate(v) for v in suitable(a.recovers for a in scenario.attacks)]
     every = scenario.evaluation.accuracy_every or max(f.rounds for f in scenario.federations)
     return Scenario.model_validate(

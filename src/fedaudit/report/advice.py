@@ -87,7 +87,9 @@ def _against(result: AuditResult) -> list[Advice]:
                 "fedaudit check-model RECEIVED --scenario scenario.yaml --client 0",
             )
         )
-    if is_vertical(result):
+    if any(f.algorithm == "trees" for f in result.federations):
+        lines += _of_trees(result, leaks)
+    elif is_vertical(result):
         lines += _in_vertical(result, leaks)
     elif recorded:
         lines.append(
@@ -135,8 +137,8 @@ def _against(result: AuditResult) -> list[Advice]:
 
 
 def is_vertical(result: AuditResult) -> bool:
-    """Return whether the audit is of vertical federations, where defences of updates have no place."""
-    return any(f.algorithm in ("vertical", "split") for f in result.federations)
+    """Return whether the audit is of vertical federations or of trees, where defences of updates have no place."""
+    return any(f.algorithm in ("vertical", "split", "trees") for f in result.federations)
 
 
 def _in_vertical(result: AuditResult, leaks: list[AttackSummary]) -> list[Advice]:
@@ -153,6 +155,25 @@ def _in_vertical(result: AuditResult, leaks: list[AttackSummary]) -> list[Advice
             text = "Then a party no longer receives the gradient of the outputs, which is the label. Others may tell."
             lines.append(Advice("Give the server a network of its own.", text, f"{place}.top=mlp"))
     return lines[:1]
+
+
+def _of_trees(result: AuditResult, leaks: list[AttackSummary]) -> list[Advice]:
+    """Return what changes the leak of a federation of trees: only sums leave, or noisy ones."""
+    lines = []
+    for spec in _leaking(result, leaks):
+        place = f"--set federations.{spec['name']}.trees"
+        if spec["trees"]["protocol"] != "histogram":
+            text = "Then the trees are of all clients' rows, and only sums over all of them are seen."
+            lines.append(
+                Advice(
+                    "Add histograms up under secure aggregation.",
+                    text,
+                    f"{place}.protocol=histogram --set threat.sees=sum",
+                )
+            )
+            text = "Counts of leaves are no longer exact. It costs accuracy."
+            lines.append(Advice("Add noise to the sums in the leaves.", text, f"{place}.noise=2"))
+    return lines[:2]
 
 
 def _keep(level: str) -> Advice:

@@ -123,7 +123,9 @@ class FederationRecord(Record):
     """One simulated or recorded federation, as the report describes it."""
 
     name: str = Field(description="its own, and that of its defences where there are several")
-    algorithm: str = Field(description="'fedsgd', 'fedavg', 'fedprox', 'vertical', 'split', or the framework's")
+    algorithm: str = Field(
+        description="'fedsgd', 'fedavg', 'fedprox', 'vertical', 'split', 'trees', or the framework's"
+    )
     update_kind: Literal["gradient", "weights"] = Field(description="what clients sent")
     clients: int = Field(description="how many there are")
     rounds: int = Field(description="how many were run")

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_serializer, 
 
 from fedaudit.attacks import Attack
 from fedaudit.defences.spec import DefencesSpec
+from fedaudit.models.trees import MODEL as TREES
 from fedaudit.scenario.yaml import apply_override as apply_override
 from fedaudit.scenario.yaml import describe_source, read_scenario
 from fedaudit.scenario.yaml import parse_setting as parse_setting
@@ -218,6 +219,28 @@ class Scenario(Spec):
             raise ValueError(
                 "threat.adversary is malicious-server, and no federation says what it does; set federations[].server: "
                 "imprint, for example, or fsha in split learning"
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_of_trees(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not isinstance(values.get("federations"), list) or values.get("model"):
+            return values
+        trees = [isinstance(f, dict) and f.get("algorithm") == "trees" for f in values["federations"]]
+        return {**values, "model": {"name": TREES}} if any(trees) else values
+
+    @model_validator(mode="after")
+    def _trees_or_networks(self) -> Scenario:
+        of_trees = [federation.trees is not None for federation in self.federations]
+        if any(of_trees) and not all(of_trees):
+            raise ValueError("trees and networks are different models; give each a scenario of its own")
+        if of_trees[0] != (self.model.name == TREES):
+            raise ValueError(
+                f"a federation of trees (algorithm: trees) is of the model {TREES}, and only such a one; the model is "
+                f"'{self.model.name}': leave model out"
+                if of_trees[0]
+                else f"the model {TREES} is for federations of trees; set federations[].algorithm: trees"
             )
         return self
 

@@ -22,6 +22,7 @@ from fedaudit.data.partition import partition
 from fedaudit.defences.privacy import DifferentialPrivacy, refuse_batch_norm
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.models import has_batch_norm, layer_groups, set_training_mode
+from fedaudit.simulation import trees
 from fedaudit.simulation.arithmetic import runs_fast
 from fedaudit.simulation.behaviour import Behaviour
 from fedaudit.simulation.budget import PrivacyBudget
@@ -95,6 +96,8 @@ def simulate(
     with computing_on(federation.device):
         if federation.spec.vertical is not None:
             return Recording(*play(federation, report))
+        if federation.spec.trees is not None:
+            return Recording(*trees.play(federation, report))
         return _simulate(federation, report, checkpoint, workers, say)
 
 
@@ -397,6 +400,8 @@ def check(federation: Federation) -> None:
     try:
         if spec.vertical is not None:
             return check_vertical(federation)
+        if spec.trees is not None:
+            return trees.check_trees(federation)
         _check_size(federation)
         held = sum(map(len, federation.client_data))
         if (wanted := federation.aggregator.root_examples) > held:

@@ -10,6 +10,7 @@ from fedaudit.data.partition import PARTITIONS
 from fedaudit.simulation.behaviour import Behaviour
 from fedaudit.simulation.server_behaviour import ServerBehaviour
 from fedaudit.task.training import LocalPlan
+from fedaudit.transcript.trees import TreeSpec
 from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.utils.errors import unknown_name
 from fedaudit.utils.registry import PluginField
@@ -87,6 +88,11 @@ class MaliciousSpec(Spec):
         return {"name": settings.pop("name"), "clients": self.clients, "lacks": self.lacks, **settings}
 
 
+# What a federation of trees can't have: clients grow trees on all of their rows, in every round or in turn.
+_NOT_TREES = (
+    "clients_per_round", "local_steps", "local_epochs", "momentum", "weight_decay", "proximal_mu", "malicious",
+    "server", "record", "batch_norm", "vertical",
+)  # fmt: skip
 # What a vertical federation can't have: every party takes part in every round, in one step on the same examples.
 _NOT_VERTICAL = (
     "clients_per_round", "local_steps", "local_epochs", "momentum", "weight_decay", "proximal_mu", "malicious",
@@ -100,14 +106,15 @@ class FederationSpec(Spec):
     ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights. In a ``vertical`` one the clients are parties
     that hold different features of the same examples, and the server holds the labels. In ``split`` learning the one
     client holds whole examples and the first layers of the model (``vertical.cut``), the server the others and the
-    labels.
+    labels. In one of ``trees`` they grow boosted trees by xgboost, and send these.
     """
 
     name: Name = Field(description="for reports and files")
-    algorithm: Literal["fedsgd", "fedavg", "fedprox", "vertical", "split"] = Field(
+    algorithm: Literal["fedsgd", "fedavg", "fedprox", "vertical", "split", "trees"] = Field(
         default="fedsgd",
         description="what clients send: the gradient of one batch (fedsgd), what local training changed (fedavg, "
-        "fedprox), embeddings of their own features (vertical), or what the first layers put out (split)",
+        "fedprox), embeddings of their own features (vertical), what the first layers put out (split), or boosted "
+        "trees (trees)",
     )
     clients: Count = Field(default=4, description="how many there are; of a vertical federation, parties")
     clients_per_round: Count | None = Field(default=None, description="how many take part in a round; all if null")
@@ -123,7 +130,7 @@ class FederationSpec(Spec):
     local_steps: Count | None = Field(default=None, description="FedAvg: mini-batches a round")
     local_epochs: Count | None = Field(default=None, description="FedAvg: or passes over the client's data")
     learning_rate: Positive = Field(
-        default=0.01, description="of SGD: the clients' (fedavg, fedprox), or the server's step (fedsgd)"
+        default=0.01, description="of SGD: the clients' (fedavg, fedprox), or the server's step (fedsgd); of trees η"
     )
     momentum: Fraction = Field(default=0.0, description="FedAvg: of the clients' SGD")
     weight_decay: NonNegative = Field(default=0.0, description="FedAvg: of the clients' SGD")
@@ -149,6 +156,9 @@ class FederationSpec(Spec):
         default=None,
         description="of a vertical federation, or split learning: how features, model and messages are split",
     )
+    trees: TreeSpec | None = Field(
+        default=None, description="of a federation of boosted trees: how they are grown, and what is sent"
+    )
     record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
     )
@@ -161,6 +171,8 @@ class FederationSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _vertical_by_default(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("algorithm") == "trees" and values.get("trees") is None:
+            return {**values, "trees": {}}
         if not isinstance(values, dict) or values.get("algorithm") not in ("vertical", "split"):
             return values
         parties = {"clients": 1} if values["algorithm"] == "split" else {}
@@ -186,7 +198,9 @@ class FederationSpec(Spec):
 
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSpec:
-        if self.vertical is not None:
+        if self.trees is not None:
+            self._check_trees(self.trees)
+        elif self.vertical is not None:
             self._check_vertical(self.vertical)
         elif self.algorithm == "fedsgd":
             local = ("local_steps", "local_epochs", "momentum", "weight_decay")
@@ -215,6 +229,19 @@ class FederationSpec(Spec):
                 "clients together"
             )
         return self
+
+    def _check_trees(self, trees: TreeSpec) -> None:
+        if self.algorithm != "trees":
+            raise ValueError(f"trees is for algorithm: trees, not {self.algorithm}; leave one of the two out")
+        given = [name for name in _NOT_TREES if getattr(self, name)]
+        if self.arithmetic != "torch" or self.batch_size != 1:
+            given.append("arithmetic" if self.arithmetic != "torch" else "batch_size")
+        if given:
+            raise ValueError(
+                f"{given[0]} isn't for a federation of trees, whose clients grow trees on all their rows; leave it out"
+            )
+        if trees.observer >= self.clients:
+            raise ValueError(f"trees.observer is {trees.observer}, but clients are 0 to {self.clients - 1}")
 
     def _check_vertical(self, vertical: VerticalSpec) -> None:
         if self.algorithm not in ("vertical", "split"):

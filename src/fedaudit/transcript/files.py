@@ -52,8 +52,8 @@ REPLAY = "replay.json"
 # What a client sends: its weights after training, their difference to what it was sent, or a gradient.
 Form = Literal["weights", "difference", "gradient"]
 # Of the whole federation, in files of these names.
-TranscriptPart = Literal["queries", "adversary-log", "canaries", "vertical"]
-PARTS: tuple[TranscriptPart, ...] = ("queries", "adversary-log", "canaries", "vertical")
+TranscriptPart = Literal["queries", "adversary-log", "canaries", "vertical", "trees"]
+PARTS: tuple[TranscriptPart, ...] = ("queries", "adversary-log", "canaries", "vertical", "trees")
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
 _Examples = Annotated[int, Field(ge=1, le=10_000_000)]

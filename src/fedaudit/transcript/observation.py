@@ -15,6 +15,7 @@ from fedaudit.task.training import Loss
 from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import SERVER_LOG, Transcript
+from fedaudit.transcript.trees import TreeRecord
 from fedaudit.transcript.update import Update, UpdateKind
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.transcript.view import view
@@ -62,6 +63,8 @@ class Observation:
         records: the examples that the adversary holds, if any; whose they are isn't in them.
         canaries: what it reads of an audit's canaries, if there are any; which were in isn't told.
         vertical: of a vertical federation, what this adversary sees of it; there are no messages then.
+        trees: of a federation of boosted trees, what this adversary sees of it; a message then stands for each client
+            whose rows are asked for, and is empty.
     """
 
     federation: str
@@ -76,6 +79,7 @@ class Observation:
     records: QuerySet | None = None
     canaries: Canaries | None = None
     vertical: VerticalRecord | None = None
+    trees: TreeRecord | None = None
 
     def __repr__(self) -> str:
         seen = f"{len(self.messages)} messages ({self.update_kind}), global weights of {len(self.weights)} rounds"
@@ -112,6 +116,11 @@ class Observation:
                 "or it doesn't move by their mean (a robust rule, noise, a server's momentum); choose the adversary "
                 "'aggregating-client' or 'server', or raise federations[].rounds to 2 or more"
             )
+        if self.trees is not None:
+            raise NotApplicable(
+                "this federation is of boosted trees: clients send trees, and no updates; use timberstrike, an attack "
+                "on trees"
+            )
         if not self.messages:
             raise NotApplicable(
                 f"the adversary sees no update ({self.threat.summary}); choose the adversary 'server' or 'eavesdropper'"
@@ -142,7 +151,12 @@ class Observation:
             groups.setdefault(message.client if scope == "client" else i, []).append(message)
         order = sorted(groups)
         return [
-            dataclasses.replace(self, weights=tuple(m.weights for m in groups[key]), messages=tuple(groups[key]))
+            dataclasses.replace(
+                self,
+                weights=tuple(m.weights for m in groups[key]),
+                messages=tuple(groups[key]),
+                trees=self.trees and self.trees.of(groups[key][0].client),
+            )
             for key in order
         ]
 
@@ -170,6 +184,9 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
                 client: record.client_weights[client] for client in update.members if client in record.client_weights
             }
             messages.append(Message(record.index, update.client, sent, seen, own))
+    trees = None if transcript.trees is None else transcript.trees.seen_by(threat.adversary)
+    if trees is not None:
+        messages = [Message(0, c, {}, Update(c, "weights", {}, trees.examples_of(c), None)) for c in trees.victims]
     records = transcript.records if threat.records or threat.client_property else None
     if records is not None and threat.client_property is None:
         records = dataclasses.replace(records, public_property=records.public_property[:0])
@@ -188,6 +205,7 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         records=records,
         canaries=None if threat.partial else _readable(transcript.canaries, threat),
         vertical=None if transcript.vertical is None else transcript.vertical.seen_by(threat.adversary),
+        trees=trees,
     )
 
 

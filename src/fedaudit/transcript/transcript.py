@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedaudit.epsilon.canaries import Canaries
 from fedaudit.models import build_model, keep_modes, of_one_tensor, own_copy, packings_in
 from fedaudit.models.inserted_module import with_inserted_module
+from fedaudit.models.trees import TreeEnsemble
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import LossOptions, as_called, recognise
 from fedaudit.task.training import Loss, loss_function
@@ -45,6 +46,7 @@ from fedaudit.transcript.rounds import (
     check_update,
     expected,
 )
+from fedaudit.transcript.trees import TreeEntry, TreeRecord
 from fedaudit.transcript.update import Replay, UpdateKind
 from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord, vertical_module
 from fedaudit.utils.errors import BadInput, CorruptTranscript
@@ -73,6 +75,7 @@ class Transcript:
         records: the examples that the adversary holds, if any.
         canaries: what observers read of an audit's canaries, if there were any.
         vertical: of a vertical federation all that travelled; it has no ``rounds``. None of a horizontal one.
+        trees: of a federation of boosted trees, likewise.
         clients: number to the name that the framework has for it; empty where clients are only numbered.
         partial: whether updates may hold only some of the model's parameters (adapters, some layers).
         replays: (round, client) to how close local training, repeated on the truth, comes to the update; of those
@@ -95,6 +98,7 @@ class Transcript:
     recording: str | None = None
     canaries: Canaries | None = None
     vertical: VerticalRecord | None = None
+    trees: TreeRecord | None = None
     _checked: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
@@ -126,6 +130,12 @@ class Transcript:
             if self.rounds:
                 raise CorruptTranscript(f"{where}: a vertical federation has no rounds of updates")
             self.vertical.check(self.module, self.task_info, where)
+            self._checked = True
+            return
+        if self.trees is not None:
+            if self.rounds:
+                raise CorruptTranscript(f"{where}: a federation of trees has no rounds of updates")
+            self.trees.check(self.task_info, where)
             self._checked = True
             return
         if not self.rounds or not all(r.updates or self.recording for r in self.rounds):
@@ -178,7 +188,7 @@ class Transcript:
         The architecture isn't in it (``task_info`` names it), nor what was added later: replays and notes.
         """
         parts = (self.rounds, self.adversary_log, self.records, self.clients, self.partial, self.recording)
-        added = [known for known in (self.canaries, self.vertical) if known]
+        added = [known for known in (self.canaries, self.vertical, self.trees) if known]
         return fingerprint(self.name, self.task_info, *parts, *added)
 
     def save(self, folder: Path | str) -> None:
@@ -260,6 +270,8 @@ class Transcript:
             parts["canaries"] = self.canaries.readings, CanariesEntry.model_validate(self.canaries)
         if self.vertical:
             parts["vertical"] = self.vertical.tensors(), VerticalEntry.model_validate(self.vertical)
+        if self.trees:
+            parts["trees"] = self.trees.tensors(), TreeEntry.of(self.trees)
         return parts
 
     @classmethod
@@ -313,6 +325,8 @@ class Transcript:
             if packings_in(module) == (None, None) != (known.packed_inputs, known.heads):
                 module = of_one_tensor(module, known.packed_inputs, known.heads)
         if header.task is not None:
+            if "trees" in parts:
+                module = module or TreeEnsemble(header.task.outputs)
             module, loss = _architecture(folder, header.task, module, loss, vertical)
         assert module is not None
         if header.task is None:
@@ -347,6 +361,9 @@ class Transcript:
             made.canaries = _entry(CanariesEntry, values, place("canaries")).canaries(readings, place("canaries"))
         if vertical is not None:
             made.vertical = vertical.record(parts["vertical"][1], module, task_info, place("vertical"))
+        if "trees" in parts:
+            entry = _entry(TreeEntry, parts["trees"][0], place("trees"))
+            made.trees = entry.record(parts["trees"][1], task_info, place("trees"))
         made.check()
         return made
 

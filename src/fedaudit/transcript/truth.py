@@ -426,6 +426,8 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     updates = {(r.index, u.client): u.num_examples for r in transcript.rounds for u in r.updates}
     if transcript.vertical is not None:
         updates = {(i, 0): 1 for i in transcript.vertical.used.tolist()}
+    if transcript.trees is not None:
+        updates = {(0, c): transcript.trees.examples_of(c) for c in transcript.trees.victims}
     parts = {
         f"round {r}, client {c}": (truth.inputs.get((r, c)), truth.labels.get((r, c)), n)
         for (r, c), n in updates.items()

@@ -54,13 +54,14 @@ TENSORS = Bounds("checkpoints, generators, transcripts, findings, own arrays: sa
 TORCH = Bounds("checkpoints and kept simulations: .pt, .simulation", 8 * GB, unpacked=8 * GB, items=3 * 10**6,
                of="instructions", depth=100)  # fmt: skip
 PROGRAM = 64 * MB  # bytes of the pickle within one of these
+BOOSTER = Bounds("boosted trees: xgboost's JSON, each message", 32 * MB, items=10**6, of="nodes", depth=200)
 STORE = Bounds("a study's store: SQLite", 4 * GB, items=100_000, of="rows")
 GRID = Bounds("a study's grid, each scale", YAML.file, items=20_000, of="trials")
 
 # In the order of docs/reference/file-formats.md.
 TABLE = (
     *(YAML, GRID, JSON, SITE, PICKLE, IDX, NPZ, MAT, PARQUET, CSV),
-    *(PICTURE, NIFTI, DICOM, WFDB, TENSORS, TORCH, STORE),
+    *(PICTURE, NIFTI, DICOM, WFDB, TENSORS, TORCH, BOOSTER, STORE),
 )
 
 SLOWEST = 10  # seconds of CPU in which a file within its bounds is read or refused; larger tensors take their time

@@ -1,0 +1,202 @@
+"""What travels in a federation of boosted trees, what each side sees of it, and how it lies on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from fedaudit.models.trees import Booster, Tree, read_booster
+from fedaudit.task.info import TaskInfo
+from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.validation import Count, NonNegative, Share, Spec, Whole
+
+HELD = ("held/inputs", "held/labels")  # of the observer, in the adversary's log: its own rows
+_Examples = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class TreeSpec(Spec):
+    """How a federation of boosted trees trains, and what its clients send; the step η is ``learning_rate``."""
+
+    protocol: Literal["bagging", "cyclic", "histogram"] = Field(
+        default="bagging",
+        description="bagging: in a round each client grows trees on its own rows, and all join the model; cyclic: one "
+        "client a round, in turn; histogram: one tree a round of all rows, from the sum of the clients' histograms",
+    )
+    per_round: Count = Field(default=1, description="trees that a client grows in a round")
+    max_depth: Annotated[Count, Field(le=16)] = Field(default=6, description="of a tree")
+    min_child_weight: NonNegative = Field(default=1.0, description="least sum of hessians in a leaf")
+    reg_lambda: NonNegative = Field(default=1.0, description="λ, the L2 penalty of the leaves' weights")
+    max_bin: Annotated[Count, Field(ge=2, le=65_536)] = Field(default=256, description="bins of a feature's histogram")
+    columns: Annotated[Share, Field(gt=0)] = Field(
+        default=1.0, description="share of the columns that a tree may split by, drawn anew (colsample_bytree)"
+    )
+    noise: NonNegative = Field(
+        default=0.0,
+        description="standard deviation of the Gaussian noise that a client adds to both sums of every leaf, of "
+        "gradients and of hessians, before it computes what it sends; an example's gradient is at most 1",
+    )
+    cover: bool = Field(
+        default=True,
+        description="false: clients send the leaves' values without sum_hessian, gains and the weights of inner nodes",
+    )
+    observer: Whole = Field(default=0, description="which client looks, where the adversary is a client")
+
+
+@dataclass(frozen=True, eq=False)
+class TreeMessage:
+    """What one client sent in one round.
+
+    Attributes:
+        round: from 0.
+        client: from 0; 0 where histograms are seen as their sum only.
+        model: its trees as xgboost's JSON, as they were sent. Of the protocol ``histogram`` the tree that all grew,
+            with the sums of this client's histograms in its leaves.
+        num_examples: that it holds, which cover tells, too.
+    """
+
+    round: int
+    client: int
+    model: bytes
+    num_examples: int
+
+    @cached_property
+    def booster(self) -> Booster:
+        """Its trees.
+
+        Raises:
+            BadInput: it holds none.
+        """
+        return read_booster(self.model, f"round {self.round}, client {self.client}")
+
+
+@dataclass(frozen=True, eq=False)
+class TreeRecord:
+    """The rounds of a federation of trees, or what one side sees of them.
+
+    Attributes:
+        spec: how they are grown.
+        learning_rate: η.
+        clients: how many there are; 1 where only sums are seen.
+        messages: in the order in which their trees join the model.
+        victims: clients whose rows are asked for.
+    """
+
+    spec: TreeSpec
+    learning_rate: float
+    clients: int
+    messages: tuple[TreeMessage, ...]
+    victims: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"TreeRecord({self.spec.protocol}, {len(self.messages)} messages of {self.clients} clients)"
+
+    def seen_by(self, adversary: str) -> TreeRecord:
+        """Return what a ``server`` or an ``eavesdropper`` sees, which is all, or the ``client`` named as observer.
+
+        A client receives the model of every round: trees stand in it in the clients' order, so it knows which are
+        whose. Of histograms it learns the sum alone, and takes its own off: its record is of one client then, the
+        others together.
+        """
+        if adversary != "client":
+            return self
+        if self.spec.protocol == "histogram":
+            return self if self.clients == 1 else dataclasses.replace(self, victims=())
+        rest = tuple(client for client in self.victims if client != self.spec.observer)
+        return dataclasses.replace(self, victims=rest)
+
+    def of(self, client: int) -> TreeRecord:
+        """Return the same with one victim."""
+        return dataclasses.replace(self, victims=(client,))
+
+    def examples_of(self, client: int) -> int:
+        """Return how many examples a client holds."""
+        return next(message.num_examples for message in self.messages if message.client == client)
+
+    def before(self, message: TreeMessage) -> list[Tree]:
+        """Return the trees of the model that ``message`` was grown on."""
+        earlier = [
+            m
+            for m in self.messages
+            if m.round < message.round and (self.spec.protocol != "histogram" or m.client == message.client)
+        ]
+        return [tree for m in earlier for tree in m.booster.trees]
+
+    def check(self, task_info: TaskInfo, where: str) -> None:
+        """Refuse what contradicts itself; it may have been made in Python, or read from a file.
+
+        Raises:
+            CorruptTranscript: with ``where`` and what is wrong.
+        """
+        order = [(m.round, m.client) for m in self.messages]
+        if not order or order != sorted(set(order)) or any(not 0 <= c < self.clients for _, c in order):
+            raise CorruptTranscript(f"{where}: its messages aren't one a round and client, in that order")
+        try:
+            boosters = [message.booster for message in self.messages]
+        except BadInput as error:
+            raise CorruptTranscript(f"{where}: {error}") from None
+        for message, booster in zip(self.messages, boosters, strict=True):
+            if (booster.features,) != tuple(task_info.input_shape) or not booster.trees:
+                raise CorruptTranscript(
+                    f"{where}: round {message.round}, client {message.client}: {len(booster.trees)} trees of "
+                    f"{booster.features} features, and an example has {task_info.input_shape}"
+                )
+            if (booster.objective, booster.base) != (boosters[0].objective, boosters[0].base):
+                raise CorruptTranscript(f"{where}: its messages have different objectives or base scores")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all messages by the name that they have in its file, bytes as uint8."""
+        return {
+            f"{m.round:05d}/{m.client:05d}": torch.from_numpy(np.frombuffer(m.model, dtype=np.uint8).copy())
+            for m in self.messages
+        }
+
+
+class TreeEntry(BaseModel):
+    """All of a :class:`TreeRecord` but its messages' bytes, as it stands in a transcript's index."""
+
+    model_config = ConfigDict(extra="forbid")
+    spec: TreeSpec
+    clients: Annotated[int, Field(ge=1, le=10_000)]
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    examples: list[_Examples]
+
+    @classmethod
+    def of(cls, record: TreeRecord) -> TreeEntry:
+        """Return the entry of a record."""
+        examples = [message.num_examples for message in record.messages]
+        return cls(spec=record.spec, clients=record.clients, learning_rate=record.learning_rate, examples=examples)
+
+    def record(self, tensors: dict[str, Tensor], task_info: TaskInfo, path: Path) -> TreeRecord:
+        """Return the record with ``tensors``, read from ``path``, checked.
+
+        Raises:
+            CorruptTranscript: these are none of a federation of trees, or contradict the entry.
+        """
+        if len(tensors) != len(self.examples):
+            raise CorruptTranscript(f"{path}: {len(tensors)} messages of {len(self.examples)}")
+        messages = []
+        for name, count in zip(sorted(tensors), self.examples, strict=True):
+            parts = name.split("/")
+            if len(parts) != 2 or not all(p.isascii() and p.isdigit() and len(p) == 5 for p in parts):
+                raise CorruptTranscript(f"{path}: '{name[:40]}' is no message of a federation of trees")
+            if tensors[name].dtype != torch.uint8 or tensors[name].ndim != 1:
+                raise CorruptTranscript(f"{path}: '{name}' isn't bytes")
+            model = tensors[name].numpy().tobytes()
+            messages.append(TreeMessage(int(parts[0]), int(parts[1]), model, count))
+        made = tree_record(self.spec, self.learning_rate, self.clients, messages)
+        made.check(task_info, str(path))
+        return made
+
+
+def tree_record(spec: TreeSpec, learning_rate: float, clients: int, messages: Sequence[TreeMessage]) -> TreeRecord:
+    """Return the whole record: every client that sent anything is a victim."""
+    return TreeRecord(spec, learning_rate, clients, tuple(messages), tuple(sorted({m.client for m in messages})))
