@@ -56,6 +56,7 @@ def test_every_attack_keeps_it(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.peers
 def test_an_attack_on_trees_keeps_it_too(tmp_path: Path) -> None:
+    pytest.importorskip("xgboost")
     found = check_attack(quick_attack("timberstrike", tmp_path), SCENARIOS["timberstrike"])
     assert isinstance(found, ATTACKS["timberstrike"].value.finds)
 

@@ -174,6 +174,7 @@ def margins_of(model: bytes, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 @pytest.mark.peers
 @pytest.mark.parametrize("data", ["breast-cancer", "diabetes"])
 def test_bagging_sends_the_trees_that_xgboost_grows_on_the_model_so_far(data: str) -> None:
+    pytest.importorskip("xgboost")
     import xgboost
 
     recording, sent = played(data={"name": data})
@@ -196,6 +197,7 @@ def test_bagging_sends_the_trees_that_xgboost_grows_on_the_model_so_far(data: st
 
 @pytest.mark.peers
 def test_what_xgboost_saves_is_read_as_it_predicts() -> None:
+    pytest.importorskip("xgboost")
     import xgboost
 
     x = noise(80, 3).astype(np.float32)
@@ -209,12 +211,14 @@ def test_what_xgboost_saves_is_read_as_it_predicts() -> None:
 
 @pytest.mark.peers
 def test_cyclic_takes_turns() -> None:
+    pytest.importorskip("xgboost")
     _, sent = played({"protocol": "cyclic"})
     assert [(m.round, m.client) for m in sent.messages] == [(0, 0), (1, 1), (2, 2)]
 
 
 @pytest.mark.peers
 def test_the_clients_histograms_add_up_to_the_tree_of_all_rows() -> None:
+    pytest.importorskip("xgboost")
     import xgboost
 
     recording, sent = played({"protocol": "histogram"})
@@ -235,6 +239,7 @@ def test_the_clients_histograms_add_up_to_the_tree_of_all_rows() -> None:
 
 @pytest.mark.peers
 def test_a_client_takes_its_own_rows_off_the_sum_of_histograms() -> None:
+    pytest.importorskip("xgboost")
     (each,) = [played({"protocol": "histogram"})]
     recording, sent = played({"protocol": "histogram"}, threat={"adversary": "client"})
     others = torch.cat([each[0].truth.inputs[0, c] for c in (1, 2)])
@@ -248,6 +253,8 @@ def test_a_client_takes_its_own_rows_off_the_sum_of_histograms() -> None:
 
 @pytest.mark.peers
 def test_noise_and_missing_cover_are_what_is_sent() -> None:
+    pytest.importorskip("xgboost")
+
     def first(**trees: Any) -> Booster:
         return played(trees)[1].messages[0].booster
 
@@ -265,5 +272,6 @@ def test_noise_and_missing_cover_are_what_is_sent() -> None:
 
 @pytest.mark.peers
 def test_the_same_scenario_gives_the_same_bits() -> None:
+    pytest.importorskip("xgboost")
     one, other = (played({"noise": 1.0, "columns": 0.5})[0].transcript.fingerprint() for _ in range(2))
     assert one == other

@@ -28,6 +28,8 @@ from fedaudit.data.medical import read_example
 from fedaudit.models import checkpoint
 from fedaudit.models.checkpoint import load_checkpoint
 from fedaudit.models.generator import TrainedGenerator
+from fedaudit.models.trees import read_booster
+from fedaudit.pipeline.site import read_site
 from fedaudit.results import AuditResult
 from fedaudit.transcript.rounds import read_file
 from fedaudit.transcript.truth import Truth
@@ -366,6 +368,8 @@ READERS: dict[str, tuple[bounds.Bounds, str, Callable[[Path], Any]]] = {
     "truth": (bounds.TENSORS, "a.safetensors", Truth.load),
     "tensors": (bounds.TENSORS, "a.safetensors", lambda path: read_file(path.parent, path.name, {})),
     "pt": (bounds.TORCH, "a.pt", lambda path: load_checkpoint(nn.Linear(1, 1), path)),
+    "site": (bounds.SITE, "guard.jsonl", lambda path: read_site(path.parent)),
+    "booster": (bounds.BOOSTER, "trees.json", lambda path: read_booster(path.read_bytes(), "trees.json")),
     "store": (bounds.STORE, STORE, lambda path: Store(path.parent)),
 }
 

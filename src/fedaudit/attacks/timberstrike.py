@@ -101,7 +101,7 @@ class TimberStrike(Attack):
     recovers = "rows of tables"
     finds = RowFinding
     trees_only = True
-    on_sums = "works on the sum of histograms: the rows of all clients together"
+    on_sums = "works: on sums of histograms, of the rows of all clients together"
 
     trees: Count = 100
 

@@ -248,7 +248,7 @@ def _others(kind: str, able: Callable[[FindingType], bool]) -> list[str]:
 def _in_words(kind: str, others: Sequence[str]) -> str:
     """Return which other attacks could, as the end of a sentence."""
     plural = example_kind(kind).plural
-    return f"; on {plural} {', '.join(others[:4])} could" if others else f"; no attack on {plural} could"
+    return f"; on {plural} {', '.join(others[:5])} could" if others else f"; no attack on {plural} could"
 
 
 def _untested(summaries: Sequence[AttackSummary]) -> str:

@@ -13,8 +13,8 @@ import base64
 import getpass
 import hashlib
 import html
+import platform
 import re
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -344,7 +344,7 @@ def _add_names(found: Traces, result: AuditResult, folder: Path) -> None:
             found.add_name(Path(file).name, "the name of a picture")
     found.add_name(str(folder.resolve()), "the path of the audit")
     found.add_name(str(Path.home()), "the path of a home folder")
-    found.add_name(socket.gethostname(), "the name of this machine")
+    found.add_name(platform.node(), "the name of this machine")
     with suppress(Exception):  # no such user, in a container
         found.add_name(getpass.getuser(), "the name of a user")
     for file in ("scenario.yaml", "attack.yaml"):

@@ -120,7 +120,7 @@ def draw_records(
         if records or asked:
             rng = seeds.generator(seed, spec.name, "records")
             attribute = None if hidden is None else (hidden, data.attributes[hidden])
-            victims = [client for client in range(spec.honest) if client not in own]
+            victims = [client for client in range(min(spec.honest, len(client_data))) if client not in own]
             order = [*victims, *(client for client in range(len(client_data)) if client not in victims)]
             parts = [client_data[client] for client in order]
             drawn = draw(

@@ -235,7 +235,13 @@ def check_task(info: TaskInfo) -> None:
         BadInput: with what they can.
     """
     one = info.num_classes == 2 or (info.task_kind == "regression" and info.num_targets == 1)
-    if info.kind != "table" or not one or info.packed_inputs or info.outputs > 2:
+    if (
+        len(info.example_kind.axes) != 1
+        or info.example_kind.discrete
+        or not one
+        or info.packed_inputs
+        or info.outputs > 2
+    ):
         raise BadInput("a federation of trees learns two classes or one number from rows of a table; use other data")
 
 

@@ -82,7 +82,7 @@ class SeerServer(ServerBehaviour):
     def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
         """Refuse what isn't of images and classes, and networks in which an example's gradient isn't its own."""
         classes = task_info.num_classes
-        if task_info.kind != "image" or classes is None or task_info.outputs < classes:
+        if not task_info.example_kind.resizable or classes is None or task_info.outputs < classes:
             raise BadInput("seer is for images and classifiers; leave server out")
         batch_norm = any(isinstance(m, _OF_A_BATCH[0]) for m in model.modules()) and task_info.batch_norm == "train"
         if batch_norm or (task_info.dropout and any(isinstance(m, _OF_A_BATCH[1]) for m in model.modules())):
