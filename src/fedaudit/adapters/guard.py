@@ -368,7 +368,7 @@ class SiteGuard:
     def _end(self, who: str, line: SiteRound, passing: Passing | None = None, *, draw: bool = True) -> Done:
         """Write a round down, before its update leaves; return what becomes of that."""
         through = [*passing.went_through, *passing.goes_through] if passing is not None else []
-        elements = sum(value.numel() for value in passing.state.values()) if passing is not None else 0
+        elements = sum(value.numel() for value in passing.state.values()) if passing is not None else None
         ended = self._book.end(line, through, elements, draw=draw)
         if ended.why:
             self._log.warning("fedaudit guard: %s: not sent: %s", who, ended.why)
