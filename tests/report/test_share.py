@@ -329,6 +329,7 @@ def test_who_the_adversary_is_is_shared_by_number_alone(audit, tmp_path, command
 def test_a_shared_version_is_not_shared_again(audit, tmp_path, command: Command):
     command("share", audit, "--out", tmp_path / "lyon")
     refused(command("share", tmp_path / "lyon", "--out", tmp_path / "again"), "is a shared version already")
+    refused(command("verify", tmp_path / "lyon"), "is a shared version, without what its numbers follow from")
 
 
 def test_words_of_our_own_are_no_names(tmp_path):

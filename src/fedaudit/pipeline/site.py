@@ -282,9 +282,7 @@ class Book:
             problems.append(f"the page isn't drawn: {_unwritten(folder, error)}")
         return Ended(line.done, why or "", tuple(problems))
 
-    def _epsilon(
-        self, written: Written, job: str, site: str, through: Sequence[Filter], elements: int | None
-    ) -> float:
+    def _epsilon(self, written: Written, job: str, site: str, through: Sequence[Filter], elements: int | None) -> float:
         """Return the ε of a site's updates in a job with another one; infinite where nothing bounds it.
 
         Raises:
