@@ -137,6 +137,31 @@ def test_a_budget_stops_before_the_round_that_would_exceed_it(caplog):
     assert guard.releases(("next job", "site"), "site", 0, update).done == "left"
 
 
+def test_an_update_that_can_t_be_read_is_counted_as_the_framework_tells():
+    def unreadable() -> Passing:
+        raise BadInput("no training was seen")
+
+    local = {"clipping_norm": 1.0, "sensitivity": 2.0, "epsilon": 0.5, "delta": 1e-5}
+    guard, through = Gate(**LABELS, target_epsilon=8.0), [("LocalDpMod", local)]
+    assert guard.releases(KEY, "site", 0, unreadable, None, through, 100).done == "left"
+    (line,) = lines()
+    account = site_account(through, 100, None)
+    assert account is not None
+    assert line.epsilon == account.spent(1)
+    assert Gate(**LABELS, target_epsilon=8.0).releases(("k", "s"), "site", 0, unreadable).done == "stopped"
+
+
+def test_what_a_site_gives_by_name_takes_none_of_its_training_s_random_numbers(monkeypatch):
+    monkeypatch.syspath_prepend(".")
+    Path("own_net.py").write_text(
+        "import torch\ndef net(): return torch.nn.Linear(4, 2)\ndef some(): return torch.rand(9, 4), torch.arange(9)\n"
+    )
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    Gate(agreed="own_net:net", examples="own_net:some", held_out="own_net:some")
+    assert torch.get_rng_state().equal(before)
+
+
 def test_without_a_known_defence_a_budget_lets_nothing_leave(caplog):
     guard = Gate(**LABELS, target_epsilon=8.0)
     assert guard.stops(KEY, "site", [], 100)

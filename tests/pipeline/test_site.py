@@ -134,12 +134,41 @@ def test_a_budget_stops_before_the_update_that_would_exceed_it_whatever_restarts
     assert "svt" in (Book(tmp_path, target).stops("j2", "s", [*LOCAL, ("SVTPrivacy", {})], 100) or "").lower()
 
 
+def test_what_left_with_less_noise_or_before_the_budget_is_not_counted_as_what_leaves_now(tmp_path):
+    louder: list[Filter] = [("dp", {"clip": 1.0, "noise": 10 * NOISE, "epsilon": None})]
+    for number in range(3):
+        assert Book(tmp_path, 8.0, given=LOCAL).end(line()).done == "left", number
+    changed = Book(tmp_path, 8.0, given=louder)
+    assert "less noise than now" in (changed.stops("j", "s", [], 100) or "")
+    assert changed.end(line()).done == "stopped"
+    assert Book(tmp_path, 8.0, delta=1e-3, given=LOCAL).end(line()).done == "stopped"
+    assert Book(tmp_path, 8.0, given=LOCAL).end(line()).done == "left"  # as it was
+    assert read_site(tmp_path).rounds[-1].epsilon == pytest.approx(spent(4))
+    assert Book(tmp_path, 8.0, given=louder).end(line(job="k")).done == "left"
+    assert Book(tmp_path, 8.0, given=LOCAL).end(line(job="k")).done == "left"  # less noise: all count as that
+    assert read_site(tmp_path).rounds[-1].epsilon == pytest.approx(spent(2))
+
+    Book(tmp_path).end(line(job="late"))
+    assert "before ε was counted" in (Book(tmp_path, 8.0, given=LOCAL).stops("late", "s", [], 100) or "")
+    assert Book(tmp_path, 8.0, given=LOCAL).end(line(job="late")).done == "stopped"
+
+
+def test_an_epsilon_that_can_t_be_told_stops_nothing_but_a_budget_s_updates_and_the_round_is_written(tmp_path):
+    sparse = filters_of({"name": "svt-privacy"})
+    ended = Book(tmp_path, given=sparse).end(line())
+    assert ended.done == "left"
+    assert "depends on the model's size" in ended.problems[0]
+    assert [(one.done, one.epsilon) for one in read_site(tmp_path).rounds] == [("left", None)]
+    assert Book(tmp_path, 1e9, given=sparse).end(line(job="k")).done == "stopped"
+    assert Book(tmp_path, 1e9, given=sparse).end(line(job="k"), elements=100).done == "left"
+
+
 def full(*_: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_full_disk_stops_what_a_budget_must_count_and_nothing_else(tmp_path, monkeypatch):
-    append_round(tmp_path, lambda _: line())
+    append_round(tmp_path, lambda _: line(job="another"))
     size = (tmp_path / FILE).stat().st_size
     monkeypatch.setattr("fedaudit.pipeline.site.os.fsync", full)
     ended = Book(tmp_path, 8.0, given=LOCAL).end(line())

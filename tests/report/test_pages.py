@@ -14,13 +14,17 @@ import pytest
 
 import fedaudit
 from fedaudit.report import figures
+from fedaudit.report.join import join_audits, write_joined
 from fedaudit.report.page import write_report
+from fedaudit.report.share import share
+from fedaudit.report.site import write_site
 from fedaudit.report.style import _labelled
 from fedaudit_lab.bench.page import render_bench
 from fedaudit_lab.studies.analysis import analyse
 from fedaudit_lab.studies.drawing import write
 from tests.lab.test_studies import rows_of, tiny
 from tests.report.report_cases import CASES, sample
+from tests.report.test_site_page import hundred
 
 # ---------------------------------------------------------------- one page of each kind, after little work
 
@@ -148,9 +152,32 @@ def studied(folder: Path) -> Path:
     return folder / "result.html"
 
 
+def shared(folder: Path) -> Path:
+    reported("default", folder / "audit")
+    CASES["default"](folder / "audit").save(folder / "audit" / "results.json")
+    share(folder / "audit", folder / "lyon")
+    return folder / "lyon" / "report.html"
+
+
+def joined(folder: Path) -> Path:
+    sites = {}
+    for name in ("default", "exceeded"):
+        sites[f"clinic-of-{name}"] = (CASES[name](folder / name), False)
+    write_joined(join_audits(sites), folder)
+    return folder / "joined.html"
+
+
+def guarded(folder: Path) -> Path:
+    write_site(hundred(), folder)
+    return folder / "guard.html"
+
+
+# Pages of one part each, which needn't be filed.
+SINGLE: dict[str, Callable[[Path], Path]] = {"joined": joined, "guard": guarded}
 PAGES: dict[str, Callable[[Path], Path]] = {
     **{name: functools.partial(audited, scenario) for name, scenario in AUDITS.items()},
     **{name: functools.partial(reported, name) for name in ("default", "exceeded", "refused", "empty")},
+    "shared": shared,
     "bench": benched,
     "study": studied,
 }
@@ -158,12 +185,13 @@ PAGES: dict[str, Callable[[Path], Path]] = {
 # ---------------------------------------------------------------- in the browser
 
 # Texts with a digit that no reader sees: without a box, beyond the window, or cut by an element around them.
+# A guard's picture of rounds may be scrolled.
 HIDDEN = """() => {
   const width = document.documentElement.clientWidth, found = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode, range = document.createRange();
-    if (!/\\d/.test(node.data) || node.parentElement.closest("thead, .hidden, .skip")) continue;
+    if (!/\\d/.test(node.data) || node.parentElement.closest("thead, .hidden, .skip, style, .rounds")) continue;
     range.selectNodeContents(node);
     const boxes = [...range.getClientRects()];
     let right = width;
@@ -203,16 +231,8 @@ def opened(browser: Any, page: Path, look: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PAGES)
 def test_a_page_is_accessible_hides_no_number_and_can_be_filed(kind: str, browser: Any, tmp_path: Path) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     page = PAGES[kind](tmp_path)
-    for look in LOOKS:
-        tab = opened(browser, page, look)
-        violations = {v["id"]: [n["html"][:200] for n in v["nodes"]] for v in Axe().run(tab).response["violations"]}
-        assert violations == {}, look
-        assert tab.evaluate(HIDDEN) == [], look
-        assert tab.evaluate("document.documentElement.scrollWidth") <= LOOKS[look][1], look
-        tab.close()
+    check_looks(browser, page)
     tab = browser.new_page()
     tab.goto(page.as_uri())
     sheets = printed(tab.pdf(prefer_css_page_size=True))
@@ -221,6 +241,24 @@ def test_a_page_is_accessible_hides_no_number_and_can_be_filed(kind: str, browse
     filed, rest = "".join(sheets[:2]), "".join(sheets[2:])
     assert all(title in filed for title in titles(page, "answer", "results", "setting"))
     assert not [title for title in titles(page, "setting") if title in rest.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SINGLE)
+def test_a_page_of_sites_or_rounds_is_accessible_and_hides_no_number(kind: str, browser: Any, tmp_path: Path) -> None:
+    check_looks(browser, SINGLE[kind](tmp_path))
+
+
+def check_looks(browser: Any, page: Path) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    for look in LOOKS:
+        tab = opened(browser, page, look)
+        violations = {v["id"]: [n["html"][:200] for n in v["nodes"]] for v in Axe().run(tab).response["violations"]}
+        assert violations == {}, look
+        assert tab.evaluate(HIDDEN) == [], look
+        assert tab.evaluate("document.documentElement.scrollWidth") <= LOOKS[look][1], look
+        tab.close()
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from fedaudit.results import (
     SharedRecord,
 )
 from fedaudit.results.findings import Record
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput
 from tests.conftest import Command, refused
@@ -310,9 +311,25 @@ def test_an_audit_is_not_overwritten(audit, tmp_path, command: Command, out, say
     assert (audit / "results.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("names", [["kl", "A1"], CLIENTS, ["server", "north (old)"]])
+def test_who_the_adversary_is_is_shared_by_number_alone(audit, tmp_path, command: Command, names):
+    told = AuditResult.load(audit / "results.json")
+    threat = ThreatModel(adversary="client", clients=[0, 1])
+    who = told.adversary.model_copy(update={"summary": threat.in_words(names=dict(enumerate(names)))})
+    recording = RecordingRecord(clients=names, facts="unverified", notes=[])
+    federation = told.federations[0].model_copy(update={"recording": recording})
+    told.model_copy(update={"adversary": who, "federations": [federation]}).save(audit / "results.json")
+    assert all(f"({name})" in who.summary for name in names)
+    done = command("share", audit, "--out", tmp_path / "lyon")
+    assert done.code == 0, done
+    shared = AuditResult.load(tmp_path / "lyon" / "results.json")
+    assert shared.adversary.summary == threat.in_words()
+
+
 def test_a_shared_version_is_not_shared_again(audit, tmp_path, command: Command):
     command("share", audit, "--out", tmp_path / "lyon")
     refused(command("share", tmp_path / "lyon", "--out", tmp_path / "again"), "is a shared version already")
+    refused(command("verify", tmp_path / "lyon"), "is a shared version, without what its numbers follow from")
 
 
 def test_words_of_our_own_are_no_names(tmp_path):

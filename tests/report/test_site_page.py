@@ -53,7 +53,10 @@ def hundred() -> list[SiteRound]:
 
 def test_the_headline_says_what_was_found_in_how_many_rounds_and_what_was_done():
     assert headline(hundred()) == "Alarms in 3 of 100 rounds (invg): 1 left nevertheless, 1 clipped, 1 refused."
-    assert headline([one(0), one(1, "quiet")]) == "No alarm in 2 rounds."
+    assert headline([one(1, "quiet"), one(2, "quiet")]) == "No alarm in 2 rounds."
+    assert headline([one(0), one(1, "quiet")]) == "No alarm in 2 rounds; of 1 the update was checked."
+    models = "No update was checked in 2 rounds; the models that came in raised no alarm."
+    assert headline([one(0), one(1, "unable")]) == models
     assert headline([one(0, done="stopped"), one(1, "quiet")]).endswith("budget is spent: 1 update not sent.")
     nothing = SiteRound(time=NOW, job="j", site="s", checks={"invg": CheckRecord(outcome="unable")})
     assert headline([nothing]) == "Nothing could be checked in 1 round."

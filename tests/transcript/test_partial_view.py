@@ -339,6 +339,17 @@ def test_a_recording_is_cut_in_the_same_way(tmp_path):
             assert "client 1 (site-1) aggregates round 1" in result.adversary.summary
 
 
+def test_an_update_outside_of_the_part_that_contradicts_its_facts_is_said_in_words():
+    four = {**SWARM, "federations": [{**SWARM["federations"][0], "clients": 4, "examples": 4}]}
+    recording = fedaudit.simulate(four, progress=False)
+    wrong = altered(recording.transcript, "two collude")  # whose sum is as it was, but of the last round
+    threat = {"adversary": "client", "clients": [0, 1]}
+    audit = fedaudit.audit_transcript(Recording(wrong, recording.truth), ["labels"], threat=threat, progress=False)
+    assert audit.result.federations[0].replay_error > 0.1
+    assert [(f.round, f.client) for f in audit.result.findings] == [(0, 2), (1, 2), (2, 2)]
+    assert any("other updates than those that travelled" in a for s in audit.result.summaries for a in s.advice)
+
+
 GAN = {"algorithm": "fedavg", "local_steps": 1, "malicious": {"name": "gan", "lacks": [3]}}
 BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"adversary": "client", "clients": [4]}, {}, "there is no client 4; they are 0 to 3"),

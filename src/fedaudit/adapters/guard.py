@@ -271,7 +271,14 @@ class SiteGuard:
         return why is not None
 
     def releases(
-        self, key: Key, who: str, index: int | None, read: Callable[[], Passing], came: Came | None = None
+        self,
+        key: Key,
+        who: str,
+        index: int | None,
+        read: Callable[[], Passing],
+        came: Came | None = None,
+        through: Sequence[Filter] = (),
+        elements: int | None = None,
     ) -> Decision:
         """Play what is due on an update that is about to leave, write it down, and return what becomes of it.
 
@@ -280,6 +287,7 @@ class SiteGuard:
             index: of the round, from 0; None: nobody says.
             read: returns the update; what it raises is why that can't be audited.
             came: what was made of the model that came in.
+            through, elements: as of :meth:`stops`, for an update that can't be read.
         """
         began = perf_counter()
         self._check()
@@ -310,7 +318,10 @@ class SiteGuard:
         )
         began = perf_counter()
         draw = bool(line.alarms) or line.done != "left" or kept.plan.draws(line.trained)
-        done = self._end(who, line, passing, draw=draw)
+        if passing is not None:
+            through = [*passing.went_through, *passing.goes_through]
+            elements = sum(value.numel() for value in passing.state.values())
+        done = self._end(who, line, through, elements, draw=draw)
         kept.plan.writing = perf_counter() - began
         kept.plan.drawing = kept.plan.writing if draw else kept.plan.drawing
         kept.plan.end(line, spent - judged.seconds)
@@ -365,10 +376,16 @@ class SiteGuard:
 
     # --- what is written down ---------------------------------------------------------------------------------------
 
-    def _end(self, who: str, line: SiteRound, passing: Passing | None = None, *, draw: bool = True) -> Done:
+    def _end(
+        self,
+        who: str,
+        line: SiteRound,
+        through: Sequence[Filter] = (),
+        elements: int | None = None,
+        *,
+        draw: bool = True,
+    ) -> Done:
         """Write a round down, before its update leaves; return what becomes of that."""
-        through = [*passing.went_through, *passing.goes_through] if passing is not None else []
-        elements = sum(value.numel() for value in passing.state.values()) if passing is not None else 0
         ended = self._book.end(line, through, elements, draw=draw)
         if ended.why:
             self._log.warning("fedaudit guard: %s: not sent: %s", who, ended.why)

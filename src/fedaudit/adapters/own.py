@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedaudit.modalities.packed import packed_alone
@@ -49,6 +50,7 @@ def _made(given: Any, what: str) -> Any:
     if isinstance(found, nn.Module | tuple | list) or not callable(found):
         return found
     try:
-        return found()
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # the site's training draws as without
+            return found()
     except Exception as error:
         raise BadInput(f"{what} '{given}' can't be called without arguments: {type(error).__name__}: {error}") from None

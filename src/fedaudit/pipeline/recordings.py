@@ -349,7 +349,7 @@ def _repeated(
     None where it can't be done or diverges. What it is a difference to is ``sent``, if that isn't ``start``.
     """
     training, key, info = update.training, (index, update.client), transcript.task_info
-    if training is None:
+    if training is None or not (key in truth.seen or key in truth.inputs):  # or of no update that the adversary reads
         return None
     inputs, targets = truth.seen.get(key) or (info.normalise(truth.inputs[key]), truth.labels[key])
     sizes = [p.examples for step in training.passes for p in step] or list(training.batch_sizes)

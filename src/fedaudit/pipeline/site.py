@@ -23,6 +23,7 @@ from fedaudit.utils.bounds import SITE, opened, shown
 from fedaudit.utils.errors import BadInput
 
 FILE = "guard.jsonl"
+_SAME = 1e-6  # by which an ε may differ that is computed again
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -40,9 +41,13 @@ class Written:
     rounds: list[SiteRound]
     torn: int
 
+    def left(self, job: str, site: str | None) -> list[SiteRound]:
+        """Return the rounds of a job in which the site, or any, sent an update."""
+        return [one for one in self.rounds if one.done in LEFT and one.job == job and site in (None, one.site)]
+
     def sent(self, job: str, site: str | None) -> int:
         """Return how many updates a site has sent in a job; any may be one of which the line can't be read."""
-        return self.torn + sum(one.done in LEFT for one in self.rounds if one.job == job and site in (None, one.site))
+        return self.torn + len(self.left(job, site))
 
 
 def read_site(folder: Path) -> Written:
@@ -143,12 +148,12 @@ def filters_of(sanitised: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
     return filters
 
 
-def site_account(filters: Sequence[Filter], elements: int, delta: float | None) -> PrivacyAccount | None:
+def site_account(filters: Sequence[Filter], elements: int | None, delta: float | None) -> PrivacyAccount | None:
     """Return what a site's updates cost that go through these filters, as ``fedaudit ledger`` counts; None: no bound.
 
     Args:
         filters: in the order in which they work.
-        elements: of the model's whole state.
+        elements: of the model's whole state; None: not known.
         delta: in place of the settings'.
 
     Raises:
@@ -237,45 +242,68 @@ class Book:
         except Exception as error:
             return _unwritten(self.folder, error)
 
-    def end(self, line: SiteRound, through: Sequence[Filter] = (), elements: int = 0, *, draw: bool = True) -> Ended:
+    def end(
+        self, line: SiteRound, through: Sequence[Filter] = (), elements: int | None = None, *, draw: bool = True
+    ) -> Ended:
         """Write a round down, before its update leaves, and draw the page, if that is wanted."""
-        if self.folder is None:
+        if (folder := self.folder) is None:
             return Ended(line.done)
-        why = None
+        why: str | None = None
+        problems: list[str] = []
 
         def made(written: Written) -> SiteRound:
             nonlocal why
             if line.done not in LEFT or not (self.target or self.given):
                 return line
-            epsilon = self._epsilon(written, line.job, line.site, through, elements)
-            why = self._above(epsilon)
+            try:
+                epsilon = self._epsilon(written, line.job, line.site, through, elements)
+                why = self._above(epsilon)
+            except Exception as error:
+                epsilon, problem = math.inf, f"ε isn't counted: {_unwritten(folder, error)}"
+                if self.target is not None:
+                    why = problem
+                else:
+                    problems.append(problem)
             done: Done = line.done if why is None else "stopped"
             told = epsilon if why is None and epsilon < math.inf else None
             return line.model_copy(update={"done": done, "epsilon": told, "target": self.target})
 
         try:
-            line, written = append_round(self.folder, made)
+            line, written = append_round(folder, made)
         except Exception as error:
-            problem = _unwritten(self.folder, error)
+            problem = _unwritten(folder, error)
             if self.target is not None and line.done in LEFT:  # what isn't counted isn't sent
                 return Ended("stopped", f"it can't be counted: {problem}")
             return Ended(line.done, problems=(f"a round isn't written down: {problem}",))
-        if not draw:
-            return Ended(line.done, why or "")
         try:
-            write_site(written.rounds, self.folder)
+            if draw:
+                write_site(written.rounds, folder)
         except Exception as error:
-            return Ended(line.done, why or "", (f"the page isn't drawn: {_unwritten(self.folder, error)}",))
-        return Ended(line.done, why or "")
+            problems.append(f"the page isn't drawn: {_unwritten(folder, error)}")
+        return Ended(line.done, why or "", tuple(problems))
 
-    def _epsilon(self, written: Written, job: str, site: str, through: Sequence[Filter], elements: int) -> float:
+    def _epsilon(self, written: Written, job: str, site: str, through: Sequence[Filter], elements: int | None) -> float:
         """Return the ε of a site's updates in a job with another one; infinite where nothing bounds it.
 
         Raises:
-            BadInput: it can't be accounted for.
+            BadInput: it can't be accounted for, or updates left that cost more than what is known now would have.
         """
         account = site_account(through if self.given is None else self.given, elements, self.delta)
-        return math.inf if account is None else account.spent(written.sent(job, site if self.lasting else None) + 1)
+        if account is None:
+            return math.inf
+        who = site if self.lasting else None
+        spent, before = written.sent(job, who), [one.epsilon for one in written.left(job, who)]
+        if None in before:
+            raise BadInput(
+                "updates of this job left before ε was counted, and nothing says through which noise; a budget is for "
+                "a job from its first update on"
+            )
+        if max((one for one in before if one is not None), default=0.0) > (1 + _SAME) * account.spent(spent):
+            raise BadInput(
+                "updates of this job left with less noise than now, or another δ: what they cost together isn't known; "
+                "set sanitised and delta as they were"
+            )
+        return account.spent(spent + 1)
 
     def _above(self, epsilon: float) -> str | None:
         if self.target is None or epsilon <= self.target:

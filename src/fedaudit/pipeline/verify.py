@@ -224,6 +224,11 @@ def _elsewhere(stored: AuditResult) -> Iterator[tuple[str, str, str]]:
 
 def _check_place(stored: AuditResult, folder: Path) -> None:
     """Refuse what can't be derived here: no findings are kept, or other code made them."""
+    if stored.shared is not None:
+        raise BadInput(
+            f"'{folder}' is a shared version, without what its numbers follow from: ask the site to verify the whole; "
+            "whether the file was changed fedaudit join tells"
+        )
     if not (folder / "findings").is_dir():
         raise BadInput(f"'{folder}' keeps no findings: there is no folder findings in it; repeat the audit")
     if stored.digests and stored.digests.code != code_digest():

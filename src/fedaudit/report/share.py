@@ -117,8 +117,13 @@ def shareable(result: AuditResult) -> AuditResult:
             f.model_copy(update={"exposure": _large(f.exposure, _members(old))})
             for f, old in zip(cut.findings, result.findings, strict=True)
         ]
+    clients = {name for f in result.federations if f.recording is not None for name in f.recording.clients}
+    told = result.adversary.summary
+    for name in sorted(clients, key=len, reverse=True):  # beside their numbers
+        told = told.replace(f" ({name})", "")
     return cut.model_copy(
         update={
+            "adversary": cut.adversary.model_copy(update={"summary": told}),
             "scenario": {"evaluation": {"what_if": True}} if what_if else {},
             "model": cut.model.model_copy(update={"trained": state}),
             "attacks": [a.model_copy(update={"settings": settings[a.name]}) for a in cut.attacks],

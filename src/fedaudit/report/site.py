@@ -88,8 +88,14 @@ def headline(rounds: Sequence[SiteRound]) -> str:
     stopped = sum(one.done == "stopped" for one in rounds)
     spent = f" The privacy budget is spent: {count(stopped)} {noun(stopped, 'updates')} not sent." if stopped else ""
     if not alarms:
-        if any(check.outcome == "quiet" for one in rounds for check in one.checks.values()):
+        played = [{name for name, check in one.checks.items() if check.outcome == "quiet"} for one in rounds]
+        of_updates = sum(bool(names - {"received"}) for names in played)
+        if of_updates == len(rounds):
             return f"No alarm in {total}.{spent}"
+        if of_updates:
+            return f"No alarm in {total}; of {count(of_updates)} the update was checked.{spent}"
+        if any(played):
+            return f"No update was checked in {total}; the models that came in raised no alarm.{spent}"
         return f"Nothing could be checked in {total}.{spent}"
     by = Counter(name for one in alarms for name in one.alarms)
     names = ", ".join(_NAMES.get(name, name) for name, _ in by.most_common())

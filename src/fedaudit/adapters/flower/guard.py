@@ -93,7 +93,7 @@ class Guard(SiteGuard):
             name, folder = f"node-{context.node_id}", f"round-{index + 1}-node-{context.node_id}"
             return Passing(weights, state, seen, "weights", name, folder, follows=False, went_through=mods)
 
-        decision = self.releases(key, who, index, passing, came)
+        decision = self.releases(key, who, index, passing, came, mods, _elements(reply.content))
         self._save(kept, context)
         if decision.reason:
             return refusal(decision.reason, msg)

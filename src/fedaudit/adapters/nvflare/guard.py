@@ -105,7 +105,9 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
             return self._passing(shareable, fl_ctx, seen, received, index)
 
         with no_validation():  # the process trains on after the audit
-            decision = self.releases(key, _who(fl_ctx, index), index, passing, _came.pop(key, None))
+            before, after = filters_around(fl_ctx, type(self).__name__)
+            who, came = _who(fl_ctx, index), _came.pop(key, None)
+            decision = self.releases(key, who, index, passing, came, [*before, *after])
         if decision.reason:
             raise ContentBlockedException(decision.reason)
         return _scaled(shareable, passing(), decision) if decision.done == "clipped" else shareable
