@@ -446,3 +446,29 @@ def test_a_contradiction_of_a_version_that_asked_for_no_rounding_is_computed_aga
     # what this version wrote says of itself that rounding was asked for
     write_replay(tmp_path / "r", header.id, {(0, 0): Replay(0.4)})
     assert read_replay(tmp_path / "r", header.id) == {(0, 0): Replay(0.4)}
+
+
+def test_what_a_full_disk_cut_short_is_left_out_and_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedaudit.transcript import files
+
+    recorder, state, whole, left = Recorder(tmp_path / "r"), Net().state_dict(), files.write, [3]
+
+    def write(file: Any, parts: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            file.write(b"a beginning")
+            raise OSError(28, "No space left on device")
+        whole(file, parts)
+
+    monkeypatch.setattr(files, "write", write)
+    for room in (3, 1, 0, 3):  # the round's model and two updates; the model alone; nothing
+        left[0] = room
+        with contextlib.suppress(BadInput):
+            recorder.begin_round(state)
+        for client in range(2):
+            with contextlib.suppress(BadInput):
+                recorder.update(client, state)
+        recorder.end_round()
+    rounds = Transcript.load(tmp_path / "r", Net(), task={"input_shape": (1, 8, 8)}).rounds
+    assert [(one.index, len(one.updates)) for one in rounds] == [(0, 2), (3, 2)]
+    assert {int(path.name[6:11]) for path in (tmp_path / "r").glob("round-*")} == {0, 3}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -204,18 +205,22 @@ class Writer:
         self.write_header()
 
     def write_tensors(self, file: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a file of the open round.
+        """Write a file of the open round; of one that can't be written nothing stays.
 
         Raises:
             OSError, ValueError: it can't be written.
         """
-        with (self.folder / file).open("wb") as opened:
-            write(opened, pieces({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+        try:
+            with (self.folder / file).open("wb") as opened:
+                write(opened, pieces({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+        except OSError:
+            self._remove(file)
+            raise
         self._beside = self._beside or ThreadPoolExecutor(1)
         self._digests[file] = self._beside.submit(file_sha256, self.folder / file)
 
     def close_round(self, entry: RoundEntry | None) -> None:
-        """Write the index of the round to which the files belong that were written; None leaves it out.
+        """Write the index of the round to which the files belong that were written; None leaves it and them out.
 
         Raises:
             OSError: it can't be written.
@@ -225,6 +230,7 @@ class Writer:
             self._beside.shutdown()
             self._beside = None
         if entry is None:
+            self._remove(*digests)
             return
         entry.files = {file: digest.result() for file, digest in digests.items()}
         entry.before = self._before
@@ -252,6 +258,11 @@ class Writer:
             OSError: it can't be written.
         """
         self._write(INDEX, self.header)
+
+    def _remove(self, *files: str) -> None:
+        for file in files:
+            with suppress(OSError):
+                (self.folder / file).unlink()
 
     def _write(self, file: str, what: Header | RoundEntry, about: str = "") -> str | None:
         what.digest = blank()
