@@ -232,7 +232,7 @@ def test_two_sites_from_the_guard_to_the_joined_page(tmp_path, monkeypatch, comm
     assert "not recorded" not in python(tmp_path, "job.py", timeout=500)
     (policy,) = (tmp_path / "exported").rglob("meta.json")
     told = command("ledger", str(policy.parent), "--rounds", "2", "--parameters", "5210", "--json")
-    promised = json.loads(told.out)[0]["epsilon"]
+    promised = json.loads(told.out)[0]["clients"][0]["curve"][-1][1]
     pages = list(tmp_path.rglob("guard.html"))
     written = [line for page in pages for line in read_site(page.parent).rounds]
     audits = []
