@@ -220,7 +220,12 @@ class Writer:
         self._digests[file] = self._beside.submit(file_sha256, self.folder / file)
 
     def close_round(self, entry: RoundEntry | None) -> None:
-        """Write the index of the round to which the files belong that were written; None leaves it and them out.
+        """Write the index of the round to which the files belong that were written.
+
+        Of a round without an index nothing stays.
+
+        Args:
+            entry: of the round; None leaves it out.
 
         Raises:
             OSError: it can't be written.
@@ -234,9 +239,13 @@ class Writer:
             return
         entry.files = {file: digest.result() for file, digest in digests.items()}
         entry.before = self._before
-        self.write_header()  # what was learnt of the task
         file = round_file(entry.index)
-        self._before = self.header.last = self._write(file, entry, f"{self.header.id}/{file}")
+        try:
+            self.write_header()  # what was learnt of the task
+            self._before = self.header.last = self._write(file, entry, f"{self.header.id}/{file}")
+        except OSError:
+            self._remove(file, *digests)
+            raise
         self.write_header()
 
     def write_part(self, part: TranscriptPart, tensors: Mapping[str, Tensor], entry: BaseModel | None = None) -> None:
