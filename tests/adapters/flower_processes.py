@@ -44,11 +44,11 @@ class Deployment:
                     "--port", str(self.port))  # fmt: skip
         _wait(lambda: _answers(self.port), 60, "the SuperLink doesn't listen", self)
 
-    def _start(self, log: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(self, log: str, program: str, *arguments: str, folder: Path | None = None) -> subprocess.Popen[bytes]:
         with (self.folder / f"{log}.log").open("ab") as file:
             return subprocess.Popen(
                 [str(BIN / program), *arguments],
-                cwd=self.folder,
+                cwd=folder or self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -56,11 +56,12 @@ class Deployment:
                 start_new_session=True,
             )
 
-    def join(self, partition: int, partitions: int) -> None:
-        """Start the SuperNode of a partition."""
+    def join(self, partition: int, partitions: int, folder: Path | None = None) -> None:
+        """Start the SuperNode of a partition; ``folder``: in which it works, where that isn't the deployment's."""
         self.nodes[partition] = self._start(
             f"node-{partition}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}",
             "--port", str(_free_port()), "--node-config", f"partition-id={partition} num-partitions={partitions}",
+            folder=folder,
         )  # fmt: skip
 
     def kill(self, partition: int) -> None:
@@ -96,7 +97,7 @@ class Deployment:
     def end(self) -> None:
         """Kill every process of this deployment, and wait until they are gone."""
         for _ in range(100):
-            pids = list(_marked(self.token))
+            pids = list(marked(self.token))
             if not pids:
                 break
             for pid in pids:
@@ -121,7 +122,7 @@ def deployment(folder: Path, nodes: int = 2) -> Iterator[Deployment]:
         made.end()
 
 
-def _marked(token: str) -> Iterator[int]:
+def marked(token: str) -> Iterator[int]:
     """Yield the processes, but zombies, that have the token in their environment."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

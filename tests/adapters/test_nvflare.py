@@ -204,6 +204,68 @@ def test_the_example_of_monai_is_recorded_and_replayed_to_the_same_bits(tmp_path
     assert (federation["recording"]["facts"], federation["replay_error"]) == ("verified", 0.0)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_sites_from_the_guard_to_the_joined_page(tmp_path, monkeypatch, command):
+    """Guards with a budget and their pages, the job's ledger, audits of the recordings by who sees a part, one page."""
+    older = "model" not in inspect.signature(FedAvgRecipe.__init__).parameters  # 2.7.0
+    noisy = """    guard = GuardFilter(target_epsilon=1e6)
+    recipe.add_client_input_filter(guard, tasks=["train"])
+    recipe.add_client_output_filter(guard, tasks=["train"])
+    record ="""
+    job = [("import RecorderFilter", "import GuardFilter, RecorderFilter"), ("    record =", noisy)]
+    job += [
+        (
+            "    recipe.execute",
+            f"""    from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+
+    recipe.add_client_output_filter(SVTPrivacy(), tasks=["train"])  # after the recorder: what follows can be replayed
+    recipe.export("{tmp_path / "exported"}")
+    recipe.execute""",
+        )
+    ]
+    write_job(
+        tmp_path,
+        job=job + ([("model=", "initial_model=")] if older else []),
+        train=[("    optimiser =", f"{VALIDATE}    optimiser =")],
+    )
+    assert "not recorded" not in python(tmp_path, "job.py", timeout=500)
+    (policy,) = (tmp_path / "exported").rglob("meta.json")
+    told = command("ledger", str(policy.parent), "--rounds", "2", "--parameters", "5210", "--json")
+    promised = json.loads(told.out)[0]["clients"][0]["curve"][-1][1]
+    pages = list(tmp_path.rglob("guard.html"))
+    written = [line for page in pages for line in read_site(page.parent).rounds]
+    audits = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for number, name in ((1, "berlin"), (2, "paris")):
+        lines = [line for line in written if line.site == f"site-{number}"]
+        assert [(line.index, line.done) for line in lines] == [(0, "left"), (1, "left")]
+        assert [line.checks["received"].outcome for line in lines] == ["quiet", "quiet"]
+        assert lines[0].checks["invg"].outcome in ("quiet", "alarm")
+        assert "no held-out examples" not in lines[1].checks["members"].text
+        assert lines[1].epsilon == pytest.approx(promised, rel=1e-6)
+        assert any(f"site-{number}" in page.read_text() for page in pages)
+        recording = tmp_path / "recordings" / "simulate_job" / f"site-{number}"
+        words = ["attack", recording, "--model", "net:Net", "--attack", "labels", "--attack", "invg", "--no-controls"]
+        words += ["--set", "iterations=20", "--set", "threat.rounds=[1]", "--out", f"{name}-audit"]
+        try:
+            done = command(*map(str, words))
+        finally:
+            sys.modules.pop("net", None)
+        assert done.code in (0, None), done
+        audits.append(json.loads((tmp_path / f"{name}-audit" / "results.json").read_text()))
+        done = command("share", f"{name}-audit", "--out", name, "--truth", str(recording / "truth"))
+        assert done.code in (0, None), done
+    for audit in audits:
+        assert {finding["round"] for finding in audit["findings"]} == {1}, "it came late"
+        assert audit["federations"][0]["recording"]["facts"] == "verified"
+    done = command("join", "berlin", "paris", "--out", "joined")
+    assert done.code in (0, None), done
+    joined = json.loads((tmp_path / "joined" / "joined.json").read_text())
+    assert [one["site"] for one in joined["sites"]] == ["berlin", "paris"]
+
+
 SEVERAL_NET = """
 import torch
 from torch import nn

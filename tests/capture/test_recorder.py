@@ -24,6 +24,7 @@ from fedaudit.capture.capture import Capture
 from fedaudit.transcript.files import REPLAY, read_header, read_replay, write_replay
 from fedaudit.transcript.secure_sum import sums_only
 from fedaudit.transcript.update import Replay
+from fedaudit.utils import integrity, tensor_files
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.integrity import blank, sealed
 from tests.capture.recording_cases import MEAN, STD, Net, audited, federation, held, train
@@ -446,3 +447,39 @@ def test_a_contradiction_of_a_version_that_asked_for_no_rounding_is_computed_aga
     # what this version wrote says of itself that rounding was asked for
     write_replay(tmp_path / "r", header.id, {(0, 0): Replay(0.4)})
     assert read_replay(tmp_path / "r", header.id) == {(0, 0): Replay(0.4)}
+
+
+def test_what_a_full_disk_cut_short_is_left_out_and_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, state, left = Recorder(tmp_path / "r"), Net().state_dict(), [3]
+
+    def write(file: Any, parts: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            file.write(b"a beginning")
+            raise OSError(28, "No space left on device")
+        tensor_files.write(file, parts)
+
+    def write_whole(path: Path, data: bytes) -> None:
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        integrity.write_whole(path, data)
+
+    monkeypatch.setattr("fedaudit.transcript.files.write", write)
+    monkeypatch.setattr("fedaudit.transcript.files.write_whole", write_whole)
+    for room in (3, 1, 0, 3):  # the round's model and two updates; the model alone; nothing
+        left[0] = room
+        with contextlib.suppress(BadInput):
+            recorder.begin_round(state)
+        for client in range(2):
+            with contextlib.suppress(BadInput):
+                recorder.update(client, state)
+        recorder.end_round()
+    left[0] = 3
+    recorder.begin_round(state)
+    recorder.update(0, state)
+    left[0] = -1
+    with pytest.raises(BadInput, match="No space left"):
+        recorder.end_round()
+    rounds = Transcript.load(tmp_path / "r", Net(), task={"input_shape": (1, 8, 8)}).rounds
+    assert [(one.index, len(one.updates)) for one in rounds] == [(0, 2), (3, 2)]
+    assert {int(path.name[6:11]) for path in (tmp_path / "r").glob("round-*")} == {0, 3}

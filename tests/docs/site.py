@@ -31,6 +31,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "your-own-loop",
             "flower",
             "nvflare",
+            "week-at-a-site",
             "guard",
             "join",
         ),

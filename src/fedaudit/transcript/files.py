@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -204,18 +205,27 @@ class Writer:
         self.write_header()
 
     def write_tensors(self, file: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a file of the open round.
+        """Write a file of the open round; of one that can't be written nothing stays.
 
         Raises:
             OSError, ValueError: it can't be written.
         """
-        with (self.folder / file).open("wb") as opened:
-            write(opened, pieces({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+        try:
+            with (self.folder / file).open("wb") as opened:
+                write(opened, pieces({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+        except OSError:
+            self._remove(file)
+            raise
         self._beside = self._beside or ThreadPoolExecutor(1)
         self._digests[file] = self._beside.submit(file_sha256, self.folder / file)
 
     def close_round(self, entry: RoundEntry | None) -> None:
-        """Write the index of the round to which the files belong that were written; None leaves it out.
+        """Write the index of the round to which the files belong that were written.
+
+        Of a round without an index nothing stays.
+
+        Args:
+            entry: of the round; None leaves it out.
 
         Raises:
             OSError: it can't be written.
@@ -225,12 +235,17 @@ class Writer:
             self._beside.shutdown()
             self._beside = None
         if entry is None:
+            self._remove(*digests)
             return
         entry.files = {file: digest.result() for file, digest in digests.items()}
         entry.before = self._before
-        self.write_header()  # what was learnt of the task
         file = round_file(entry.index)
-        self._before = self.header.last = self._write(file, entry, f"{self.header.id}/{file}")
+        try:
+            self.write_header()  # what was learnt of the task
+            self._before = self.header.last = self._write(file, entry, f"{self.header.id}/{file}")
+        except OSError:
+            self._remove(file, *digests)
+            raise
         self.write_header()
 
     def write_part(self, part: TranscriptPart, tensors: Mapping[str, Tensor], entry: BaseModel | None = None) -> None:
@@ -252,6 +267,11 @@ class Writer:
             OSError: it can't be written.
         """
         self._write(INDEX, self.header)
+
+    def _remove(self, *files: str) -> None:
+        for file in files:
+            with suppress(OSError):
+                (self.folder / file).unlink()
 
     def _write(self, file: str, what: Header | RoundEntry, about: str = "") -> str | None:
         what.digest = blank()
