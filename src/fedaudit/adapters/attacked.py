@@ -127,6 +127,10 @@ def attacked(
             text=f"{row.verdict}{psnr}",
             seconds=took[row.attack] + beside,
         )
+    found = {
+        name: check.model_copy(update={"outcome": "not played"}) if check.text == "not applicable" else check
+        for name, check in found.items()
+    }
     if audit.exceeded:
         return found
     if all(row.verdict == "not applicable" for row in result.summaries):
@@ -142,10 +146,7 @@ def attacked(
     if unable:
         limit = f"the limit on {unable[0].metric}" if unable[0].verdict is None else "fail_on"
         raise BadInput(f"{limit} can't be exceeded by what ran: {unable[0].reason}")
-    return {
-        name: check.model_copy(update={"outcome": "not played"}) if check.text == "not applicable" else check
-        for name, check in found.items()
-    }
+    return found
 
 
 def uncalibrated(attack: str | dict[str, Any]) -> dict[str, Any]:

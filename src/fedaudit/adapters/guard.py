@@ -177,7 +177,7 @@ class SiteGuard:
         self._told: set[str] = set()
         self._checked = False
         went_through = filters_of(sanitised)
-        folder = None if out is None else Path(out)
+        folder = None if out is None else Path(out).absolute()  # wherever a training goes
         self._book = Book(folder, target_epsilon, delta, went_through, self._lasting)
         self._checks = Checks(
             attacks=_named(self.attacks),

@@ -272,7 +272,7 @@ def _told(kind: str, group: list[AttackSummary]) -> Told:
 
 
 def _epsilon(result: AuditResult, used: list[str]) -> tuple[float | None, float | None, str]:
-    """Return the largest ε that was demonstrated, what is claimed beside it, and whom it protects."""
+    """Return an ε that was shown, what is claimed, and whom that protects: a broken promise, or else the largest."""
     found: list[tuple[float | None, float | None, str]] = []
     for one in (f for f in result.findings if f.federation in used):
         if one.epsilon:
@@ -283,7 +283,12 @@ def _epsilon(result: AuditResult, used: list[str]) -> tuple[float | None, float 
     if not found:
         promised = [f.course.epsilon_pld for f in result.federations if f.name in used and f.course]
         return None, max((p for p in promised if p is not None), default=None), ""
-    return max(found, key=lambda one: -1.0 if one[0] is None else one[0])
+
+    def worse(one: tuple[float | None, float | None, str]) -> tuple[bool, float]:
+        shown, claimed, _ = one
+        return shown is not None and claimed is not None and shown > claimed, -1.0 if shown is None else shown
+
+    return max(found, key=worse)
 
 
 def _things(results: Sequence[AuditResult]) -> str:
