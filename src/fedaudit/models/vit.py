@@ -120,8 +120,8 @@ for _name, _summary, _paper, _width, _more in (
     (
         "vit-adapters",
         "four layers, of which an adapter each and the last layer are trained",
-        "after Houlsby et al. 2019, Parameter-efficient transfer learning (ICML), one adapter a block as in Pfeiffer et "
-        "al. 2021, AdapterFusion (EACL)",
+        "after Houlsby et al. 2019, Parameter-efficient transfer learning (ICML), one adapter a block as in "
+        "Pfeiffer et al. 2021, AdapterFusion (EACL)",
         _ADAPTED["width"],
         {"adapted": True},
     ),

@@ -112,7 +112,8 @@ class PeftLeakServer(ServerBehaviour):
         if model.token.embedding_dim < least:
             raise BadInput(
                 f"peftleak needs room in an embedding for a patch's {entries.pixels.stop} numbers, "
-                f"{model.position.num_embeddings} positions and a code; set model.width to {ceil(least / 64) * 64} at least"
+                f"{model.position.num_embeddings} positions and a code; set model.width to {ceil(least / 64) * 64} "
+                "or more"
             )
         if not plan.sends_gradient:
             raise BadInput("peftleak reads gradients, and clients send weights; set algorithm: fedsgd")
@@ -301,8 +302,8 @@ class PeftLeak(ClosedForm):
         progress(2, 2)
         held = sum(map(len, images))
         notes = (
-            f"{hit} bins were hit, and {len(found.tokens)} hold one patch; {held} of {count * positions} patches are in "
-            f"{len(images)} images, the other ones stay at the mean",
+            f"{hit} bins were hit, and {len(found.tokens)} hold one patch; {held} of {count * positions} patches are "
+            f"in {len(images)} images, the other ones stay at the mean",
         )
         return self._returned(observation, inputs.flatten(1), labels, None, notes)
 
