@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import ImageFinding, make_attack
+from fedaudit.models.vit import AdaptedBlock, ViT
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.transcript.observation import Observation
@@ -53,10 +54,12 @@ def test_of_a_batch_those_patches_come_out_that_are_alone_between_two_edges():
     recording = played(made)
     (seen,) = seen_in(made, recording)
     found = make_attack("peftleak")(seen)
+    assert isinstance(found, ImageFinding)
     weights, model, info = seen.single().weights, recording.transcript.module, recording.transcript.task_info
+    assert isinstance(model, ViT)
     model.load_state_dict(weights)
     caught: list[Tensor] = []
-    downs = [block.adapter.down for block in list(model.blocks)[:-1]]
+    downs = [b.adapter.down for b in model.blocks if isinstance(b, AdaptedBlock)][:-1]
     handles = [down.register_forward_pre_hook(lambda _, args: caught.append(args[0].detach())) for down in downs]
     true, labels = examples(recording)
     model(info.normalise(true))

@@ -102,20 +102,18 @@ class ViT(nn.Module):
         return torch.as_tensor(self.fc(self.norm(x)[:, 0]))
 
 
-for _name, _summary, _paper, _width, _more in (
+for _name, _summary, _paper, _width in (
     (
         "vit",
         "a two-layer vision transformer with a class token, LayerNorm before attention",
         "after Dosovitskiy et al. 2021, An image is worth 16x16 words (ICLR)",
         _WIDTH,
-        {},
     ),
     (
         "vit-plain",
         "the same without shortcuts, LayerNorm behind attention, patches without bias",
         "after Lu et al. 2022, APRIL (CVPR), Figure 1 (A)",
         _WIDTH,
-        {"plain": True},
     ),
     (
         "vit-adapters",
@@ -123,7 +121,8 @@ for _name, _summary, _paper, _width, _more in (
         "after Houlsby et al. 2019, Parameter-efficient transfer learning (ICML), one adapter a block as in "
         "Pfeiffer et al. 2021, AdapterFusion (EACL)",
         _ADAPTED["width"],
-        {"adapted": True},
     ),
 ):
-    MODELS.register(_name, _summary, input="image", min_size=2, width=_width, paper=_paper)(partial(ViT, **_more))
+    MODELS.register(_name, _summary, input="image", min_size=2, width=_width, paper=_paper)(
+        partial(ViT, plain=_name == "vit-plain", adapted=_name == "vit-adapters")
+    )

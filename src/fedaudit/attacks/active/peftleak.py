@@ -303,7 +303,7 @@ class PeftLeak(ClosedForm):
         held = sum(map(len, images))
         notes = (
             f"{hit} bins were hit, and {len(found.tokens)} hold one patch; {held} of {count * positions} patches are "
-            f"in {len(images)} images, the other ones stay at the mean",
+            f"in {len(images)} images, and the others stay at the mean",
         )
         return self._returned(observation, inputs.flatten(1), labels, None, notes)
 
