@@ -75,6 +75,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "seer", "steps": 2}}],
         "threat": {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 100},
     },
+    "peftleak": {
+        "model": {"name": "vit-adapters", "width": 64},
+        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": "peftleak"}],
+        "threat": {"adversary": "malicious-server"},
+    },
     "decepticons": {
         "data": {"name": "notes"},
         "model": {"name": "encoder", "width": 64},

@@ -111,6 +111,7 @@ ELSEWHERE = {
     "imprint",
     "fishing",
     "trap-weights",
+    "peftleak",
     "seer",
     "loki",
     "cafe",

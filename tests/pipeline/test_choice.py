@@ -22,7 +22,7 @@ from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.registry import Entry
 
 STEPS: dict[str, Any] = {"algorithm": "fedavg", "local_steps": 2}
-SERVERS = ("imprint", "fishing", "loki", "trap-weights", "seer")
+SERVERS = ("imprint", "fishing", "loki", "trap-weights", "seer", "peftleak")
 RECORDS: dict[str, Any] = {"records": 20}
 HIDDEN: dict[str, Any] = {"records": 20, "hidden_attribute": "sex"}
 PUBLIC: dict[str, Any] = {"knows_public_data": True, "public_examples": 20}

@@ -6,6 +6,7 @@ from fedaudit.attacks.active.imprint import Imprint
 from fedaudit.attacks.active.fishing import Fishing
 from fedaudit.attacks.active.loki import Loki
 from fedaudit.attacks.active.trap_weights import TrapWeights
+from fedaudit.attacks.active.peftleak import PeftLeak
 from fedaudit.attacks.active.seer import Seer
 from fedaudit.attacks.analytic.exact_linear import ExactLinear, ExactLinearRows
 from fedaudit.attacks.analytic.spear import Spear, SpearRows
@@ -126,6 +127,7 @@ __all__ = [
     "NormScoring",
     "NotApplicable",
     "Observation",
+    "PeftLeak",
     "PropertyFinding",
     "PropertyInference",
     "RGap",

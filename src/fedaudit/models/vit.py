@@ -9,16 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.models.families import MODELS
-from fedaudit.models.transformer import Block, SelfAttention
+from fedaudit.models.transformer import Block, SelfAttention, ZeroLinear
 
 _WIDTH = 128
 _DEPTH = 2
 _ALONG = 8  # patches along a side, at most
+_ADAPTED = {"width": 256, "depth": 4, "along": 4}  # the same of a network with adapters
+_REDUCED = 2  # how many times narrower an adapter is than what it gets
 
 
-def _patch(side: int) -> int:
-    """Return a patch's side: the least from 2 on that divides the image's and gives at most eight patches along it."""
-    return next((k for k in range(2, side) if side % k == 0 and k * _ALONG >= side), side)
+def _patch(side: int, along: int) -> int:
+    """Return a patch's side: the least from 2 on that divides the image's and gives at most so many along it."""
+    return next((k for k in range(2, side) if side % k == 0 and k * along >= side), side)
 
 
 class PlainBlock(nn.Module):
@@ -36,24 +38,59 @@ class PlainBlock(nn.Module):
         return torch.as_tensor(self.out(nn.functional.gelu(self.hidden(x))))
 
 
+class Adapter(nn.Module):
+    """A bottleneck beside the identity, h + U·ReLU(D·h + a) + b; U and b start at zero (Houlsby et al. 2019)."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, rank), ZeroLinear(rank, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (…, width) for (…, width)."""
+        return torch.add(x, self.up(torch.relu(self.down(x))))
+
+
+class AdaptedBlock(Block):
+    """A block with an adapter behind its fully connected layers, before what came in is added."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 0.0, 0)
+        self.adapter = Adapter(width, max(1, width // _REDUCED))
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        """Return (n, length, width) for (n, length, width)."""
+        x = x + self.attention(self.norm1(x), seen)
+        return torch.add(x, self.adapter(self.out(nn.functional.gelu(self.hidden(self.norm2(x))))))
+
+
 class ViT(nn.Module):
     """Images (n, channels, height, width) to logits (n, outputs), read at the class token.
 
     With ``plain`` blocks the first attention receives the embedded patches and their positions as they are, and the
-    patches are cut out first, then embedded by a fully connected layer without a bias.
+    patches are cut out first, then embedded by a fully connected layer without a bias. With ``adapted`` blocks only
+    adapters and the last layer are trained.
     """
 
-    def __init__(self, shape: tuple[int, ...], outputs: int, width: int, *, plain: bool) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], outputs: int, width: int, *, plain: bool = False, adapted: bool = False
+    ) -> None:
         super().__init__()
-        sides = (_patch(shape[1]), _patch(shape[2]))
+        along, depth = (_ADAPTED["along"], _ADAPTED["depth"]) if adapted else (_ALONG, _DEPTH)
+        sides = (_patch(shape[1], along), _patch(shape[2], along))
         self.cut = nn.Unfold(sides, stride=sides) if plain else nn.Conv2d(shape[0], width, sides, stride=sides)
         self.embed = nn.Linear(shape[0] * prod(sides), width, bias=False) if plain else nn.Identity()
         self.token = nn.Embedding(1, width)
         count = prod(side // patch for side, patch in zip(shape[1:], sides, strict=True))
         self.position = nn.Embedding(count + 1, width)
-        self.blocks = nn.ModuleList(PlainBlock(width) if plain else Block(width, 0.0, 0) for _ in range(_DEPTH))
+        made = AdaptedBlock if adapted else PlainBlock if plain else partial(Block, dropout=0.0, rank=0)
+        self.blocks = nn.ModuleList(made(width) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.fc = nn.Linear(width, outputs)
+        if adapted:
+            trained = [self.fc, *(part for part in self.modules() if isinstance(part, Adapter))]
+            self.requires_grad_(requires_grad=False)
+            for part in trained:
+                part.requires_grad_()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of images."""
@@ -65,18 +102,27 @@ class ViT(nn.Module):
         return torch.as_tensor(self.fc(self.norm(x)[:, 0]))
 
 
-for _name, _summary, _paper in (
+for _name, _summary, _paper, _width in (
     (
         "vit",
         "a two-layer vision transformer with a class token, LayerNorm before attention",
         "after Dosovitskiy et al. 2021, An image is worth 16x16 words (ICLR)",
+        _WIDTH,
     ),
     (
         "vit-plain",
         "the same without shortcuts, LayerNorm behind attention, patches without bias",
         "after Lu et al. 2022, APRIL (CVPR), Figure 1 (A)",
+        _WIDTH,
+    ),
+    (
+        "vit-adapters",
+        "four layers, of which an adapter each and the last layer are trained",
+        "after Houlsby et al. 2019, Parameter-efficient transfer learning (ICML), one adapter a block as in "
+        "Pfeiffer et al. 2021, AdapterFusion (EACL)",
+        _ADAPTED["width"],
     ),
 ):
-    MODELS.register(_name, _summary, input="image", min_size=2, width=_WIDTH, paper=_paper)(
-        partial(ViT, plain=_name == "vit-plain")
+    MODELS.register(_name, _summary, input="image", min_size=2, width=_width, paper=_paper)(
+        partial(ViT, plain=_name == "vit-plain", adapted=_name == "vit-adapters")
     )
