@@ -24,8 +24,8 @@ class Soteria(Sanitiser):
     """Prunes the features of greatest |rᵢ|/‖∂rᵢ/∂X‖ from the gradient of a fully connected layer (Sun et al. 2021).
 
     r is the representation: what the defended layer receives. The paper looks for r′ with ‖r − r′‖₀ ≤ ε whose image is
-    farthest from X, and finds, by r's first derivative, that rᵢ is to be zero where |rᵢ|·‖∂rᵢ/∂X‖⁻¹ is largest
-    (Section 4.2). The gradient of the layer's weights is then computed with r′: columns of zeros. Everything else, its
+    farthest from X, and finds, by r's first derivative, that rᵢ is to be zero where |rᵢ|·‖∂rᵢ/∂X‖⁻¹ is largest.
+    The gradient of the layer's weights is then computed with r′: columns of zeros. Everything else, its
     bias and the convolutions before it, is sent as it is, which is how it was broken: whoever leaves the layer out of
     the matching sees the image (Balunović et al. 2022, Section 5).
 

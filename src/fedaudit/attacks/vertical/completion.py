@@ -80,7 +80,7 @@ def mixmatch(
     share: float,
     order: Tensor,
 ) -> Tensor:
-    """Return MixMatch's loss of one step (Berthelot et al. 2019, equations 2 to 5, 7 and 8).
+    """Return MixMatch's loss of one step (Berthelot et al. 2019).
 
     Args:
         model: to logits (n, classes).
@@ -105,7 +105,7 @@ def mixmatch(
 
 @register
 class ModelCompletion(Attack):
-    """Passive label inference by model completion (Fu et al. 2022, Section 4.2).
+    """Passive label inference by model completion (Fu et al. 2022).
 
     Training leaves a party with a bottom model that tells the labels in part. It puts an inference head on it and
     trains both, semi-supervised, on a few labels that it knows (``vertical.known_labels`` of each class) and on all of
