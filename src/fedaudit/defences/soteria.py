@@ -88,13 +88,15 @@ def feature_scores(own: OwnExamples, layer: nn.Linear, inputs: Tensor) -> Tensor
         inputs: (n, ...) as the model sees them.
 
     Raises:
-        BadInput: the layer doesn't receive one row of features an example.
+        BadInput: the inputs are tokens, or the layer doesn't receive one row of features an example.
     """
     seen: list[Tensor] = []
 
     def note(_: nn.Module, given: tuple[Any, ...]) -> None:
         seen.append(given[0])
 
+    if not inputs.is_floating_point():
+        raise BadInput("soteria needs features' derivatives by the inputs, and tokens have none; leave it out for text")
     leaf = inputs.detach().clone().requires_grad_()
     handle = layer.register_forward_pre_hook(note)
     try:
