@@ -162,7 +162,7 @@ def test_it_refuses_what_it_cannot_work_with() -> None:
     with pytest.raises(NotApplicable, match="knows_training"):
         attacked(blind)
     for part in (ThreatModel(rounds=[0]), ThreatModel(adversary="client", clients=[0])):
-        with pytest.raises(BadInput, match="threat.clients and threat.rounds"):
+        with pytest.raises(BadInput, match="for horizontal federations of networks"):
             observe(whole, part)
     with pytest.raises(NotApplicable, match="federation is of boosted trees"):
         make_attack("tableak")(observe(whole, ThreatModel()).split("update")[0])
