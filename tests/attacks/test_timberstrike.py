@@ -13,7 +13,7 @@ from fedaudit.attacks.timberstrike import fewest
 from fedaudit.models.trees import read_booster
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.errors import BadInput, NotApplicable
 from tests.attacks.tree_cases import ETA, LAMBDA, boosted, model, noise, rows_of, seen, stump, transcript
 
 
@@ -161,6 +161,9 @@ def test_it_refuses_what_it_cannot_work_with() -> None:
     blind = observe(whole, ThreatModel(knows_training=False)).split("client")[0]
     with pytest.raises(NotApplicable, match="knows_training"):
         attacked(blind)
+    for part in (ThreatModel(rounds=[0]), ThreatModel(adversary="client", clients=[0])):
+        with pytest.raises(BadInput, match="for horizontal federations of networks"):
+            observe(whole, part)
     with pytest.raises(NotApplicable, match="federation is of boosted trees"):
         make_attack("tableak")(observe(whole, ThreatModel()).split("update")[0])
 

@@ -210,6 +210,11 @@ def test_what_can_t_work_is_refused() -> None:
     own = OwnExamples(conv, cross_entropy, [(torch.ones(1, 1, 4, 4), torch.zeros(1, dtype=torch.int64))])
     with pytest.raises(BadInput, match="this model has none"):
         sent("soteria", {}, (update, ClientContext({}, (), 1, own)))
+    tokens = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 2))
+    read = OwnExamples(tokens, cross_entropy, [(torch.ones(1, 3, dtype=torch.int64), torch.zeros(1).long())])
+    words = Update(0, "gradient", dict(tokens.named_parameters()), 1, None)
+    with pytest.raises(BadInput, match="tokens have none"):
+        sent("soteria", {}, (words, ClientContext({}, (), 1, read)))
     with pytest.raises(BadInput, match="leave nothing to send"):
         make(SANITISERS, "dgp", {"largest": 0.5, "smallest": 0.5})
 

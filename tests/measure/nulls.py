@@ -353,6 +353,22 @@ def example_labels(seed: int, *, planted: bool, examples: int = 60, classes: int
     return _vertical(seed, examples, classes, 0.7 if planted else 0.0, scores=False)
 
 
+def known_labels(seed: int, *, planted: bool, examples: int = 60) -> str:
+    """Labels of which eight of ten are right, as are those that the adversary tells anyway, or four of ten of these."""
+    rng = generator(seed, "known labels")
+    true = torch.randint(10, (examples,), generator=rng)
+    truth = Truth({}, {(i, 0): true[i : i + 1] for i in range(examples)}, torch.zeros(1, 1), torch.zeros(1).long(), {})
+    named, anyway = (
+        torch.where(torch.rand(examples, generator=rng) < share, true, (true + 1) % 10)
+        for share in (0.8, 0.4 if planted else 0.8)
+    )
+    made = ExampleLabelFinding(
+        attack="a", examples=torch.arange(examples), labels=named, num_classes=10, without=anyway
+    )
+    result = evaluate(made, seen(0, examples), truth, seed=seed).result
+    return FINDING_TYPES[made.kind].verdict([result]).verdict
+
+
 def label_scores(seed: int, *, planted: bool, examples: int = 60) -> str:
     """Scores in steps, so that many are equal, or 1.2 standard deviations more for the rarer class."""
     return _vertical(seed, examples, 2, 1.2 if planted else 0.0, scores=True)
@@ -546,6 +562,12 @@ NULLS: dict[str, Null] = {
         example_labels,
         "three classes at random, as often as they occur",
         "7 of 10 labels right, the others at random",
+    ),
+    "labels one by one, some known": Null(
+        "example-labels",
+        known_labels,
+        "8 of 10 labels right, as without what was received",
+        "the same, and 4 of 10 without",
     ),
     "label scores, 60 examples": Null(
         "label-scores", label_scores, "scores at random, many equal", "scores 1.2 standard deviations higher"

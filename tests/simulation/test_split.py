@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import scipy.special
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks import make_attack
+from fedaudit.attacks import ExampleLabelFinding, make_attack
 from fedaudit.attacks.active.fsha import HijackServer, decoder, discriminator, gradient_penalty
 from fedaudit.attacks.vertical.completion import mixmatch, trained_party
 from fedaudit.attacks.vertical.unsplit import Descent
@@ -264,11 +265,29 @@ def test_model_completion_tells_labels_from_few() -> None:
         attacks=["model-completion"],
     )
     found = make_attack("model-completion", {"iterations": 150})(observation)
+    assert isinstance(found, ExampleLabelFinding)
     true = torch.tensor([int(recording.truth.labels[i, 0]) for i in found.examples.tolist()])  # type: ignore[attr-defined]
     assert observation.vertical is not None
     assert observation.vertical.known is not None
-    assert int((observation.vertical.known[found.examples] >= 0).sum()) == 0  # type: ignore[attr-defined]
-    assert float((found.labels == true).float().mean()) > 0.6  # type: ignore[attr-defined]
+    assert int((observation.vertical.known[found.examples] >= 0).sum()) == 0
+    assert float((found.labels == true).float().mean()) > 0.6
+
+
+def test_what_known_labels_tell_without_training_is_told_beside() -> None:
+    _, observation = played(
+        vertical={"known_labels": 1}, federation={"examples": 16}, threat={"adversary": "client"},
+        attacks=["model-completion"],
+    )  # fmt: skip
+    assert observation.vertical is not None
+    moved = dataclasses.replace(observation.vertical, gradients=-30 * observation.vertical.gradients)
+    attack = make_attack("model-completion", {"iterations": 20})
+    one, other = (attack(dataclasses.replace(observation, vertical=v)) for v in (observation.vertical, moved))
+    assert isinstance(one, ExampleLabelFinding)
+    assert isinstance(other, ExampleLabelFinding)
+    assert one.without is not None
+    assert other.without is not None
+    assert one.without.equal(other.without)  # nothing that came down is in it
+    assert not one.labels.equal(other.labels)
 
 
 def test_controls_are_played_with_known_examples() -> None:

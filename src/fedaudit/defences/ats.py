@@ -18,8 +18,8 @@ from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Count, Whole
 
-_STEPS = 20  # K of Eq. 4 of the paper
-_TINY = 1e-5  # ε of Eq. 5
+_STEPS = 20  # K of S_pri
+_TINY = 1e-5  # ε of S_acc
 
 
 @register(frozen=False)
@@ -31,9 +31,9 @@ class ATS(Sanitiser):
 
     With ``search`` the client looks for two policies in its first round, on up to ``images`` of its own: of so many
     random policies of three transformations, those whose accuracy score is below the median are left out, and the two
-    of least privacy score S_pri are taken. S_pri (Eq. 4) is the mean over j < K = 20 of the cosine between the
+    of least privacy score S_pri are taken. S_pri is the mean over j < K = 20 of the cosine between the
     gradient of T(x) and that of ((K − j)·noise + j·T(x))/K: small where gradients say little about how near an image
-    is. S_acc (Eq. 5) is −Σ log(σ + ε) + 1/(σ + ε) over the eigenvalues σ of the correlation of the Jacobians of the
+    is. S_acc is −Σ log(σ + ε) + 1/(σ + ε) over the eigenvalues σ of the correlation of the Jacobians of the
     summed outputs: large where the network, untrained, tells the images apart.
 
     Departures: both scores are of the model that the client received, where the paper has a partly trained and an

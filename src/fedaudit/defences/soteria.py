@@ -24,8 +24,8 @@ class Soteria(Sanitiser):
     """Prunes the features of greatest |rᵢ|/‖∂rᵢ/∂X‖ from the gradient of a fully connected layer (Sun et al. 2021).
 
     r is the representation: what the defended layer receives. The paper looks for r′ with ‖r − r′‖₀ ≤ ε whose image is
-    farthest from X, and finds, by r's first derivative, that rᵢ is to be zero where |rᵢ|·‖∂rᵢ/∂X‖⁻¹ is largest
-    (Section 4.2). The gradient of the layer's weights is then computed with r′: columns of zeros. Everything else, its
+    farthest from X, and finds, by r's first derivative, that rᵢ is to be zero where |rᵢ|·‖∂rᵢ/∂X‖⁻¹ is largest.
+    The gradient of the layer's weights is then computed with r′: columns of zeros. Everything else, its
     bias and the convolutions before it, is sent as it is, which is how it was broken: whoever leaves the layer out of
     the matching sees the image (Balunović et al. 2022, Section 5).
 
@@ -88,13 +88,15 @@ def feature_scores(own: OwnExamples, layer: nn.Linear, inputs: Tensor) -> Tensor
         inputs: (n, ...) as the model sees them.
 
     Raises:
-        BadInput: the layer doesn't receive one row of features an example.
+        BadInput: the inputs are tokens, or the layer doesn't receive one row of features an example.
     """
     seen: list[Tensor] = []
 
     def note(_: nn.Module, given: tuple[Any, ...]) -> None:
         seen.append(given[0])
 
+    if not inputs.is_floating_point():
+        raise BadInput("soteria needs features' derivatives by the inputs, and tokens have none; leave it out for text")
     leaf = inputs.detach().clone().requires_grad_()
     handle = layer.register_forward_pre_hook(note)
     try:

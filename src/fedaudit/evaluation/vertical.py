@@ -31,22 +31,34 @@ def true_labels(examples: Tensor, truth: Truth) -> Tensor:
 
 @evaluate.register
 def evaluate_labels(finding: ExampleLabelFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
-    """Compare labels one by one; without the attack every example would be said to be of the most frequent class."""
+    """Compare labels one by one; without the attack every example would be said to be of the most frequent class.
+
+    Or of that which the adversary can tell without what it received, where that is right more often: then the exact
+    test of McNemar asks whether the attack is right where that isn't more often than the other way round, too.
+    """
     true = true_labels(finding.examples, truth)
-    n = len(true)
-    right = int((finding.labels == true).sum())
-    most = int(torch.bincount(true).max()) / n
-    p_value = _by_luck(right, n, most)
+    n, hits = len(true), finding.labels == true
+    right, guess = int(hits.sum()), int(torch.bincount(true).max()) / n
+    p_value, best = _by_luck(right, n, guess), _by_luck(n, n, guess)
+    if finding.without is not None:
+        alone = finding.without == true
+        guess = max(guess, int(alone.sum()) / n)
+        p_value = max(p_value, _more_often(int((hits & ~alone).sum()), int((alone & ~hits).sum())))
+        best = max(best, _more_often(int((~alone).sum()), 0))
     result = done(
         finding,
         observation,
-        metrics=[ACCURACY.share(right, n, "labels", most)],
+        metrics=[ACCURACY.share(right, n, "labels", guess)],
         label_accuracy=right / n,
-        leak=leaks(right / n > most, p_value),
+        leak=leaks(right / n > guess, p_value),
         p_value=p_value,
-        p_value_at_best=_by_luck(n, n, most),
+        p_value_at_best=best,
     )
     return Evaluation(result.model_copy(update={"num_examples": n}))
+
+
+def _more_often(one: int, other: int) -> float:
+    return _by_luck(one, one + other, 0.5) if one + other else 1.0
 
 
 def _by_luck(right: int, n: int, share: float) -> float:
@@ -123,11 +135,13 @@ FINDING_TYPES["example-labels"] = FindingType(
         "labels",
         "exact binomial interval (Clopper-Pearson); one-sided exact binomial test",
         "{who} can tell the labels, which the server keeps to itself: {share} % of {n} labels, where naming the most "
-        "frequent class gets {guess} %.",
+        "frequent class, or what it knows anyway, gets {guess} %.",
     ),
     rules=(
         "Labels of single examples are 'inferred' when more of them are right than by naming the most frequent class, "
-        f"and luck would do as well with a probability of at most {100 * SURE:g} % (one-sided exact binomial test).",
+        f"and luck would do as well with a probability of at most {100 * SURE:g} % (one-sided exact binomial test). "
+        "Where the adversary knows some labels, more must be right, too, than those and its own features tell without "
+        "what it received (one-sided exact McNemar test).",
     ),
     metrics=(ACCURACY,),
     question="tell the examples' labels",

@@ -378,8 +378,10 @@ def _check_part(threat: ThreatModel, spec: FederationSpec, canaries: bool) -> No
     if not threat.partial:
         return
     try:
-        if spec.vertical is not None or canaries:
-            what = "an audit of ε" if canaries else "a vertical federation"
+        if spec.vertical is not None or spec.trees is not None or canaries:
+            what = (
+                "an audit of ε" if canaries else "a vertical federation" if spec.vertical else "a federation of trees"
+            )
             raise BadInput(f"threat.clients and threat.rounds aren't for {what}; leave them out")
         if threat.clients is not None and spec.malicious is not None:
             raise BadInput("malicious clients are the last ones, and collude: leave threat.clients out")

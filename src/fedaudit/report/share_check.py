@@ -93,9 +93,12 @@ class Traces:
         parts = dict.fromkeys(data[i : i + size] for i in places)
         varied = sorted(parts, key=lambda part: -len(set(part)))[:_PLACES]
         for part in (p for p in varied if len(set(p)) >= _DIFFERENT):
-            self.pieces.setdefault(part.hex()[:_PIECE], what)
+            pieces = {part.hex()[:_PIECE]: part[: _PIECE // 2]}
             for k in range(3):  # base64 parts its bytes by threes, and begins who knows where
-                self.pieces.setdefault(base64.b64encode(part[k : k + 12]).decode(), what)
+                pieces[base64.b64encode(part[k : k + 12]).decode()] = part[k : k + 12]
+            for piece, of in pieces.items():
+                if len(set(of)) > 1:  # whole numbers are mostly zeros, which say nothing
+                    self.pieces.setdefault(piece, what)
 
     def add_example(self, values: np.ndarray[Any, Any], what: str) -> None:
         """Look for an example by its numbers, and as bytes: as they are, in single precision, and in 8 bits."""

@@ -93,15 +93,15 @@ def gradient_penalty(critic: nn.Module, own: Tensor, sent: Tensor, shares: Tenso
 
 @register(frozen=False)
 class HijackServer(ServerBehaviour):
-    """Trains the client's part for another task than the agreed one (Pasquini et al. 2021, Section 4, Algorithm 1).
+    """Trains the client's part for another task than the agreed one (Pasquini et al. 2021).
 
     The server has public images and three networks: a pilot f̃ of the client's architecture, a decoder f̃⁻¹ and a
     discriminator D on embeddings. In each round
 
-    - f̃ and f̃⁻¹ are trained on public images to minimise MSE(f̃⁻¹(f̃(x)), x) (equation 2);
-    - D learns to tell what the client sent, z = f(x), from f̃(x) (equation 4): here as a Wasserstein critic with
+    - f̃ and f̃⁻¹ are trained on public images to minimise MSE(f̃⁻¹(f̃(x)), x);
+    - D learns to tell what the client sent, z = f(x), from f̃(x): here as a Wasserstein critic with
       gradient penalty, as in the published code, which minimises mean D(f̃(x)) − mean D(z) + ``penalty``·GP;
-    - the client is sent the gradient of mean D(z) by z (equation 3 in that form), times ``strength``, in place of the
+    - the client is sent the gradient of mean D(z) by z, times ``strength``, in place of the
       loss'.
 
     So f comes to map into the space that f̃⁻¹ reads. Departures: the client goes by the federation's plain SGD, where
@@ -190,7 +190,7 @@ class HijackServer(ServerBehaviour):
 
 @register
 class FSHA(Attack):
-    """Reads the images out of what a hijacked client sent (Pasquini et al. 2021, Section 4): x̃ = f̃⁻¹(f(x)).
+    """Reads the images out of what a hijacked client sent (Pasquini et al. 2021): x̃ = f̃⁻¹(f(x)).
 
     Of each example what was sent last is decoded, by the decoder as it was after the last round; a server of behaviour
     ``fsha`` trained it (:class:`HijackServer`). Departure: the paper decodes in a phase of its own after the hijacking;

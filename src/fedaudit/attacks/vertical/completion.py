@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -80,7 +83,7 @@ def mixmatch(
     share: float,
     order: Tensor,
 ) -> Tensor:
-    """Return MixMatch's loss of one step (Berthelot et al. 2019, equations 2 to 5, 7 and 8).
+    """Return MixMatch's loss of one step (Berthelot et al. 2019).
 
     Args:
         model: to logits (n, classes).
@@ -105,7 +108,7 @@ def mixmatch(
 
 @register
 class ModelCompletion(Attack):
-    """Passive label inference by model completion (Fu et al. 2022, Section 4.2).
+    """Passive label inference by model completion (Fu et al. 2022).
 
     Training leaves a party with a bottom model that tells the labels in part. It puts an inference head on it and
     trains both, semi-supervised, on a few labels that it knows (``vertical.known_labels`` of each class) and on all of
@@ -120,6 +123,9 @@ class ModelCompletion(Attack):
     code guesses are of the examples as they are, where MixMatch averages over augmented ones. Departures: the head's
     BatchNorm is replaced by the mean and spread of what the network puts out for all of the party's examples, once; the
     average forgets faster (``average`` 0.99 for 0.999), as steps are fewer.
+
+    A few labels and the party's own features tell labels by themselves. So the same is done again with its network as
+    it was before the first round: only what goes beyond that came out of the federation.
 
     Args:
         iterations: steps of Adam.
@@ -189,15 +195,38 @@ class ModelCompletion(Attack):
         assert record.party is not None
         assert classes is not None
         assert isinstance(module, VerticalModel)
+        untrained = dataclasses.replace(record, batches=record.batches[:0], gradients=record.gradients[:0])
+        sought = record.used[record.known[record.used] < 0]
+        done, told = itertools.count(1), list[Tensor]()
+
+        def step() -> None:
+            progress(next(done), 2 * self.iterations)
+
+        for before in (record, untrained):
+            bottom = trained_party(module.parties[record.party], before).to(device)
+            told.append(self._told(bottom, record, sought, classes, generator, device, step))
+        return ExampleLabelFinding(examples=sought, labels=told[0], num_classes=classes, without=told[1])
+
+    def _told(
+        self,
+        bottom: nn.Module,
+        record: VerticalRecord,
+        sought: Tensor,
+        classes: int,
+        generator: torch.Generator,
+        device: str,
+        report: Callable[[], None],
+    ) -> Tensor:
+        """Return the labels of the examples ``sought`` (m,), by a head on ``bottom`` and both trained."""
+        assert record.known is not None
         features, known = record.held.to(device), record.known
-        bottom = trained_party(module.parties[record.party], record).to(device)
         with torch.no_grad():
             out = torch.cat([bottom(part).flatten(1) for part in features.split(256)])
         model = Completed(bottom, out.mean(dim=0).cpu(), out.std(dim=0).cpu(), classes)
         initialise(model.head, "default", generator)
         model.to(device)
         average = copy.deepcopy(model)
-        labelled, sought = torch.nonzero(known >= 0)[:, 0], record.used[known[record.used] < 0]
+        labelled = torch.nonzero(known >= 0)[:, 0]
         adam = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         shares = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator)))
         for step in range(self.iterations):
@@ -221,7 +250,6 @@ class ModelCompletion(Attack):
             with torch.no_grad():
                 for mean, now in zip(average.parameters(), model.parameters(), strict=True):
                     mean.lerp_(now, 1 - self.average)
-            progress(step + 1, self.iterations)
+            report()
         with torch.no_grad():
-            told = torch.cat([average(part).argmax(dim=1) for part in features[sought.to(device)].split(256)])
-        return ExampleLabelFinding(examples=sought, labels=told.cpu(), num_classes=classes)
+            return torch.cat([average(part).argmax(dim=1) for part in features[sought.to(device)].split(256)]).cpu()

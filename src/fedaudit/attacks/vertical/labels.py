@@ -24,11 +24,14 @@ class ExampleLabelFinding(Finding, kind="example-labels"):
         examples: (m,) int64 which they are: their numbers among the aligned examples.
         labels: (m,) int64.
         num_classes: of the model.
+        without: (m,) int64 what the adversary's own features and labels tell without what it received; None: it has
+            none.
     """
 
     examples: Tensor
     labels: Tensor
     num_classes: int
+    without: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
