@@ -333,11 +333,11 @@ def test_a_shared_version_is_not_shared_again(audit, tmp_path, command: Command)
 
 
 def test_whole_numbers_are_no_zeros_that_stand_elsewhere():
-    traces = Traces()
-    traces.add_example(np.array([0, 1, 2, 1, 0, 3, 258, 0, 0, 770, 0x0102030405060708]), "groups")
+    traces, groups = Traces(), np.array([0, 1, 2, 1, 0, 3, 258, 0, 0, 770, 66051])
+    traces.add_example(groups, "groups")
     refuse_victims({"results.json": f'"sha256:{"0" * 64}", "{"A" * 40}"'}, traces)
     with pytest.raises(BadInput, match="groups"):
-        refuse_victims({"results.json": f'"{np.array([0x0102030405060708]).tobytes().hex()}"'}, traces)
+        refuse_victims({"results.json": f'"{groups.tobytes().hex()}"'}, traces)
 
 
 def test_words_of_our_own_are_no_names(tmp_path):
