@@ -266,7 +266,7 @@ def test_model_completion_tells_labels_from_few() -> None:
     )
     found = make_attack("model-completion", {"iterations": 150})(observation)
     assert isinstance(found, ExampleLabelFinding)
-    true = torch.tensor([int(recording.truth.labels[i, 0]) for i in found.examples.tolist()])  # type: ignore[attr-defined]
+    true = torch.tensor([int(recording.truth.labels[i, 0]) for i in found.examples.tolist()])
     assert observation.vertical is not None
     assert observation.vertical.known is not None
     assert int((observation.vertical.known[found.examples] >= 0).sum()) == 0

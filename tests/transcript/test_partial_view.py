@@ -345,7 +345,7 @@ def test_an_update_outside_of_the_part_that_contradicts_its_facts_is_said_in_wor
     wrong = altered(recording.transcript, "two collude")  # whose sum is as it was, but of the last round
     threat = {"adversary": "client", "clients": [0, 1]}
     audit = fedaudit.audit_transcript(Recording(wrong, recording.truth), ["labels"], threat=threat, progress=False)
-    assert audit.result.federations[0].replay_error > 0.1
+    assert (audit.result.federations[0].replay_error or 0) > 0.1
     assert [(f.round, f.client) for f in audit.result.findings] == [(0, 2), (1, 2), (2, 2)]
     assert any("other updates than those that travelled" in a for s in audit.result.summaries for a in s.advice)
 

@@ -106,8 +106,8 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
 
         with no_validation():  # the process trains on after the audit
             before, after = filters_around(fl_ctx, type(self).__name__)
-            who, came = _who(fl_ctx, index), _came.pop(key, None)
-            decision = self.releases(key, who, index, passing, came, [*before, *after])
+            judged = _came.pop(key) if key in _came else None
+            decision = self.releases(key, _who(fl_ctx, index), index, passing, judged, [*before, *after])
         if decision.reason:
             raise ContentBlockedException(decision.reason)
         return _scaled(shareable, passing(), decision) if decision.done == "clipped" else shareable
