@@ -51,13 +51,17 @@ def commands() -> list[list[str]]:
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Attacks of two iterations and no controls: what is tested is that the lines run; a site imports what it likes."""
+    """Two attacks, of two iterations, and no controls: what is tested is that the lines run."""
     from fedaudit import api
     from fedaudit.attacks.inversion import template
 
     monkeypatch.setitem(template.QUICK, "iterations", 2)
     whole = api.audit_transcript
-    monkeypatch.setattr(api, "audit_transcript", lambda *a, **o: whole(*a, **{**o, "controls": False}))
+
+    def quick(transcript: Path, attacks: Any = None, **options: Any) -> Any:
+        return whole(transcript, attacks or ["labels", "invg"], **{**options, "controls": False})
+
+    monkeypatch.setattr(api, "audit_transcript", quick)
     yield
     for name in [name for name in sys.modules if name.split(".")[0] == "digits_app"]:
         del sys.modules[name]
