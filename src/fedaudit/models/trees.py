@@ -115,7 +115,7 @@ def read_booster(data: bytes, where: str) -> Booster:
         BadInput: they are too large, no such JSON, of another objective or booster, or contradict themselves.
     """
     if len(data) > BOOSTER.file:
-        raise BadInput(f"{where}: {len(data):,} bytes; at most {BOOSTER.file:,} are read of {BOOSTER.what}")
+        raise BadInput(f"{where} is larger than {BOOSTER.file:,} bytes, the most that are read of {BOOSTER.what}")
     try:
         learner = from_json(data)["learner"]
         objective, known = str(learner["objective"]["name"]), learner["learner_model_param"]
