@@ -324,7 +324,7 @@ MILD: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SANITISERS.names())
+@pytest.mark.parametrize("name", [n for n in SANITISERS.names() if not SANITISERS[n].value.needs_examples])
 def test_with_every_sanitiser_the_federation_still_trains(name):
     losses = []
 

@@ -45,7 +45,7 @@ def witness(available: int = 2) -> dict[str, str]:
 
 
 GUARD = 'Guard(on_fail="refuse")'
-QUICK = 'Guard(attacks=["labels"], fail_on=None)'
+QUICK = 'Guard(attacks=["labels"], fail_on=None, share=None)'
 # One client's site allows nothing.
 STRICT = (
     """Strict(attacks=["labels"], fail_on=None, fail_above={"label_accuracy": 0.01}, on_fail="refuse", share=None)"""

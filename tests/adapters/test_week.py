@@ -111,9 +111,9 @@ def test_the_week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Comm
 
     # the page's lines; paris audits what the server of the deployment recorded, as a clinic that aggregates
     monkeypatch.syspath_prepend(str(app))
-    ledger, audit, swarm, verify, share, join = commands()
+    ledger, audit, swarm, share, join = commands()
     assert command(*ledger).code in (0, 1, None)
-    for line in (audit, swarm, verify, share):
+    for line in (audit, swarm, share):
         done = command(*line)
         assert done.code in (0, None), done
     part = ("--adversary", "aggregating-client", "--set", "threat.clients=[0]", "--attack", "labels")
