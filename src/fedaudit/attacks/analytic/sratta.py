@@ -242,7 +242,7 @@ def _mixed(found: Tensor, errors: Tensor) -> Tensor:
     mixed = torch.zeros(len(found), dtype=torch.bool)
     for i in range(len(found) if len(found) > 2 else 0):
         others = np.delete(short, i, axis=1)
-        mixed[i] = nnls(others, short[:, i])[1] <= _SAME * float(errors[i] + errors.median())
+        mixed[i] = bool(nnls(others, short[:, i])[1] <= _SAME * float(errors[i] + errors.median()))
     return mixed
 
 
