@@ -6,14 +6,18 @@ import base64
 import csv
 import html
 import itertools
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import scipy.stats
 from matplotlib import pyplot
+from matplotlib.collections import PathCollection
 
+from fedaudit.evaluation import Interval
 from fedaudit_lab.studies.analysis import analyse, values
-from fedaudit_lab.studies.drawing import figure, markdown, write
+from fedaudit_lab.studies.drawing import figure, frontier, markdown, write
 from fedaudit_lab.studies.store import Row
 from tests.lab.test_studies import TINY, as_file, row, rows_of, tiny
 
@@ -170,3 +174,30 @@ def test_names_below_a_figure_do_not_run_into_each_other(monkeypatch, names, sla
         assert (labels[0].get_rotation() != 0) == slanted
         boxes = [label.get_window_extent() for label in labels]
         assert slanted or not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
+
+
+def test_leakage_is_drawn_over_the_accuracy_of_the_same_defence_wherever_it_was_measured(monkeypatch):
+    drawn: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    analysis = analyse(tiny(columns="iterations", claims=[], published=[]), "cpu", rows_of([20.0, 21.0], [10.0, 11.0]))
+    leaks = [cell for cell in analysis.cells if cell.value]
+    paid = [
+        replace(
+            cell,
+            point=cell.point | {analysis.study.columns: "price"},
+            value=None,
+            others={
+                "model_accuracy": Interval(mean=0.5 + i / 10, low=0.4, high=0.7, median=0.5, n=2),
+                "bytes_sent": Interval(mean=8, low=8, high=8, median=8, n=2),
+            },
+        )
+        for i, cell in enumerate(leaks)
+    ]
+    assert frontier(replace(analysis, cells=leaks)) is None  # nothing has a price
+    assert frontier(replace(analysis, cells=[*leaks, *paid]))
+    (drawing,) = drawn
+    (panel,) = drawing.axes
+    dots = [collection for collection in panel.collections if isinstance(collection, PathCollection)]
+    places = [tuple(np.asarray(one.get_offsets())[0]) for one in dots]
+    wanted = [(50 + 10 * i, cell.value.mean) for i, cell in enumerate(leaks) if cell.value]
+    assert sorted(places) == [pytest.approx(place) for place in sorted(wanted)]

@@ -42,6 +42,8 @@ _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "cpu_second
 }
 _ROW = {1: 70, 2: 38}  # panels side by side -> characters that fit under one of them
 _LINES = 12  # more in one picture can't be told apart
+_PRICE = {"model_accuracy", "bytes_sent"}  # of a defence
+_LEAKS = ("label_accuracy", "membership_auc")  # that the frontier shows beside images
 _Row = tuple[list[str], list[Cell | None]]  # levels on the left, and a row's cells
 _LEVEL: dict[Outcome, int] = {  # colours of the page
     "holds": 1,
@@ -303,32 +305,70 @@ def _lines(axes: Any, analysis: Analysis, across: list[str], rows: list[_Row]) -
 def frontier(analysis: Analysis) -> bytes | None:
     """Return a PNG: leakage against accuracy, a point a cell; the area grows with the bytes of an update.
 
-    None unless the study measures leakage of images and, beside it, accuracy and bytes.
+    A cell without an accuracy of its own takes that of the first one that differs in the study's columns alone; then
+    each column and each sort of leakage has a panel. None unless the study measures leakage of images and, in the same
+    cells or beside them, accuracy and bytes.
     """
-    points = [
-        (" ".join(cell.point.values()), cell.value, cell.others["model_accuracy"], cell.others["bytes_sent"].mean)
-        for cell in analysis.cells
-        if cell.value and {"model_accuracy", "bytes_sent"} <= set(cell.others)
-    ]
-    if len(points) < 2 or analysis.study.metric not in IMAGE_METRICS:
+    columns, metric = analysis.study.columns, analysis.study.metric
+    beside: dict[str, dict[str, Interval]] = {}
+    for cell in analysis.cells:
+        if set(cell.others) >= _PRICE:
+            beside.setdefault(_row(cell, columns), cell.others)
+    panels: dict[tuple[str, str], list[tuple[str, Interval, Interval, float]]] = {}
+    for cell in analysis.cells:
+        own = set(cell.others) >= _PRICE and bool(cell.value)
+        paid = cell.others if own else beside.get(_row(cell, columns))
+        leaks = {metric: cell.value} | ({} if own else {name: cell.others.get(name) for name in _LEAKS})
+        for name, leak in leaks.items():
+            if leak and paid:
+                where = (name, "") if own else (name, cell.point[columns])
+                label = " ".join(cell.point.values()) if own else _row(cell, columns)
+                panels.setdefault(where, []).append((label, leak, paid["model_accuracy"], paid["bytes_sent"].mean))
+    # where all are alike, as with labels that are granted, there is nothing to see
+    panels = {where: points for where, points in panels.items() if len({leak.mean for _, leak, *_ in points}) > 1}
+    if not panels or metric not in IMAGE_METRICS:
         return None
-    drawing, axes = pyplot().subplots(figsize=(7, 4.5), layout="constrained")
-    most = max(size for *_, size in points)
-    for i, (name, leak, accuracy, size) in enumerate(points):
-        x, y, colour = 100 * accuracy.mean, leak.mean, f"C{i % 10}"
-        across = [[x - 100 * accuracy.low], [100 * accuracy.high - x]]
-        up = [[y - leak.low], [leak.high - y]]
-        axes.errorbar([x], [y], xerr=across, yerr=up, fmt="none", ecolor=colour, capsize=3, alpha=0.6)
-        axes.scatter([x], [y], s=15 + 150 * size / most, color=colour, zorder=3)
-        axes.annotate(name, (x, y), (6, 4), textcoords="offset points", fontsize="small")
-    axes.set_xlabel("held-out accuracy, %; the area of a point grows with the bytes of an update")
-    axes.set_ylabel(unit_of(analysis.study.metric))
-    axes.margins(0.15)
-    if np.ptp(axes.get_xlim()) < 10:
-        axes.set_xlim(*limits([100 * accuracy.mean for _, _, accuracy, _ in points], 10, 100))
-    _widen(axes, analysis.study.metric)
-    axes.grid(alpha=0.3)
+    plt = pyplot()
+    wide = 1 if len(panels) == 1 else 2
+    high = -(-len(panels) // wide)
+    drawing, all_axes = plt.subplots(
+        high,
+        wide,
+        figsize=(8 if wide == 1 else 11, 4.5 if high == 1 else 3.2 * high),
+        layout="constrained",
+        squeeze=False,
+        sharex=True,
+    )
+    names = list(dict.fromkeys(label for points in panels.values() for label, *_ in points))
+    colours = plt.colormaps["tab10" if len(names) <= 10 else "tab20"]
+    most = max(size for points in panels.values() for *_, size in points)
+    for axes, ((name, column), points) in zip(all_axes.flat, panels.items(), strict=False):
+        for label, leak, accuracy, size in points:
+            x, y, colour = 100 * accuracy.mean, leak.mean, colours(names.index(label) % colours.N)
+            across = [[x - 100 * accuracy.low], [100 * accuracy.high - x]]
+            up = [[y - leak.low], [leak.high - y]]
+            axes.errorbar([x], [y], xerr=across, yerr=up, fmt="none", ecolor=colour, capsize=3, alpha=0.6)
+            axes.scatter([x], [y], s=15 + 150 * size / most, color=colour, zorder=3)
+        axes.set_title(column, fontsize="medium")
+        axes.set_ylabel(unit_of(name))
+        axes.tick_params(labelbottom=True)  # under every panel, as the lowest may be missing
+        axes.margins(0.15)
+        _widen(axes, name)
+        axes.grid(alpha=0.3)
+    for axes in all_axes.flat[len(panels) :]:
+        axes.set_visible(False)
+    shown = [100 * accuracy.mean for points in panels.values() for _, _, accuracy, _ in points]
+    if np.ptp(all_axes.flat[0].get_xlim()) < 10:
+        all_axes.flat[0].set_xlim(*limits(shown, 10, 100))
+    drawing.supxlabel("held-out accuracy, %; the area of a point grows with the bytes of an update", fontsize="medium")
+    dots = [plt.Line2D([], [], marker="o", ls="", color=colours(i % colours.N)) for i in range(len(names))]
+    drawing.legend(dots, names, fontsize="small", loc="outside right center")
     return png(drawing, dpi=110)
+
+
+def _row(cell: Cell, columns: str) -> str:
+    """Return a cell's levels but the column's."""
+    return " ".join(level for axis, level in cell.point.items() if axis != columns)
 
 
 def _widen(axes: Any, metric: str) -> None:
