@@ -144,7 +144,7 @@ class Header(BaseModel):
     """``index.json``; ``last`` is the digest of a round up to which, at least, all were closed.
 
     Of a federation that really ran the task is only ``observed``, as far as it was seen, until it is read with the
-    module that clients trained.
+    module that clients trained. ``clients``: of recorded boosted trees their names, by number; messages have others'.
     """
 
     model_config = _OURS
@@ -158,6 +158,7 @@ class Header(BaseModel):
     observed: ObservedTask = ObservedTask()
     partial: bool = False
     parts: list[TranscriptPart] = []
+    clients: list[str] = []
     notes: list[str] = []
     last: Digest | None = None
     digest: Digest
