@@ -72,8 +72,8 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
 
     A message is the file ``round-ROUND-client-NAME.json`` or ``….ubj``, as ``Booster.save_raw`` gives it (UBJSON is
     read by xgboost); with the protocol ``bagging`` it holds the client's new trees, with ``cyclic`` the whole model.
-    The rows of a client, as it gave them to xgboost, are in ``rows-NAME.npz`` (``inputs`` (n, d), ``labels`` (n,)), or in a
-    .csv with the target last; other people's in ``candidates.npz``. They are the truth; the observer's are also its
+    The rows of a client, as it gave them to xgboost, are in ``rows-NAME.npz`` (``inputs`` (n, d), ``labels`` (n,)), or
+    in a .csv with the target last; other people's in ``candidates.npz``. They are the truth; the observer's are also its
     knowledge. In the transcript numbers are standardised, rows and splits alike, by the columns' mean and std, or where
     these aren't given by those of all splits.
 
@@ -186,7 +186,7 @@ def _check_step(booster: Booster, facts: BoosterFacts, where: str) -> None:
     if abs(told / facts.learning_rate - 1) > _OFF:
         raise BadInput(
             f"{where}: learning_rate {facts.learning_rate:g} contradicts the trees, whose leaves are scaled by "
-            f"{told:.3g} (with reg_lambda {penalty:g}); in NVFlare's bagging a client's own is the job's by the clients"
+            f"{told:.3g} (with reg_lambda {penalty:g}); NVFlare's bagging divides the job's by the clients"
         )
 
 
