@@ -73,9 +73,9 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
     A message is the file ``round-ROUND-client-NAME.json`` or ``….ubj``, as ``Booster.save_raw`` gives it (UBJSON is
     read by xgboost); with the protocol ``bagging`` it holds the client's new trees, with ``cyclic`` the whole model.
     The rows of a client, as it gave them to xgboost, are in ``rows-NAME.npz`` (``inputs`` (n, d), ``labels`` (n,)), or
-    in a .csv with the target last; other people's in ``candidates.npz``. They are the truth; the observer's are also its
-    knowledge. In the transcript numbers are standardised, rows and splits alike, by the columns' mean and std, or where
-    these aren't given by those of all splits.
+    in a .csv with the target last; other people's in ``candidates.npz``. They are the truth; the observer's are also
+    its knowledge. In the transcript numbers are standardised, rows and splits alike, by the columns' mean and std, or
+    where these aren't given by those of all splits.
 
     Returns:
         The transcript; the truth of the clients that rows are given of, or None.
