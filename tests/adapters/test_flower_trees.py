@@ -17,7 +17,7 @@ from fedaudit.simulation.trees import grow
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.trees import TreeSpec
-from fedaudit.utils.progress import Display
+from fedaudit.utils.progress import Quiet
 from fedaudit.utils.seeds import generator
 
 pytestmark = pytest.mark.peers
@@ -130,7 +130,7 @@ def test_what_travels_in_flower_is_what_the_simulation_sends(tmp_path: Path, str
             assert np.array_equal(one.feature[one.left >= 0], other.feature[other.left >= 0])
             np.testing.assert_allclose(one.value, other.value, rtol=1e-4, atol=1e-6)
     assert truth is not None
-    assert all(r.verifies for r in check_replay(read, truth, None, Display()).replays.values())
+    assert all(r.verifies for r in check_replay(read, truth, None, Quiet()).replays.values())
     seen = [observe(one, ThreatModel()).split("client")[0] for one in (read, replace(read, trees=simulated))]
     found, expected = (make_attack("timberstrike")(one) for one in seen)
     assert found.labels.equal(expected.labels)
@@ -143,4 +143,4 @@ def test_base_scores_that_xgboost_estimates_itself_are_taken_as_they_are(tmp_pat
     assert truth is not None
     assert read.trees is not None
     assert len({m.booster.base for m in read.trees.messages if m.round == 0}) == 3
-    assert all(r.verifies for r in check_replay(read, truth, None, Display()).replays.values())
+    assert all(r.verifies for r in check_replay(read, truth, None, Quiet()).replays.values())

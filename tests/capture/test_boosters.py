@@ -18,7 +18,7 @@ from fedaudit.pipeline.recordings import check_replay
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.progress import Display
+from fedaudit.utils.progress import Quiet
 from tests.attacks.tree_cases import ETA, boosted, model, noise, seen, stump
 from tests.data.data_cases import one_line
 
@@ -96,7 +96,7 @@ def test_rows_that_trees_were_not_grown_on_contradict_the_recording(tmp_path: Pa
     for rows, right in ((own, True), (other, False)):
         read, truth = read_boosters(folder(tmp_path, files, facts, rows))
         assert truth is not None
-        replays = check_replay(read, truth, None, Display()).replays
+        replays = check_replay(read, truth, None, Quiet()).replays
         assert [replay.verifies for replay in replays.values()] == [right] * 3
 
 

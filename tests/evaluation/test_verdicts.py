@@ -18,7 +18,7 @@ from torch import nn
 from fedaudit.attacks import ImageFinding, MembershipFinding
 from fedaudit.attacks.labels.attack import LabelFinding
 from fedaudit.attacks.records.attribute import AttributeFinding
-from fedaudit.evaluation import evaluate, summarise
+from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
 from fedaudit.evaluation import labels as of_labels
 from fedaudit.evaluation.images import by_luck, verdict_of
 from fedaudit.evaluation.local_models import as_good_by_luck, as_near_by_luck

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from fedaudit.models.trees import MODEL, OBJECTIVES, Booster, Tree, TreeEnsemble
 from fedaudit.simulation.trees import as_json
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import LOSSES
+from fedaudit.transcript.files import BOOSTERS
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.trees import HELD, TreeMessage, TreeSpec, tree_record
 from fedaudit.transcript.truth import Truth, save_recording
@@ -29,7 +30,6 @@ from fedaudit.utils.bounds import BOOSTER, read_bytes
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import explain
 
-FACTS = "trees.yaml"
 _MESSAGE = re.compile(r"round-(\d{1,5})-client-(.{1,200})\.(json|ubj)")
 _ROWS = re.compile(r"rows-(.{1,200})\.(npz|safetensors|csv)")
 _OTHERS = re.compile(r"candidates\.(npz|safetensors|csv)")
@@ -91,7 +91,7 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
         raise BadInput(f"'{folder}' holds no message: name them round-00000-client-NAME.json, or .ubj")
     if facts.trees.protocol == "histogram" or facts.trees.observer >= len(names):
         raise BadInput(
-            f"{folder / FACTS}: trees are of the protocol bagging or cyclic, and the observer one of the {len(names)} "
+            f"{folder / BOOSTERS}: trees are of the protocol bagging or cyclic, and the observer one of the {len(names)} "
             "clients that sent a message, from 0"
         )
     boosters: dict[tuple[int, int], Booster] = {}
@@ -138,7 +138,7 @@ def convert_boosters(folder: Path, out: Path) -> tuple[str, ...]:
 
 
 def _facts(folder: Path) -> BoosterFacts:
-    where = folder / FACTS
+    where = folder / BOOSTERS
     values = plain_yaml.read(where, f"'{where}'")
     try:
         return BoosterFacts.model_validate(values)
@@ -191,7 +191,7 @@ def _check_step(booster: Booster, facts: BoosterFacts, where: str) -> None:
 
 
 def _columns(
-    facts: BoosterFacts, boosters: Any, features: int, folder: Path
+    facts: BoosterFacts, boosters: Iterable[Booster], features: int, folder: Path
 ) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     """Return the columns, of which numbers have a mean and std, and a note where these are the splits'."""
     known = facts.columns or tuple(ColumnFacts(name=c.name) for c in numbers(features))
@@ -212,7 +212,7 @@ def _columns(
             std = float(splits.std()) or max(abs(mean), 1.0) if len(splits) else 1.0
         columns.append(Column(column.name, "numeric", positions, mean=mean, std=std))
     if place != features:
-        raise BadInput(f"{folder / FACTS}: its columns have {place} positions, and the trees {features} features")
+        raise BadInput(f"{folder / BOOSTERS}: its columns have {place} positions, and the trees {features} features")
     note = f"mean and std of {guessed} columns aren't given: they are those of the splits"
     return tuple(columns), (note,) * bool(guessed)
 

@@ -15,9 +15,10 @@ def convert(
     new: Annotated[Path, typer.Argument(parser=folder, metavar="NEW", help="New folder.")],
 ) -> None:
     """Convert a transcript of an earlier version, or recorded boosters, with the truth; the old folder stays."""
-    from fedaudit.capture.boosters import FACTS, convert_boosters
+    from fedaudit.capture.boosters import convert_boosters
+    from fedaudit.transcript.files import BOOSTERS
     from fedaudit.transcript.older import convert_folder
 
-    for note in convert_boosters(old, new) if (old / FACTS).is_file() else convert_folder(old, new):
+    for note in convert_boosters(old, new) if (old / BOOSTERS).is_file() else convert_folder(old, new):
         print(f"note: {note}")
     print(f"converted: {new}")

@@ -55,6 +55,7 @@ Form = Literal["weights", "difference", "gradient"]
 # Of the whole federation, in files of these names.
 TranscriptPart = Literal["queries", "adversary-log", "canaries", "vertical", "trees"]
 PARTS: tuple[TranscriptPart, ...] = ("queries", "adversary-log", "canaries", "vertical", "trees")
+BOOSTERS = "trees.yaml"  # beside boosters as they travelled, of which `fedaudit convert` makes a transcript
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
 _Examples = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -293,7 +294,8 @@ def read_header(folder: Path) -> Header:
     """
     path = folder / INDEX
     if not path.is_file():
-        raise BadInput(f"no transcript in '{folder}': it has no {INDEX}; make one with 'fedaudit simulate'")
+        command = "convert" if (folder / BOOSTERS).is_file() else "simulate"
+        raise BadInput(f"no transcript in '{folder}': it has no {INDEX}; make one with 'fedaudit {command}'")
     try:
         data = read_bytes(path, JSON)
         start = _Start.model_validate_json(data)
