@@ -91,8 +91,8 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
         raise BadInput(f"'{folder}' holds no message: name them round-00000-client-NAME.json, or .ubj")
     if facts.trees.protocol == "histogram" or facts.trees.observer >= len(names):
         raise BadInput(
-            f"{folder / BOOSTERS}: trees are of the protocol bagging or cyclic, and the observer one of the {len(names)} "
-            "clients that sent a message, from 0"
+            f"{folder / BOOSTERS}: trees are of the protocol bagging or cyclic, and the observer is one of the "
+            f"{len(names)} clients that sent a message, from 0"
         )
     boosters: dict[tuple[int, int], Booster] = {}
     for name, (index, client) in found.items():
