@@ -253,7 +253,7 @@ def replay_error(record: TreeRecord, message: TreeMessage, held: Split) -> float
     own = _of_client(booster, record.spec.reg_lambda, record.learning_rate, x, y, margin)
     sent = np.concatenate([tree.value[tree.leaves] for tree in booster.trees]).astype(np.float64)
     given = np.concatenate([tree.weights[tree.leaves] for tree in own if tree.weights is not None])
-    return float(np.linalg.norm(given - sent) / max(np.linalg.norm(sent), 1e-12))
+    return float(np.linalg.norm(given - sent)) / max(float(np.linalg.norm(sent)), 1e-12)
 
 
 def truth_of(data: list[Split], clients: Iterable[int], federation: Federation) -> Truth:
