@@ -16,7 +16,7 @@ from fedaudit.pipeline.recordings import check_replay
 from fedaudit.simulation.trees import grow
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.trees import TreeSpec
+from fedaudit.transcript.trees import TreeSpec, tree_record
 from fedaudit.utils.progress import Quiet
 from fedaudit.utils.seeds import generator
 
@@ -127,11 +127,13 @@ def test_what_travels_in_flower_is_what_the_simulation_sends(tmp_path: Path, str
     read, truth = read_boosters(sent)
     assert read.trees is not None
     spec = TreeSpec.model_validate({"protocol": strategy.removeprefix("FedXgb").lower()})
-    simulated = grow(held, spec, 0.3, 3, 2, generator(0, "trees"))
+    order = [m.client for m in read.trees.messages[:3]]  # FedXgbCyclic draws it
+    made = grow([held[client] for client in order], spec, 0.3, 3, 2, generator(0, "trees"))
+    simulated = tree_record(spec, 0.3, 3, [replace(m, client=order[m.client]) for m in made.messages])
     assert len(read.trees.messages) == len(simulated.messages) == (9 if spec.protocol == "bagging" else 3)
-    for real, made in zip(read.trees.messages, simulated.messages, strict=True):
-        assert (real.round, real.client, real.num_examples) == (made.round, made.client, 30)
-        for one, other in zip(real.booster.trees, made.booster.trees, strict=True):
+    for real, sent_there in zip(read.trees.messages, simulated.messages, strict=True):
+        assert (real.round, real.client, real.num_examples) == (sent_there.round, sent_there.client, 30)
+        for one, other in zip(real.booster.trees, sent_there.booster.trees, strict=True):
             assert np.array_equal(one.feature[one.left >= 0], other.feature[other.left >= 0])
             np.testing.assert_allclose(one.value, other.value, rtol=1e-4, atol=1e-6)
     assert truth is not None
