@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedaudit.attacks import make_attack
 from fedaudit.capture.boosters import read_boosters
 from fedaudit.data import load_dataset
 from fedaudit.data.dataset import Split
@@ -19,6 +18,7 @@ from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.trees import TreeSpec, tree_record
 from fedaudit.utils.progress import Quiet
 from fedaudit.utils.seeds import generator
+from tests.attacks.test_timberstrike import attacked
 
 pytestmark = pytest.mark.peers
 
@@ -139,7 +139,7 @@ def test_what_travels_in_flower_is_what_the_simulation_sends(tmp_path: Path, str
     assert truth is not None
     assert all(r.verifies for r in check_replay(read, truth, None, Quiet()).replays.values())
     seen = [observe(one, ThreatModel()).split("client")[0] for one in (read, replace(read, trees=simulated))]
-    found, expected = (make_attack("timberstrike")(one) for one in seen)
+    found, expected = (attacked(one) for one in seen)
     assert found.labels.equal(expected.labels)
     np.testing.assert_allclose(found.rows.numpy(), expected.rows.numpy(), atol=1e-4)
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import fedaudit
-from fedaudit.attacks import make_attack
 from fedaudit.capture.boosters import convert_boosters, read_boosters
 from fedaudit.models.trees import read_booster
 from fedaudit.pipeline.recordings import check_replay
@@ -19,6 +18,7 @@ from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import Quiet
+from tests.attacks.test_timberstrike import attacked
 from tests.attacks.tree_cases import ETA, boosted, model, noise, seen, stump
 from tests.data.data_cases import one_line
 
@@ -42,7 +42,7 @@ def sliced(data: bytes, start: int, stop: int) -> bytes:
     return model(*trees[start:stop], features=3)
 
 
-WHOLE = boosted(X, Y, rounds=3, depth=3)[0]
+WHOLE = boosted(X.astype(np.float64), Y, rounds=3, depth=3)[0]
 PARTS = [sliced(WHOLE, i, i + 1) for i in range(3)]
 SCALED = "columns: [{name: a, mean: 1, std: 2}, {name: b, mean: 1, std: 2}, {name: c, mean: 1, std: 2}]\n"
 
@@ -63,9 +63,8 @@ def test_a_folder_gives_the_findings_of_the_trees_themselves(tmp_path: Path, pro
     files = {f"round-{i}-client-north.json": moved(data) for i, data in enumerate(sent)}
     read, truth = read_boosters(folder(tmp_path, files, f"trees: {{protocol: {protocol}}}\n{SCALED}"))
     assert truth is None
-    found = make_attack("timberstrike")(observe(read, ThreatModel()).split("client")[0])
-    direct = seen(*((i, 0, part, 40) for i, part in enumerate(PARTS)), features=3)
-    expected = make_attack("timberstrike")(direct)
+    found = attacked(observe(read, ThreatModel()).split("client")[0])
+    expected = attacked(seen(*((i, 0, part, 40) for i, part in enumerate(PARTS)), features=3))
     torch.testing.assert_close(found.rows, expected.rows, atol=1e-5, rtol=0)
     assert found.labels.equal(expected.labels)
     assert read.clients == {0: "north"}
@@ -122,8 +121,9 @@ def test_a_masked_cover_follows_from_gains_and_weights() -> None:
     (read,) = read_booster(model(tree), "test").trees
     assert read.cover is None
     found = read.with_cover(ETA, 1.0).cover
+    assert found is not None
     np.testing.assert_allclose(found, [all_[1], below[1], h[2], h[1], h[0]], rtol=1e-6)
-    assert make_attack("timberstrike")(seen((0, 0, model(tree), 15))).labels.sum() == 6
+    assert attacked(seen((0, 0, model(tree), 15))).labels.sum() == 6
 
 
 BAD = [
