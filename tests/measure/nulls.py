@@ -479,7 +479,7 @@ _OTHERS = "other people's pictures of the same digits"
 NULLS: dict[str, Null] = {
     "rows, batch of 16": Null("rows", rows, "other people's rows, 16", "14 of 16 rows"),
     "rows, batch of 4": Null("rows", functools.partial(rows, size=4), "other people's rows, 4", "4 of 4 rows"),
-    "trees, 24 rows": Null(
+    "rows from trees": Null(
         "rows", trees, "trees of 24 other people's rows of the same labels", "trees of the own rows"
     ),
     **{
