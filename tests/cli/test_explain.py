@@ -72,7 +72,11 @@ def test_the_glossary_is_short_and_no_word_stands_for_two_things():
     assert len(set(words)) == len(words), sorted({w for w in words if words.count(w) > 1})
 
 
-@pytest.mark.parametrize("word", ["psnr", "dB", "SSIM", "epsilon", "ε", "n", "control", "inconclusive", "recovered"])
+ASKED = ["psnr", "dB", "SSIM", "epsilon", "ε", "n", "control", "inconclusive", "recovered"]
+ASKED += ["trees", "cover", "cut", "known_labels", "precode", "same_client"]
+
+
+@pytest.mark.parametrize("word", ASKED)
 def test_the_words_that_people_ask_for_are_explained(word, command: Command):
     told = command("explain", word)
     assert told.code in (0, None)

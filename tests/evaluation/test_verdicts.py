@@ -18,7 +18,7 @@ from torch import nn
 from fedaudit.attacks import ImageFinding, MembershipFinding
 from fedaudit.attacks.labels.attack import LabelFinding
 from fedaudit.attacks.records.attribute import AttributeFinding
-from fedaudit.evaluation import evaluate, summarise
+from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
 from fedaudit.evaluation import labels as of_labels
 from fedaudit.evaluation.images import by_luck, verdict_of
 from fedaudit.evaluation.local_models import as_good_by_luck, as_near_by_luck
@@ -120,6 +120,16 @@ def test_runs_are_pooled_into_one_interval(value, half, runs):
     assert found.n == 10 * runs
     assert found.high - found.low == pytest.approx(2 * half / math.sqrt(runs))
     assert found.low <= found.mean <= found.high
+
+
+def test_a_share_of_few_runs_stays_within_0_and_1():
+    found = pooled([measured(0.05, 0.2), measured(0.95, 0.2), measured(1.0, 0.1)], 0, 1)
+    assert found is not None
+    assert [found.low, found.high] == pytest.approx([2 / 3 - 0.1, 2 / 3 + 0.1])
+    ends = pooled([measured(0.99, 0.2)] * 2, 0, 1)
+    assert ends is not None
+    assert ends.high == 1
+    assert all(FINDING_TYPES[kind].metrics[0].ends == (0, 1) for kind in ("rows", "sequences", "labels"))
 
 
 def test_runs_without_an_interval_are_not_pooled():

@@ -29,6 +29,7 @@ from fedaudit.attacks import (
     LocalModelFinding,
     SequenceFinding,
     TokenFinding,
+    make_attack,
 )
 from fedaudit.attacks.labels.attack import LabelFinding, LabelSetFinding
 from fedaudit.attacks.labels.label_sets import dealt
@@ -38,6 +39,7 @@ from fedaudit.epsilon import CanaryScores
 from fedaudit.epsilon.bounds import demonstrated, gaussian_mu
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.properties import covariates, partial_test
+from fedaudit.modalities.columns import Column
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.queries import NOBODY, QuerySet
@@ -45,6 +47,8 @@ from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.seeds import generator
+from tests.attacks.tree_cases import boosted
+from tests.attacks.tree_cases import seen as seen_trees
 from tests.evaluation.test_evaluation import seen as image_seen
 from tests.evaluation.test_rows import KINDS, people, scene
 from tests.evaluation.test_sequences import NOTES
@@ -61,6 +65,22 @@ def rows(seed: int, *, planted: bool, size: int = 16) -> str:
     own = max(4, size - 2)
     found = torch.cat([everybody[:own], others[own:]]) if planted else others
     return FINDING_TYPES["rows"].verdict([scene(found, everybody[:size], everybody, columns=KINDS)]).verdict
+
+
+def trees(seed: int, *, planted: bool, size: int = 24) -> str:
+    """TimberStrike on trees that were grown on other people's rows of the same labels, or on the update's own."""
+    rng, columns = generator(seed, "trees"), range(8)
+    everybody = torch.cartesian_prod(*[torch.tensor([0.0, 1.0]) for _ in columns])[torch.randperm(256, generator=rng)]
+    labels = torch.randint(2, (256,), generator=rng)
+    labels[size : 2 * size] = labels[:size]
+    grown = everybody[:size] if planted else everybody[size : 2 * size]
+    sent, _ = boosted(grown.double().numpy(), labels[:size].double().numpy(), rounds=6, depth=8)
+    looked = seen_trees((0, 0, sent, size), features=8)
+    known = tuple(Column(f"c{i}", "categorical", (i,), ("0", "1"), codes=(0.0, 1.0)) for i in columns)
+    looked = dataclasses.replace(looked, task_info=dataclasses.replace(looked.task_info, columns=known))
+    truth = Truth({(0, 0): everybody[:size]}, {(0, 0): labels[:size]}, everybody, labels, {})
+    found = make_attack("timberstrike")(looked)
+    return FINDING_TYPES["rows"].verdict([evaluate(found, looked, truth, seed=seed).result]).verdict
 
 
 def notes(seed: int, *, planted: bool, size: int = 8) -> str:
@@ -459,6 +479,9 @@ _OTHERS = "other people's pictures of the same digits"
 NULLS: dict[str, Null] = {
     "rows, batch of 16": Null("rows", rows, "other people's rows, 16", "14 of 16 rows"),
     "rows, batch of 4": Null("rows", functools.partial(rows, size=4), "other people's rows, 4", "4 of 4 rows"),
+    "rows from trees": Null(
+        "rows", trees, "trees of 24 other people's rows of the same labels", "trees of the own rows"
+    ),
     **{
         f"notes, batch of {size}": Null(
             "sequences",

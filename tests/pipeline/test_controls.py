@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,20 @@ import fedaudit
 from fedaudit.attacks import ATTACKS, Attack, make_attack
 from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
 from fedaudit.pipeline import calibrations
-from fedaudit.pipeline.control_cases import memorised, one_example, reference
+from fedaudit.pipeline.control_cases import few_columns, memorised, one_example, reference
 from fedaudit.pipeline.controls import Conditions, Controls, _winner, judged_by_control
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.recordings import worst_replay
-from fedaudit.pipeline.run import run_audit
+from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import AttackSummary, AuditResult, ControlResult, Evidence
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
+from fedaudit.transcript.observation import observe
+from fedaudit.transcript.truth import Truth
 from fedaudit.utils.fingerprint import tensor_digest
+from tests.attacks.tree_cases import model, stump, transcript
 
 FEDSGD = {"name": "a", "algorithm": "fedsgd", "clients": 2, "examples": 2, "batch_size": 1}
 NOISE = {"name": "noise", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 1.0, "where": "local", "epsilon": None}}
@@ -370,6 +375,34 @@ def test_membership_has_a_control_that_learns_by_heart():
     assert control.won
     assert "learnt the members by heart" in control.case
     assert control.metrics[0].value > 0.75
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(("data", "adversary"), [("breast-cancer", "server"), ("diabetes", "client")])
+def test_trees_have_a_control_whose_rows_come_out(data: str, adversary: str):
+    pytest.importorskip("xgboost")
+    trees = {"name": "f", "algorithm": "trees", "clients": 2, "examples": 40, "rounds": 2, "learning_rate": 0.3}
+    made = scenario_from(
+        {
+            "data": {"name": data, "split": "train"},
+            "threat": {"adversary": adversary},
+            "federations": [trees],
+            "attacks": ["timberstrike"],
+        }
+    )
+    (recording,) = record(resolve(made))
+    case = few_columns(recording)
+    assert case is not None
+    looked = observe(case.recording.transcript, made.threat).split("client")
+    assert len(looked) == (2 if adversary == "server" else 1)  # the observer isn't asked for
+    found = [evaluate(make_attack("timberstrike")(one), one, case.recording.truth, seed=0).result for one in looked]
+    assert FINDING_TYPES["rows"].verdict(found).verdict == "recovered"
+
+
+def test_without_xgboost_trees_have_no_control(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    sent = transcript((0, 0, model(stump(0, 0.0, (1.0, 1.5), (-2.0, 1.0))), 10))
+    assert few_columns(Recording(sent, Truth({}, {}, torch.zeros(0, 2), torch.zeros(0).long(), {}))) is None
 
 
 def test_an_attribute_has_a_control_that_learns_it_by_heart():

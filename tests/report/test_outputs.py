@@ -293,3 +293,6 @@ def test_every_output_says_diagnostic_or_deployment_and_why(tmp_path: Path, caps
     federations = [record.model_copy(update={"algorithm": "vertical"}) for record in audit.federations]
     vertical = audit.model_copy(update={"federations": federations, "as_deployed": []})
     assert "no ready command for a deployment of a vertical" in deployed_step(vertical, Path("out/report.html"))
+    federations = [record.model_copy(update={"algorithm": "trees"}) for record in audit.federations]
+    trees = audit.model_copy(update={"federations": federations, "as_deployed": []})
+    assert "raise examples" in deployed_step(trees, Path("out/report.html"))

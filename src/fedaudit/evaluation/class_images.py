@@ -24,6 +24,7 @@ RECOGNISED = Metric(
     "recognised",
     "share of the generated images that an independent classifier takes for the class; without the attack: of real "
     "images of the other classes",
+    ends=(0, 1),
 )
 CLOSEST = Metric(
     "closest_class",

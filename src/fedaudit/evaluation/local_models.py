@@ -32,7 +32,9 @@ GAP_CLOSED = Metric(
     "reconstructed model makes up",
 )
 LOCAL_ACCURACY = Metric(
-    "local_accuracy", "accuracy on the client's own data; without the attack: the last returned model"
+    "local_accuracy",
+    "accuracy on the client's own data; without the attack: the last returned model",
+    ends=(0, 1),
 )
 OVER_GLOBAL = Metric("accuracy_over_global", "accuracy on the client's data less that of the last global model")
 DISTANCE = Metric(

@@ -25,6 +25,7 @@ AUC = Metric(
     "property_auc",
     "how well scores tell clients with the property from those without, 1 if all of the former are above all of the "
     "latter; without the attack: by the classes of their examples alone",
+    ends=(0, 1),
 )
 PARTIAL = Metric(
     "property_partial",

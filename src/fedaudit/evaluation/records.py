@@ -29,17 +29,24 @@ from fedaudit.utils.seeds import derive_seed, generator
 _RESAMPLES = 2000
 
 MEMBERSHIP_ACCURACY = Metric(
-    "membership_accuracy", "share of the records, half of them members, that are rightly called members or not"
+    "membership_accuracy",
+    "share of the records, half of them members, that are rightly called members or not",
+    ends=(0, 1),
 )
-AUC = Metric("membership_auc", "probability that a member's score is above another record's")
-TPR = Metric("membership_tpr", "share of the members that are found where 1 % of the others are taken for members")
+AUC = Metric("membership_auc", "probability that a member's score is above another record's", ends=(0, 1))
+TPR = Metric(
+    "membership_tpr", "share of the members that are found where 1 % of the others are taken for members", ends=(0, 1)
+)
 TPR_PERMILLE = Metric(
-    "membership_tpr_permille", "share of the members that are found where 0.1 % of the others are taken for members"
+    "membership_tpr_permille",
+    "share of the members that are found where 0.1 % of the others are taken for members",
+    ends=(0, 1),
 )
 BLIND_AUC = Metric(
     "membership_blind_auc",
     "the same probability by a classifier of the records alone, without any model: what to hold it against",
     higher_is_better=False,
+    ends=(0, 1),
 )
 
 MEMBERSHIP_EPSILON = Metric(
@@ -322,6 +329,7 @@ SOURCE_ACCURACY = Metric(
     "source_accuracy",
     "share of the clients' records whose client is named rightly; without the attack: by naming the client whose "
     "updates are over most examples",
+    ends=(0, 1),
 )
 SOURCE_ADVANTAGE = Metric(
     "source_advantage",
@@ -571,6 +579,7 @@ ATTRIBUTE_ACCURACY = Metric(
     "attribute_accuracy",
     "share of the clients' records whose attribute is named rightly; without the attack: by naming the value that is "
     "most frequent among all records of the class",
+    ends=(0, 1),
 )
 ATTRIBUTE_ADVANTAGE = Metric(
     "attribute_advantage", "that share, less the same share of records that nobody trained on: what training gave away"

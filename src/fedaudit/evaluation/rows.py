@@ -36,17 +36,19 @@ ACCURACY = Metric(
     "cell_accuracy",
     f"share of the cells that were recovered: categories equal, numbers within {TOLERANCE} standard deviations; "
     "without the attack: by the columns' distributions, or by other people's rows",
+    ends=(0, 1),
 )
-EXACT = Metric("exact_rows", "share of the rows of which every cell was recovered")
-NUMBERS = Metric("numeric_accuracy", "share of the cells with numbers that were recovered")
-CATEGORIES = Metric("categorical_accuracy", "share of the cells with categories that were recovered")
+EXACT = Metric("exact_rows", "share of the rows of which every cell was recovered", ends=(0, 1))
+NUMBERS = Metric("numeric_accuracy", "share of the cells with numbers that were recovered", ends=(0, 1))
+CATEGORIES = Metric("categorical_accuracy", "share of the cells with categories that were recovered", ends=(0, 1))
 SUREST = Metric(
     "surest_accuracy",
     "share that were recovered of the quarter of cells that the attack is surest of; without the attack: of all cells",
+    ends=(0, 1),
 )
-SUREST_NUMBERS = Metric("surest_numeric", "the same of the cells with numbers alone")
-SUREST_CATEGORIES = Metric("surest_categorical", "the same of the cells with categories alone")
-CERTIFIED = Metric("certified_rows", "share of the rows that the attack proved to have, and has")
+SUREST_NUMBERS = Metric("surest_numeric", "the same of the cells with numbers alone", ends=(0, 1))
+SUREST_CATEGORIES = Metric("surest_categorical", "the same of the cells with categories alone", ends=(0, 1))
+CERTIFIED = Metric("certified_rows", "share of the rows that the attack proved to have, and has", ends=(0, 1))
 WRONGLY = Metric("wrongly_certified", "rows that the attack proved to have, and hasn't", higher_is_better=False)
 
 DRAWS = 799  # of what an adversary guesses who hasn't seen the update: the least p-value is 1 in 800

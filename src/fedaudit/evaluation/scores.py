@@ -96,8 +96,8 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
     for name in dict.fromkeys(m.name for f in done for m in f.metrics):
         found = [m for f in done for m in f.metrics if m.name == name]
         known = metric(name)
-        together = pooled(found)
         ends = known.ends if known else ()
+        together = pooled(found, *ends)
         mean = together or over([m.value for m in found], *ends)
         assert mean is not None  # there is one value at least
         rows.append(

@@ -27,11 +27,15 @@ _TURNS = 8  # through the guesses, at most, until enough words are named
 _RESAMPLES = 2000
 _SHOWN = 64  # sequences of a finding that are kept for the report
 
-EXACT = Metric("exact_sequences", "share of the sequences that were recovered word for word")
-ROUGE1 = Metric("rouge1", "ROUGE-1: words that a recovered sequence and the true one share (F1), mean over all")
-ROUGE2 = Metric("rouge2", "ROUGE-2: likewise of pairs of neighbouring words")
-RECALL = Metric("words_found", "share of the different words in the update that were named; without the attack: drawn")
-PRECISION = Metric("words_right", "share of the named words that occur in the update")
+EXACT = Metric("exact_sequences", "share of the sequences that were recovered word for word", ends=(0, 1))
+ROUGE1 = Metric(
+    "rouge1", "ROUGE-1: words that a recovered sequence and the true one share (F1), mean over all", ends=(0, 1)
+)
+ROUGE2 = Metric("rouge2", "ROUGE-2: likewise of pairs of neighbouring words", ends=(0, 1))
+RECALL = Metric(
+    "words_found", "share of the different words in the update that were named; without the attack: drawn", ends=(0, 1)
+)
+PRECISION = Metric("words_right", "share of the named words that occur in the update", ends=(0, 1))
 
 
 def rouge(found: Sequence[int], true: Sequence[int], n: int) -> float:

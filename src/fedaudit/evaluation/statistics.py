@@ -130,10 +130,11 @@ def auc_interval(
     return float(low), float(high)
 
 
-def pooled(metrics: Sequence[MetricResult]) -> Interval | None:
+def pooled(metrics: Sequence[MetricResult], least: float = -math.inf, most: float = math.inf) -> Interval | None:
     """Return the mean of a metric over several runs with the interval that each run's own interval gives it.
 
-    ``n`` counts what the runs' intervals count (records, labels), summed. None unless every run has an interval.
+    ``n`` counts what the runs' intervals count (records, labels), summed. It ends at what a value can be, from
+    ``least`` to ``most``. None unless every run has an interval.
     """
     values = [m.value for m in metrics]
     ends = [(m.low, m.high, m.n) for m in metrics]
@@ -146,5 +147,5 @@ def pooled(metrics: Sequence[MetricResult]) -> Interval | None:
     else:
         below = math.sqrt(sum((v - (low or 0.0)) ** 2 for v, (low, _, _) in zip(values, ends, strict=True)))
         above = math.sqrt(sum(((high or 0.0) - v) ** 2 for v, (_, high, _) in zip(values, ends, strict=True)))
-        low, high = mean - below / len(metrics), mean + above / len(metrics)
+        low, high = max(mean - below / len(metrics), least), min(mean + above / len(metrics), most)
     return Interval(mean=mean, median=float(np.median(values)), low=low, high=high, n=n)

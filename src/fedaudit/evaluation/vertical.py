@@ -17,9 +17,13 @@ from fedaudit.results import Chart, Line
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 
-ACCURACY = Metric("example_label_accuracy", "share of the examples whose label was told rightly, one by one")
+ACCURACY = Metric(
+    "example_label_accuracy", "share of the examples whose label was told rightly, one by one", ends=(0, 1)
+)
 LEAK_AUC = Metric(
-    "leak_auc", "probability that an example of the rarer class gets a higher score than one of the other"
+    "leak_auc",
+    "probability that an example of the rarer class gets a higher score than one of the other",
+    ends=(0, 1),
 )
 _POINTS = 101  # of a drawn curve
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ MODEL = "xgboost"  # the name of the model in scenarios and results
 OBJECTIVES = ("binary:logistic", "reg:squarederror")
 _DEEPEST = 32
 _KEYS = ("left_children", "right_children", "split_indices", "split_conditions")
+_SUMS = ("base_weights", "sum_hessian", "loss_changes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,8 @@ class Tree:
         feature: (m,) by which a node splits.
         value: (m,) float32 of a node: x < value goes left; of a leaf, what is added to the margin (its weight times η).
         weights: (m,) of a leaf −η·G/(H + λ), of the sums of those who trained it; None where they weren't sent.
-        cover: (m,) H, the sum of the hessians of the examples in a node; None where it wasn't sent.
+        cover: (m,) H, the sum of the hessians of the examples in a node; None where it wasn't sent, or was masked.
+        gain: (m,) what an inner node's split gains, G_L²/(H_L + λ) + G_R²/(H_R + λ) − G²/(H + λ); None likewise.
     """
 
     left: Whole
@@ -44,6 +46,7 @@ class Tree:
     value: NDArray[np.float32]
     weights: Floats | None
     cover: Floats | None
+    gain: Floats | None = None
 
     @property
     def leaves(self) -> Whole:
@@ -77,6 +80,30 @@ class Tree:
     def margin(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return (n,) what the tree adds to the margin of each of (n, d) rows."""
         return self.value[self.reached(rows)]
+
+    def with_cover(self, rate: float, penalty: float) -> Tree:
+        """Return the tree with the cover that weights and gains tell, where it wasn't sent itself.
+
+        Of a split into l and r, with w = −G/(H + λ) of each node, G = G_l + G_r and H = H_l + H_r are two linear
+        equations: H_r + λ = (gain + λ·w·w_l) / ((w_r − w)(w_r − w_l)), and so on the other side.
+
+        Args:
+            rate: η, by which the weights of leaves are scaled.
+            penalty: λ.
+
+        Returns:
+            itself where nothing is missing, or nothing tells it: a root alone, or a split of two equal weights.
+        """
+        inner = np.flatnonzero(self.left >= 0)
+        if self.cover is not None or self.gain is None or self.weights is None or not len(inner):
+            return self
+        w, cover = np.where(self.left < 0, self.weights / rate, self.weights), np.zeros(len(self.left))
+        own, gain = w[inner], self.gain[inner]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for side, other in ((self.left[inner], self.right[inner]), (self.right[inner], self.left[inner])):
+                cover[side] = (gain + penalty * own * w[other]) / ((w[side] - own) * (w[side] - w[other])) - penalty
+        cover[0] = cover[self.left[0]] + cover[self.right[0]]
+        return replace(self, cover=np.maximum(cover, 0.0)) if np.isfinite(cover).all() else self
 
     def _order(self) -> list[int]:
         """Return the nodes from the root down."""
@@ -122,7 +149,8 @@ def read_booster(data: bytes, where: str) -> Booster:
         kind = str(learner["gradient_booster"]["name"])
         features = int(known["num_feature"])
         score = float(str(known["base_score"]).strip("[]"))
-        found = learner["gradient_booster"]["model"]["trees"] if kind == "gbtree" else []
+        model = learner["gradient_booster"]["model"] if kind == "gbtree" else {"trees": []}
+        found, parallel = model["trees"], str(model.get("gbtree_model_param", {}).get("num_parallel_tree", "1"))
         nodes = sum(len(tree["left_children"]) for tree in found)
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise BadInput(
@@ -135,6 +163,8 @@ def read_booster(data: bytes, where: str) -> Booster:
         )
     if str(known.get("num_class", "0")) not in ("0", "1") or not 1 <= features <= 10**6:
         raise BadInput(f"{where}: models of one output and 1 to 1,000,000 features are read")
+    if parallel != "1":
+        raise BadInput(f"{where}: trees grown {parallel[:10]} at once; num_parallel_tree: 1 is read")
     if BOOSTER.items is not None and nodes > BOOSTER.items:
         raise BadInput(f"{where}: {nodes:,} nodes; at most {BOOSTER.items:,} are read")
     if objective == OBJECTIVES[0]:
@@ -152,7 +182,7 @@ def _tree(given: Any, features: int, where: str) -> Tree:
         left, right, feature = (np.array(given[key], dtype=np.int64) for key in _KEYS[:3])
         with np.errstate(over="ignore"):  # what becomes infinite is refused below
             value = np.array(given[_KEYS[3]], dtype=np.float32)
-        more = [np.array(given[k], dtype=np.float64) if given.get(k) else None for k in ("base_weights", "sum_hessian")]
+        more = [np.array(given[k], dtype=np.float64) if given.get(k) else None for k in _SUMS]
         categorical = any(given.get("split_type") or ())
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise BadInput(f"{where}: {type(error).__name__}: {str(error)[:100]}") from None
@@ -179,20 +209,22 @@ def _tree(given: Any, features: int, where: str) -> Tree:
         raise BadInput(f"{where}: deeper than {_DEEPEST}")
     if more[1] is not None and bool((more[1] < 0).any()):
         raise BadInput(f"{where}: a negative sum of hessians")
-    return Tree(left, right, feature, value, more[0], more[1])
+    if m > 1 and more[1] is not None and bool((more[1] == 1).all()):  # as NVFlare masks it; children would add up to 2
+        more[1] = None
+    return Tree(left, right, feature, value, *more)
 
 
 def write_booster(booster: Booster) -> bytes:
     """Return a model as JSON with the fields of xgboost's that :func:`read_booster` reads.
 
-    What a tree has no ``weights`` or ``cover`` of isn't written.
+    What a tree has no ``weights``, ``cover`` or ``gain`` of isn't written.
     """
     score = 1 / (1 + math.exp(-booster.base)) if booster.objective == OBJECTIVES[0] else booster.base
     trees = []
     for tree in booster.trees:
         own: dict[str, Any] = dict(zip(_KEYS, (tree.left, tree.right, tree.feature, tree.value), strict=True))
-        own |= {} if tree.weights is None else {"base_weights": tree.weights}
-        own |= {} if tree.cover is None else {"sum_hessian": tree.cover}
+        sums = zip(_SUMS, (tree.weights, tree.cover, tree.gain), strict=True)
+        own |= {key: values for key, values in sums if values is not None}
         trees.append({key: values.tolist() for key, values in own.items()})
     learner = {
         "objective": {"name": booster.objective},

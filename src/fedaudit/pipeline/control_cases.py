@@ -14,19 +14,22 @@ from fedaudit.attacks.records.property import stock
 from fedaudit.data import load_dataset
 from fedaudit.data.dataset import Split
 from fedaudit.epsilon.canaries import Directions
+from fedaudit.modalities.columns import Column
 from fedaudit.models import VerticalModel, build_model, initialise, set_training_mode
 from fedaudit.simulation.local_training import gradient, local_randomness, train
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
+from fedaudit.simulation.trees import grow
 from fedaudit.simulation.vertical import exchange, malicious_server
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.queries import NOBODY, UNUSED, QuerySet
 from fedaudit.transcript.rounds import Round
 from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.trees import HELD, TreeSpec
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update, UpdateKind
-from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
 
@@ -328,6 +331,36 @@ def easy_case(recording: Recording, *, still: bool = False, hijacked: Federation
     )
     text = f"{len(inputs)} known examples in batches of {size}" + (", a model that doesn't move" if still else "")
     return Case(Recording(own, known), "same", text)
+
+
+def few_columns(recording: Recording) -> Case | None:
+    """Return what a control of an attack on boosted trees attacks: two clients of 24 known rows, eight columns of 0, 1.
+
+    They bag 20 trees each, at the audited step and λ, with cover and without noise, of half of the columns, drawn anew
+    for each. Labels are drawn at random, and trees split as long as that gains anything: they learn the rows by heart.
+    The first client is the observer, and its rows what such an adversary holds. None where xgboost isn't installed.
+    """
+    record, info = recording.transcript.trees, recording.transcript.task_info
+    assert record is not None
+    rng, classes = generator(0, "control", "trees"), info.num_classes
+    columns = tuple(Column(f"column {i + 1}", "categorical", (i,), ("0", "1"), codes=(0.0, 1.0)) for i in range(8))
+    everybody = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * len(columns))[torch.randperm(256, generator=rng)]
+    labels = torch.randint(2, (256,), generator=rng) if classes else torch.randn(256, 1, generator=rng)
+    held = [Split(everybody[i : i + 24], labels[i : i + 24]) for i in (0, 24)]
+    own = TreeSpec(reg_lambda=record.spec.reg_lambda, max_depth=8, min_child_weight=0.0, columns=0.5)
+    try:
+        grown = grow(held, own, record.learning_rate, 20, classes, rng)
+    except BadInput:
+        return None
+    task = replace(info, input_shape=(len(columns),), columns=columns, mean=(0.0,), std=(1.0,))
+    log = dict(zip(HELD, (held[0].inputs, held[0].targets), strict=True))
+    transcript = recording.transcript
+    made = Transcript("control-same", task, transcript.module, transcript.loss, [], log, trees=grown)
+    inputs, targets = ({(0, c): getattr(one, name) for c, one in enumerate(held)} for name in ("inputs", "targets"))
+    rows = {key: torch.arange(24) for key in inputs}
+    truth = Truth(inputs, targets, everybody, labels, recording.truth.about, rows)
+    text = "24 known rows of eight columns of 0 or 1, 20 trees of half of the columns each, undefended"
+    return Case(Recording(made, truth), "same", text)
 
 
 def _unbalanced(labels: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from fedaudit.pipeline.control_cases import (
     Case,
     each_by_heart,
     easy_case,
+    few_columns,
     memorised,
     one_client,
     one_example,
@@ -48,7 +49,7 @@ _SHARE = 0.25  # of the attacks' time, which controls may take together; one may
 _PROGRESS = 0.05
 # By the kind of control: what makes its case, and why that may make none.
 _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
-    "trees": (lambda _: None, "no federation of trees is known in which it must win: its sums leave rows open"),
+    "trees": (few_columns, "xgboost isn't installed, so no known trees can be grown: pip install 'fedaudit[trees]'"),
     "client": (one_client, ""),
     "records": (memorised, "there are no records to learn by heart"),
     "sources": (each_by_heart, "there are no records of two clients to learn by heart"),

@@ -128,7 +128,11 @@ class Settings:
         if transcript.trees is not None:  # which begin with nothing: there is no network that may be untrained
             sizes = [m.update.num_examples for m in seen.messages] or [0]
             return Facts(
-                recorded=False, unlearnt="", fixed_norm=False, batch=min(sizes), examples=statistics.median(sizes)
+                recorded=transcript.recording is not None,
+                unlearnt="",
+                fixed_norm=False,
+                batch=min(sizes),
+                examples=statistics.median(sizes),
             )
         sent = {(r.index, u.client): u for r in transcript.rounds for u in r.updates}
         updates: list[Update] = [

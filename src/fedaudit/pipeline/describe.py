@@ -351,7 +351,8 @@ def _federation_of_trees(
     description = (
         f"{_many(spec.rounds, 'round')}, {_many(spec.clients, 'client')} ({sizes} a message); {what}: depth "
         f"{own.max_depth} at most, least cover of a leaf {own.min_child_weight:g}, λ {own.reg_lambda:g}, "
-        f"η {record.learning_rate:g}{kept}; examples: {spec.drawn}, partition {spec.partition.scheme}"
+        f"η {record.learning_rate:g}{kept}"
+        + ("" if transcript.recording else f"; examples: {spec.drawn}, partition {spec.partition.scheme}")
     )
     return FederationRecord(
         name=transcript.name,
@@ -365,6 +366,7 @@ def _federation_of_trees(
         learning_rate=record.learning_rate,
         updates_observed=len(record.messages),
         description=description,
+        recording=_recording_record(transcript) if transcript.recording else None,
         course=None if history is None else _course_record(history, spec),
     )
 

@@ -23,7 +23,7 @@ from fedaudit.pipeline.choice import choose_for
 from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recorded_records import OF_RECORDS, with_records
-from fedaudit.pipeline.recordings import about, check_replay, with_truth
+from fedaudit.pipeline.recordings import about, check_replay, with_known_victims, with_truth
 from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import DataRecord, ModelRecord
@@ -191,11 +191,12 @@ def attack_transcript(
         raise BadInput(without_truth)
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
         loaded, recorded, *_ = _open_truth(truth, transcript)
+        transcript = with_known_victims(transcript, loaded)
         seed = recorded.seed if seed is None else seed
         wanted = adversary.client_property is not None
         kinds = {a.finds.kind for a in attacks} & {*OF_RECORDS, *(["property"] if wanted else [])}
         asked = records is not None or adversary.records is not None or wanted
-        if transcript.recording and (asked or not attacks or kinds):
+        if transcript.recording and transcript.trees is None and (asked or not attacks or kinds):
             place = truth if isinstance(truth, Path) and truth.is_dir() else None
             besides = not attacks or kinds != {"property"}
             try:

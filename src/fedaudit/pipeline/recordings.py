@@ -12,15 +12,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedaudit.data.dataset import Split
 from fedaudit.models import load_checkpoint, set_training_mode
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.local_training import draws_at_random, gradient, local_randomness
 from fedaudit.simulation.replay import relative_error, replay
 from fedaudit.simulation.simulator import Recording
+from fedaudit.simulation.trees import replay_error
 from fedaudit.task.training import UNMODELLED
 from fedaudit.transcript.files import write_replay
 from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.trees import TreeRecord
 from fedaudit.transcript.truth import Truth, truth_file
 from fedaudit.transcript.update import CONTRADICTED, Replay, Update
 from fedaudit.utils.errors import BadInput
@@ -81,6 +84,8 @@ def with_truth(transcript: Transcript, folder: Path) -> Transcript:
 def about(transcript: Transcript) -> tuple[Scenario, DataRecord, ModelRecord]:
     """Return a recording as a scenario, as far as one can say it, and its data and model as results describe them."""
     info = transcript.task_info
+    if transcript.trees is not None:
+        return _about_trees(transcript, transcript.trees)
     updates = [u for r in transcript.rounds for u in r.updates]
     trained = next((u.training for u in updates if u.training), None)
     clients = {u.client for u in updates} | set(transcript.clients)
@@ -130,6 +135,52 @@ def about(transcript: Transcript) -> tuple[Scenario, DataRecord, ModelRecord]:
     return scenario, data, model
 
 
+def _about_trees(transcript: Transcript, trees: TreeRecord) -> tuple[Scenario, DataRecord, ModelRecord]:
+    info, leaves = transcript.task_info, sum(len(t.leaves) for m in trees.messages for t in m.booster.trees)
+    federation = {
+        "name": transcript.name,
+        "algorithm": "trees",
+        "clients": trees.clients,
+        "rounds": trees.messages[-1].round + 1,
+        "learning_rate": trees.learning_rate,
+        "trees": trees.spec.model_dump(mode="json"),
+    }
+    scenario = scenario_from(
+        {
+            "name": transcript.name,
+            "data": {"name": "custom"},
+            "federations": [federation],
+            "attacks": ["timberstrike"],
+        }
+    )
+    data = DataRecord(
+        name="the clients' own data",
+        summary="recorded while the federation ran",
+        classes=info.num_classes,
+        class_names=None,
+        kind=info.kind,
+        input_shape=list(info.input_shape),
+    )
+    model = ModelRecord(
+        name=info.model,
+        parameters=leaves,
+        initialisation="given",
+        batch_norm="none",
+        trained="as it travelled in the federation",
+        dropout="none",
+    )
+    return scenario, data, model
+
+
+def with_known_victims(transcript: Transcript, truth: Truth) -> Transcript:
+    """Return recorded trees with those victims only whose rows the truth has; others can't be evaluated."""
+    trees = transcript.trees
+    if trees is None or transcript.recording is None:
+        return transcript
+    victims = tuple(client for client in trees.victims if (0, client) in truth.inputs)
+    return dataclasses.replace(transcript, trees=dataclasses.replace(trees, victims=victims))
+
+
 def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, display: Display) -> Transcript:
     """Train every update again from what was recorded, on the truth, and return the transcript with the errors.
 
@@ -142,6 +193,12 @@ def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, disp
         display: shows progress.
     """
     replays = dict(transcript.replays)
+    if (trees := transcript.trees) is not None:
+        for message in trees.messages:
+            if (key := (0, message.client)) in truth.inputs:
+                held = Split(transcript.task_info.normalise(truth.inputs[key]), truth.labels[key])
+                replays[message.round, message.client] = Replay(replay_error(trees, message, held))
+        return dataclasses.replace(transcript, replays=replays)
     todo = [
         (r.index, r.sent_to(u.client), u)
         for r in transcript.rounds
@@ -164,6 +221,8 @@ def facts_of(transcript: Transcript) -> Literal["verified", "contradicted", "unv
     if any(replay.contradicts for replay in replays.values()):
         return "contradicted"
     sent = [(r.index, u.client) for r in transcript.rounds for u in r.updates]
+    if transcript.trees is not None:
+        sent = [(m.round, m.client) for m in transcript.trees.messages if m.client in transcript.trees.victims]
     verified = sent and all(key in replays and replays[key].verifies for key in sent)
     return "verified" if verified else "unverified"
 
@@ -259,6 +318,11 @@ def why_contradicted(recording: Recording, replay: Replay) -> str:
         "repeated on the true examples, the recorded training gives other updates than those that travelled "
         f"(relative error {replay.error:.2g})"
     )
+    if transcript.trees is not None:
+        return (
+            f"{begin}: learning_rate or reg_lambda are others, rows are missing, weighted or drawn anew for each tree "
+            "(subsample), the model had other trees than were recorded, or clients add noise to what they send"
+        )
     updates = [(r.index, r.sent_to(u.client), u) for r in transcript.rounds for u in r.updates]
     none = Replay(0.0)
     replays = {(index, u.client): transcript.replays.get((index, u.client), none) for index, _, u in updates}

@@ -110,6 +110,8 @@ def next_step(result: AuditResult, report: Path) -> str:
 def deployed_step(result: AuditResult, report: Path) -> str:
     """Return the command that asks a diagnostic's question of a deployment, or why there is none; empty: no need."""
     diagnostic = any(summary.setting == "diagnostic" for summary in result.summaries)
+    if diagnostic and any(f.algorithm == "trees" for f in result.federations):
+        return "this was a diagnostic: trees of few rows; of a deployment: raise examples to 16 a client or more"
     if diagnostic and is_vertical(result):
         return (
             "this was a diagnostic; there is no ready command for a deployment of a vertical federation: train its "

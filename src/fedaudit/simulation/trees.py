@@ -18,10 +18,10 @@ from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.trees import HELD, TreeMessage, TreeRecord, TreeSpec, tree_record
 from fedaudit.transcript.truth import Truth
+from fedaudit.utils.bounds import BOOSTER
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
 
-INSTALL = "a federation of trees is grown by xgboost, which isn't installed: pip install 'fedaudit[trees]'"
 Rows = NDArray[np.float32]
 
 
@@ -161,7 +161,7 @@ def _grown(
     for tree in read_booster(raw, "xgboost").trees:
         if spec.noise:
             tree = _noisy(tree, spec, learning_rate, rng)
-        found.append(tree if spec.cover else _bare(tree))
+        found.append(replace(tree, gain=None) if spec.cover else _bare(tree))  # with cover, gains tell nothing more
     return replace(booster, trees=tuple(found))
 
 
@@ -176,8 +176,32 @@ def _noisy(tree: Tree, spec: TreeSpec, learning_rate: float, rng: torch.Generato
     return _with_sums(tree, g, h, spec.reg_lambda, learning_rate, values=True)
 
 
+def as_json(data: bytes, where: str) -> bytes:
+    """Return a model of xgboost as JSON, whether it was saved as JSON or as UBJSON, which xgboost itself reads.
+
+    Args:
+        data: what ``Booster.save_raw`` gives.
+        where: names it in errors.
+
+    Raises:
+        BadInput: it is neither, or is UBJSON, and xgboost isn't installed.
+    """
+    if data[:1] == b"{" and data[1:2] in b' \t\r\n"}':  # of UBJSON the length of a key comes next
+        return data
+    if len(data) > BOOSTER.file:
+        raise BadInput(f"{where} is larger than {BOOSTER.file:,} bytes, the most that are read of {BOOSTER.what}")
+    xgboost = _xgboost("UBJSON is read by xgboost")
+    try:
+        booster = xgboost.Booster()
+        booster.load_model(bytearray(data))
+        return bytes(booster.save_raw("json"))
+    except (xgboost.core.XGBoostError, TypeError, ValueError) as error:
+        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadInput(f"{where}: neither JSON nor UBJSON of a model of xgboost ({line[:100]})") from None
+
+
 def _bare(tree: Tree) -> Tree:
-    return replace(tree, weights=None, cover=None)
+    return replace(tree, weights=None, cover=None, gain=None)
 
 
 def _of_client(
@@ -212,6 +236,24 @@ def _with_sums(
         value = value.copy()
         value[leaves] = weights[leaves]
     return replace(tree, value=value, weights=weights, cover=sums[1])
+
+
+def replay_error(record: TreeRecord, message: TreeMessage, held: Split) -> float:
+    """Return how far the leaves' values that a client's rows give are from those that it sent, relative.
+
+    Args:
+        record: of the federation.
+        message: of the client.
+        held: its rows.
+    """
+    booster, x, y = message.booster, held.inputs.numpy().astype(np.float32), _targets(held)
+    margin = np.full(len(x), booster.base, dtype=np.float32)
+    for tree in record.before(message):
+        margin += tree.margin(x)
+    own = _of_client(booster, record.spec.reg_lambda, record.learning_rate, x, y, margin)
+    sent = np.concatenate([tree.value[tree.leaves] for tree in booster.trees]).astype(np.float64)
+    given = np.concatenate([tree.weights[tree.leaves] for tree in own if tree.weights is not None])
+    return float(np.linalg.norm(given - sent)) / max(float(np.linalg.norm(sent)), 1e-12)
 
 
 def truth_of(data: list[Split], clients: Iterable[int], federation: Federation) -> Truth:
@@ -285,11 +327,11 @@ def _summed(federation: Federation) -> bool:
     return histogram and (federation.group_size > 1 or federation.during_training)
 
 
-def _xgboost() -> Any:
+def _xgboost(why: str = "a federation of trees is grown by xgboost") -> Any:
     try:
         import xgboost
     except ImportError:
-        raise BadInput(INSTALL) from None
+        raise BadInput(f"{why}, which isn't installed: pip install 'fedaudit[trees]'") from None
     return xgboost
 
 

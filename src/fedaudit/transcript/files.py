@@ -55,6 +55,7 @@ Form = Literal["weights", "difference", "gradient"]
 # Of the whole federation, in files of these names.
 TranscriptPart = Literal["queries", "adversary-log", "canaries", "vertical", "trees"]
 PARTS: tuple[TranscriptPart, ...] = ("queries", "adversary-log", "canaries", "vertical", "trees")
+BOOSTERS = "trees.yaml"  # beside boosters as they travelled, of which `fedaudit convert` makes a transcript
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
 _Examples = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -144,7 +145,7 @@ class Header(BaseModel):
     """``index.json``; ``last`` is the digest of a round up to which, at least, all were closed.
 
     Of a federation that really ran the task is only ``observed``, as far as it was seen, until it is read with the
-    module that clients trained.
+    module that clients trained. ``clients``: of recorded boosted trees their names, by number; messages have others'.
     """
 
     model_config = _OURS
@@ -158,6 +159,7 @@ class Header(BaseModel):
     observed: ObservedTask = ObservedTask()
     partial: bool = False
     parts: list[TranscriptPart] = []
+    clients: list[str] = []
     notes: list[str] = []
     last: Digest | None = None
     digest: Digest
@@ -292,7 +294,8 @@ def read_header(folder: Path) -> Header:
     """
     path = folder / INDEX
     if not path.is_file():
-        raise BadInput(f"no transcript in '{folder}': it has no {INDEX}; make one with 'fedaudit simulate'")
+        command = "convert" if (folder / BOOSTERS).is_file() else "simulate"
+        raise BadInput(f"no transcript in '{folder}': it has no {INDEX}; make one with 'fedaudit {command}'")
     try:
         data = read_bytes(path, JSON)
         start = _Start.model_validate_json(data)

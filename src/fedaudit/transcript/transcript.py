@@ -206,6 +206,7 @@ class Transcript:
             id=self.id,
             task=self.task_info,
             partial=self.partial,
+            clients=list(self.clients.values()) if self.trees is not None else [],
             notes=list(self.notes),
             digest=blank(),
         )
@@ -307,7 +308,7 @@ class Transcript:
 
         captured = header.source == "captured"
         entries = [e for e in read_rounds(folder, header) if rounds is None or not captured or e.index in rounds]
-        if captured and not entries:
+        if captured and not entries and "trees" not in header.parts:
             chosen = "" if rounds is None else " among those asked for"
             raise CorruptTranscript(f"'{folder}' has no closed round{chosen}: the recording ended before one was over")
         parts = {part: found for part in PARTS if (found := read_part(folder, header, part)) is not None}
@@ -343,12 +344,13 @@ class Transcript:
             loss,
             [reader.round(entry) for entry in entries],
             parts["adversary-log"][1] if "adversary-log" in parts else {},
-            clients={m.client: m.name for entry in entries for m in entry.messages if m.name is not None},
+            clients={m.client: m.name for entry in entries for m in entry.messages if m.name is not None}
+            | dict(enumerate(header.clients)),
             partial=reader.partial,
             replays=read_replay(folder, header.id),
             recording=header.id if captured else None,
         )
-        if captured and not made.updates:
+        if captured and not made.updates and "trees" not in parts:
             raise CorruptTranscript(
                 f"'{folder}' holds no update that can be read: {'; '.join(notes) or 'none was sent'}"
             )

@@ -149,8 +149,8 @@ class TreeRecord:
                     f"{where}: round {message.round}, client {message.client}: {len(booster.trees)} trees of "
                     f"{booster.features} features, and an example has {task_info.input_shape}"
                 )
-            if (booster.objective, booster.base) != (boosters[0].objective, boosters[0].base):
-                raise CorruptTranscript(f"{where}: its messages have different objectives or base scores")
+            if booster.objective != boosters[0].objective:
+                raise CorruptTranscript(f"{where}: its messages have different objectives")
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all messages by the name that they have in its file, bytes as uint8."""

@@ -1,0 +1,179 @@
+"""Boosters as they travelled in a real federation, read from a folder: the same findings as of the trees themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedaudit
+from fedaudit.capture.boosters import convert_boosters, read_boosters
+from fedaudit.models.trees import read_booster
+from fedaudit.pipeline.recordings import check_replay
+from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.progress import Quiet
+from tests.attacks.test_timberstrike import attacked
+from tests.attacks.tree_cases import ETA, boosted, model, noise, seen, stump
+from tests.data.data_cases import one_line
+
+X = noise(40, 3).astype(np.float32)
+Y = (X[:, 0] + noise(40, 1, seed=1)[:, 0] > 0).astype(float)
+
+
+def folder(path: Path, files: dict[str, bytes], facts: str = "", rows: dict[str, Any] | None = None) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "trees.yaml").write_text(f"learning_rate: {ETA}\n{facts}")
+    for name, data in files.items():
+        (path / name).write_bytes(data)
+    for name, (x, y) in (rows or {}).items():
+        np.savez(path / f"rows-{name}.npz", inputs=x, labels=y)
+    return path
+
+
+def sliced(data: bytes, start: int, stop: int) -> bytes:
+    whole = json.loads(data)
+    trees = whole["learner"]["gradient_booster"]["model"]["trees"]
+    return model(*trees[start:stop], features=3)
+
+
+WHOLE = boosted(X.astype(np.float64), Y, rounds=3, depth=3)[0]
+PARTS = [sliced(WHOLE, i, i + 1) for i in range(3)]
+SCALED = "columns: [{name: a, mean: 1, std: 2}, {name: b, mean: 1, std: 2}, {name: c, mean: 1, std: 2}]\n"
+
+
+def moved(data: bytes) -> bytes:
+    """Return the same trees, grown on rows of twice the size, one further."""
+    whole = json.loads(data)
+    for tree in whole["learner"]["gradient_booster"]["model"]["trees"]:
+        inner = np.array(tree["left_children"]) >= 0
+        splits = np.float32(2 * np.float32(tree["split_conditions"]) + 1)
+        tree["split_conditions"] = np.where(inner, splits, tree["split_conditions"]).tolist()
+    return json.dumps(whole).encode()
+
+
+@pytest.mark.parametrize("protocol", ["bagging", "cyclic"])
+def test_a_folder_gives_the_findings_of_the_trees_themselves(tmp_path: Path, protocol: str) -> None:
+    sent = PARTS if protocol == "bagging" else [sliced(WHOLE, 0, i + 1) for i in range(3)]
+    files = {f"round-{i}-client-north.json": moved(data) for i, data in enumerate(sent)}
+    read, truth = read_boosters(folder(tmp_path, files, f"trees: {{protocol: {protocol}}}\n{SCALED}"))
+    assert truth is None
+    found = attacked(observe(read, ThreatModel()).split("client")[0])
+    expected = attacked(seen(*((i, 0, part, 40) for i, part in enumerate(PARTS)), features=3))
+    torch.testing.assert_close(found.rows, expected.rows, atol=1e-5, rtol=0)
+    assert found.labels.equal(expected.labels)
+    assert read.clients == {0: "north"}
+    assert read.trees is not None
+    assert read.trees.messages[0].num_examples == 40  # as the cover of the first root tells
+
+
+def test_a_converted_folder_is_attacked_and_measured_and_its_facts_are_verified(tmp_path: Path) -> None:
+    files = {f"round-{i}-client-north.json": moved(data) for i, data in enumerate(PARTS)}
+    files["round-0-client-south.json"] = moved(PARTS[0])
+    given = folder(tmp_path / "sent", files, f"name: clinics\n{SCALED}", {"north": (2 * X + 1, Y)})
+    notes = convert_boosters(given, tmp_path / "transcript")
+    assert notes == ()
+    audit = fedaudit.audit_transcript(tmp_path / "transcript", controls=False, out=tmp_path / "out", progress=False)
+    (federation,), (summary,) = audit.result.federations, audit.result.summaries
+    assert federation.name == "clinics"
+    assert federation.recording is not None
+    assert federation.recording.clients == ["north", "south"]
+    assert {f.client for f in audit.result.findings} == {0}  # of the other no rows are known
+    assert summary.evidence is not None
+    assert summary.evidence.n == 40
+
+
+def test_rows_that_trees_were_not_grown_on_contradict_the_recording(tmp_path: Path) -> None:
+    files = {f"round-{i}-client-north.json": data for i, data in enumerate(PARTS)}
+    facts = "columns: [{name: a, mean: 0, std: 1}, {name: b, mean: 0, std: 1}, {name: c, mean: 0, std: 1}]\n"
+    own, other = {"north": (X, Y)}, {"north": (X, 1 - Y)}
+    for rows, right in ((own, True), (other, False)):
+        read, truth = read_boosters(folder(tmp_path, files, facts, rows))
+        assert truth is not None
+        replays = check_replay(read, truth, None, Quiet()).replays
+        assert [replay.verifies for replay in replays.values()] == [right] * 3
+
+
+def test_a_masked_cover_follows_from_gains_and_weights() -> None:
+    """Two splits: 3 of 5 rows, 2 of 4, 1 of 6 in the leaves at p = 1/2, by hand."""
+    g = np.array([2.5 - 3, 2.0 - 2, 3.0 - 1])
+    h = np.array([5.0, 4.0, 6.0]) / 4
+    below, all_ = (g[0] + g[1], h[0] + h[1]), (g.sum(), h.sum())
+
+    def score(of: tuple[float, float]) -> float:
+        return of[0] ** 2 / (of[1] + 1)
+
+    leaf = [(g[i], h[i]) for i in range(3)]
+    weights = [-all_[0] / (all_[1] + 1), -below[0] / (below[1] + 1), *(-ETA * a / (b + 1) for a, b in leaf[::-1])]
+    gains = [
+        score(below) + score(leaf[2]) - score(all_), score(leaf[0]) + score(leaf[1]) - score(below), 0.0, 0.0, 0.0
+    ]  # fmt: skip
+    tree = {
+        "left_children": [1, 4, -1, -1, -1], "right_children": [2, 3, -1, -1, -1], "split_indices": [0, 1, 0, 0, 0],
+        "split_conditions": [0.0, 0.0, *weights[2:]], "base_weights": weights, "loss_changes": gains,
+        "sum_hessian": [1.0] * 5,
+    }  # fmt: skip
+    (read,) = read_booster(model(tree), "test").trees
+    assert read.cover is None
+    found = read.with_cover(ETA, 1.0).cover
+    assert found is not None
+    np.testing.assert_allclose(found, [all_[1], below[1], h[2], h[1], h[0]], rtol=1e-6)
+    assert attacked(seen((0, 0, model(tree), 15))).labels.sum() == 6
+
+
+BAD = [
+    ({}, "", "holds no message"),
+    ({"round-0-client-a.json": b"{}"}, "", "not a model of xgboost"),
+    ({"round-0-client-a.json": PARTS[0]}, "trees: {observer: 1}\n", "observer"),
+    ({"round-0-client-a.json": PARTS[0]}, "trees: {protocol: histogram}\n", "bagging or cyclic"),
+    ({"round-0-client-a.json": PARTS[0]}, "columns: [{name: a}]\n", "3 features"),
+    ({"round-0-client-a.json": PARTS[0]}, "colums: []\n", "colums"),
+    ({"round-0-client-a.json": PARTS[0], "rows-b.npz": b""}, "", "no client that sent"),
+    ({"round-0-client-a.json": PARTS[0], "round-00-client-a.json": PARTS[0]}, "", "two messages"),
+    ({"round-0-client-a.json": PARTS[0], "round-1-client-a.json": model(stump(0, 0, (1, 1), (1, 1)))}, "", "differ"),
+]
+
+
+@pytest.mark.parametrize(("files", "facts", "fragment"), BAD)
+def test_what_contradicts_itself_is_refused_in_a_line(
+    tmp_path: Path, files: dict[str, bytes], facts: str, fragment: str
+) -> None:
+    with pytest.raises(BadInput, match=fragment) as error:
+        read_boosters(folder(tmp_path, files, facts))
+    one_line(error, fragment)
+
+
+def test_a_learning_rate_that_the_trees_contradict_is_refused(tmp_path: Path) -> None:
+    tree = stump(0, 0.0, (-1.0, 1.5), (1.0, 1.0))
+    tree["base_weights"][0] = 0.0 / 3.5
+    skew = stump(0, 0.0, (-1.0, 1.5), (-2.0, 1.0))
+    skew["base_weights"][0] = 3.0 / 3.5  # G = -3, H = 2.5
+    given = folder(tmp_path, {"round-0-client-a.json": model(tree, skew)})
+    read_boosters(given)
+    (given / "trees.yaml").write_text(f"learning_rate: {ETA / 3}\n")
+    with pytest.raises(BadInput, match="contradicts the trees") as error:
+        read_boosters(given)
+    one_line(error, f"{ETA:.3g}")
+
+
+@pytest.mark.peers
+def test_ubjson_is_read_as_json_is(tmp_path: Path) -> None:
+    pytest.importorskip("xgboost")
+    import xgboost
+
+    known = {"objective": "binary:logistic", "eta": ETA, "max_depth": 3}
+    grown = xgboost.train(known, xgboost.DMatrix(X, Y), 3)
+    facts = "trees: {per_round: 3}\n"
+    found = []
+    for form in ("json", "ubj"):
+        files = {f"round-0-client-a.{form}": bytes(grown.save_raw(form))}
+        read, _ = read_boosters(folder(tmp_path / form, files, facts))
+        found.append(read.fingerprint())
+    assert found[0] == found[1]
+    with pytest.raises(BadInput, match="neither JSON nor UBJSON"):
+        read_boosters(folder(tmp_path / "bad", {"round-0-client-a.ubj": b"{L\x00\x00"}))
