@@ -88,7 +88,8 @@ def verify_audit(
         transcript: that was attacked, or its folder; needed where that isn't ``folder/recording``.
         truth: its ground truth, where that doesn't lie beside it.
         data_dir, dataset, model, loss: as of :func:`fedaudit.pipeline.run.run_audit`.
-        task, rounds, records: of a recording, as the attack had them.
+        task, records: of a recording, as the attack had them.
+        rounds: of a recording; default: those that were attacked.
         workers: processes for the simulation.
         display: shows progress.
 
@@ -122,7 +123,7 @@ def verify_audit(
         )
     else:
         request = plain_yaml.read(inside(folder, REQUEST), REQUEST)
-        if not isinstance(request, dict) or not isinstance(request.get("attacks"), list):
+        if not isinstance(request, dict) or not _is_request(request):
             raise BadInput(f"{folder / REQUEST} isn't what 'fedaudit attack' writes")
         source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
         if source is None:
@@ -139,7 +140,8 @@ def verify_audit(
             model=model,
             loss=loss,
             task=task,
-            rounds=rounds,
+            rounds=request.get("rounds") if rounds is None else rounds,
+            clients=request.get("clients"),
             records=records,
         )
         derived = evaluate_findings(attacked, means=means, controls=scenario.evaluation.controls)
@@ -211,6 +213,12 @@ class _KeptFindings:
                     self.taken.add(path)
                     return finding
         return None
+
+
+def _is_request(request: dict[str, Any]) -> bool:
+    rounds, clients = request.get("rounds", []), request.get("clients", 1)
+    whole = isinstance(rounds, list) and all(type(one) is int for one in [*rounds, clients])
+    return whole and isinstance(request.get("attacks"), list)
 
 
 def _elsewhere(stored: AuditResult) -> Iterator[tuple[str, str, str]]:
