@@ -105,16 +105,16 @@ def test_sites_that_tried_nothing_count_for_nothing(sites, tmp_path, command: Co
     ulm, bonn = tmp_path / "ulm", tmp_path / "bonn"
     _, paris, lyon, rome, oslo = sites
     whole = "This is no proof of safety."
-    assert headline(lyon, oslo, ulm) == f"In none of the 2 sites that tried a leak was demonstrated. {whole}"
-    assert headline(ulm, oslo) == f"In the only site that tried no leak was demonstrated. {whole}"
+    assert headline(lyon, oslo, ulm) == f"In none of the 2 sites that tried, a leak was demonstrated. {whole}"
+    assert headline(ulm, oslo) == f"In the only site that tried, no leak was demonstrated. {whole}"
     assert headline(ulm, bonn) == "No attack could be run in any of 2 sites, so they give no answer."
-    assert headline(paris, lyon, ulm).startswith("In 1 of the 2 sites that tried the server can reconstruct training")
+    assert headline(paris, lyon, ulm).startswith("In 1 of the 2 sites that tried, the server can reconstruct training")
     row(oslo, kind="labels")
     assert headline(lyon, oslo) == (
         f"In none of 2 sites a leak was demonstrated. Not every attack was tried in each. {whole}"
     )
     row(oslo, kind="labels", verdict="inconclusive")
-    assert headline(lyon, rome, oslo, ulm).startswith("In 2 of the 3 sites that tried it can't be told what leaks")
+    assert headline(lyon, rome, oslo, ulm).startswith("In 2 of the 3 sites that tried, it can't be told what leaks")
 
 
 def test_a_defence_that_was_only_tried_is_nobodys_answer(sites, tmp_path, command: Command):
@@ -220,8 +220,8 @@ def test_duplicates_and_what_is_no_audit_are_refused(sites, tmp_path, command: C
     shutil.copytree(sites[0], copy)
     refused(command("join", sites[0], copy, "--out", tmp_path / "j"), "two of the audits are of the site 'berlin'")
     refused(command("join", sites[0], copy.rename(tmp_path / "bonn"), "--out", tmp_path / "j"), "are the same audit")
-    change(tmp_path / "copies" / "bonn", timing=Timing(seconds=99.0, started="2026-01-01T00:00:00"))  # was run again
-    refused(command("join", sites[0], tmp_path / "copies" / "bonn", "--out", tmp_path / "j"), "are the same audit")
+    change(tmp_path / "bonn", timing=Timing(seconds=99.0, started="2026-01-01T00:00:00"))  # was run again
+    refused(command("join", sites[0], tmp_path / "bonn", "--out", tmp_path / "j"), "are the same audit")
     command("share", sites[0], "--out", tmp_path / "ulm")
     refused(
         command("join", sites[0], tmp_path / "ulm", "--out", tmp_path / "j"), "'berlin' and 'ulm' are the same audit"

@@ -314,7 +314,7 @@ def _epsilon(result: AuditResult, used: list[str]) -> _Epsilon:
             found.append((bound.epsilon, one.record_epsilon.claimed, bound.delta, bound.unit))
     if not found:
         promised = [f.course.epsilon_pld for f in result.federations if f.name in used and f.course]
-        return None, max((p for p in promised if p is not None), default=None), ""
+        return None, max((p for p in promised if p is not None), default=None), None, ""
 
     def worse(one: _Epsilon) -> tuple[bool, float]:
         shown, claimed, *_ = one
@@ -359,7 +359,7 @@ def _headline(rows: Sequence[Site], counts: Sequence[Count]) -> tuple[str, str]:
         return f"In {_of_those(first.leaks, first.tried, n)} {who} can {first.question}; at worst: {worst}.", lines
     told = f"In {_of_those(0, tried, n)} a leak was demonstrated."
     if tried == 1:
-        told = "In the only site that tried no leak was demonstrated."
+        told = "In the only site that tried, no leak was demonstrated."
     if unsure := sum(any(one.verdict == "inconclusive" for one in row.told) for row in rows):
         told = f"In {_of_those(unsure, tried, n)} it can't be told what leaks, and no leak was demonstrated."
     more = "" if all(one.tried == tried for one in counts) else " Not every attack was tried in each."
@@ -369,8 +369,8 @@ def _headline(rows: Sequence[Site], counts: Sequence[Count]) -> tuple[str, str]:
 def _of_those(found: int, tried: int, n: int) -> str:
     """Return in how many sites something was found, of those that looked for it."""
     if tried == 1:
-        return "the only site that tried"
-    return f"{found or 'none'} of {n} sites" if tried == n else f"{found or 'none'} of the {tried} sites that tried"
+        return "the only site that tried,"
+    return f"{found or 'none'} of {n} sites" if tried == n else f"{found or 'none'} of the {tried} sites that tried,"
 
 
 def _in_words(one: Count) -> str:
