@@ -295,7 +295,8 @@ def test_a_trained_round_is_attacked_and_bounds_are_kept(tmp_path):
 @pytest.mark.slow
 def test_its_numbers_follow_from_the_findings_in_its_folder(tmp_path, monkeypatch, command):
     """Nobody says again which round was attacked, and of how many clients."""
-    out, attacks = tmp_path / "out", ["labels", {"name": "invg", "iterations": 2}, "loss-threshold"]
+    out = tmp_path / "out"
+    attacks: list[Any] = ["labels", {"name": "invg", "iterations": 2}, "loss-threshold"]
     config = {"final-model": str(tmp_path / "final.pt"), "num-server-rounds": 2, "examples": 120}
     audit_flower(EXAMPLE, nodes=3, config=config, attacks=attacks, clients=2, out=out, progress=False)
     monkeypatch.syspath_prepend(str(EXAMPLE))

@@ -225,7 +225,7 @@ def test_what_is_no_update_is_held_to_the_policy_in_every_round(policy):
         assert {name: (check.outcome, check.text) for name, check in one.checks.items()} == {
             "result": ("unable", "STATISTICS: no weights in plain sight")
         }
-    said = "4 results that nobody can look into left" in Path("fedaudit-guard/guard.html").read_text()
+    said = "4 results left that nobody can look into" in Path("fedaudit-guard/guard.html").read_text()
     assert said == (policy == "pass")
 
 

@@ -94,7 +94,7 @@ def test_no_leak_is_no_proof_of_safety(sites, tmp_path, command: Command):
 
 def test_sites_that_tried_nothing_count_for_nothing(sites, tmp_path, command: Command):
     def headline(*paths: Path) -> str:
-        return json.loads(command("join", *paths, "--out", tmp_path / "j", "--json").out)["headline"]
+        return str(json.loads(command("join", *paths, "--out", tmp_path / "j", "--json").out)["headline"])
 
     def row(folder: Path, **changes: Any) -> None:
         told = AuditResult.load(folder / "results.json")
@@ -154,8 +154,8 @@ def test_the_largest_epsilon_stands_beside_its_claim(sites, tmp_path, command: C
     first, second = join_audits({"a": (rows, True), "b": (other, True)}).sites
     assert (first.demonstrated, first.claimed, first.delta, first.unit) == (3.25, 2.0, 1e-5, "record")
     assert (second.demonstrated, second.claimed, second.delta, second.unit) == (None, None, None, "")
-    looser = findings[0].record_epsilon.bound.model_copy(update={"delta": 1e-3})
-    shown = findings[0].record_epsilon.model_copy(update={"bound": looser})
+    assert (told := findings[0].record_epsilon) is not None
+    shown = told.model_copy(update={"bound": told.bound.model_copy(update={"delta": 1e-3})})
     another = rows.model_copy(update={"findings": [findings[0].model_copy(update={"record_epsilon": shown})]})
     said = "sites' ε can't be compared: of one record at δ = 1e-05 in a, c; of one record at δ = 0.001 in b"
     cautions = join_audits({"a": (rows, True), "b": (another, True), "c": (rows, True)}).cautions

@@ -32,7 +32,7 @@ _RANGES = [(-math.inf, ""), (0.5, "up to 0.5"), (0.8, "0.5 to 0.8"), (1.2, "0.8 
 class Batch(NamedTuple):
     """A batch: how many examples the decoder counts; PSNR of the nearest image, whether it is the brightest; both."""
 
-    count: float
+    counted: float
     psnr: float
     brightest: bool
     true: torch.Tensor
@@ -70,7 +70,7 @@ def table(batches: Sequence[Batch]) -> list[str]:
     """Return a line for each range of counts, an empty one too."""
     lines = []
     for (low, _), (high, name) in pairwise(_RANGES):
-        of = [batch for batch in batches if low < batch.count <= high]
+        of = [batch for batch in batches if low < batch.counted <= high]
         if not of:
             lines.append(f"count {name}: none")
             continue
@@ -91,7 +91,7 @@ def main() -> None:
             rows += own
     print("\n".join(["all", *table(rows)]))
     if len(sys.argv) > 1:
-        shown = [row for row in rows if 0.8 < row.count <= 1.2][:_SHOWN]
+        shown = [row for row in rows if 0.8 < row.counted <= 1.2][:_SHOWN]
         true, decoded = (torch.cat(p, dim=1) for p in ([r.true[0] for r in shown], [r.decoded[0] for r in shown]))
         pixels = (torch.cat([true, decoded]) * 255).round().to(torch.uint8).numpy()
         drawn = Image.fromarray(pixels)

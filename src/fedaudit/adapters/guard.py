@@ -430,7 +430,7 @@ def few_numbers(content: object) -> bool:
 def _numbers(value: Any) -> float:
     """Return how many numbers are in a value, eight characters or bytes for one; infinite: nobody knows."""
     if (shape := getattr(value, "shape", None)) is not None:
-        return math.prod(shape)
+        return float(math.prod(shape))
     if isinstance(value, str | bytes | bytearray | memoryview):
         return len(value) / 8
     if isinstance(value, int):

@@ -89,7 +89,7 @@ def headline(rounds: Sequence[SiteRound]) -> str:
     spent = f" The privacy budget is spent: {count(stopped)} {noun(stopped, 'updates')} not sent." if stopped else ""
     unseen = sum(RESULT in one.checks and one.done in LEFT for one in rounds)
     if unseen:
-        spent += f" {count(unseen)} {noun(unseen, 'results')} that nobody can look into left."
+        spent += f" {count(unseen)} {noun(unseen, 'results')} left that nobody can look into."
     if not alarms:
         played = [{name for name, check in one.checks.items() if check.outcome == "quiet"} for one in rounds]
         of_updates = sum(bool(names - {"received"}) for names in played)
