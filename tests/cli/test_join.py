@@ -154,7 +154,8 @@ def test_the_largest_epsilon_stands_beside_its_claim(sites, tmp_path, command: C
     first, second = join_audits({"a": (rows, True), "b": (other, True)}).sites
     assert (first.demonstrated, first.claimed, first.delta, first.unit) == (3.25, 2.0, 1e-5, "record")
     assert (second.demonstrated, second.claimed, second.delta, second.unit) == (None, None, None, "")
-    assert (told := findings[0].record_epsilon) is not None
+    told = findings[0].record_epsilon
+    assert told is not None
     shown = told.model_copy(update={"bound": told.bound.model_copy(update={"delta": 1e-3})})
     another = rows.model_copy(update={"findings": [findings[0].model_copy(update={"record_epsilon": shown})]})
     said = "sites' ε can't be compared: of one record at δ = 1e-05 in a, c; of one record at δ = 0.001 in b"
