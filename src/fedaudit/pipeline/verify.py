@@ -18,6 +18,7 @@ from fedaudit.attacks import Finding
 from fedaudit.data import Dataset
 from fedaudit.evaluation import Limits
 from fedaudit.modalities import save_png
+from fedaudit.pipeline.margin import UNTOLD
 from fedaudit.pipeline.offline import attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import REQUEST, leaves
 from fedaudit.pipeline.run import Audit, run_audit
@@ -199,7 +200,9 @@ class _KeptFindings:
             return other
         if KNOWN_EXAMPLES.search(seen.federation):  # what is missing shows in the power or margin that came of it
             self.found.notes.append(f"{name} has no finding on known examples of {seen.federation}")
-            return NotApplicable("its finding isn't kept")
+            of = KNOWN_EXAMPLES.split(seen.federation)[0]
+            told = [m.text for m in self.stored.margins if (m.attack, m.federation) == (name, of) and not m.steps]
+            return NotApplicable(told[0].removeprefix(UNTOLD) if told else "its finding isn't kept")
         where = ", ".join(f"round {r}, client {c}" for r, c in sorted(places)[:2])
         self.found.differences.append(f"{path} is missing: the finding of {name} on {seen.federation} ({where})")
         return NotApplicable("its finding isn't kept")
