@@ -425,7 +425,8 @@ def verify(
 
     Args:
         folder: that the audit was written to.
-        transcript, truth, task, rounds, records: of an :func:`attack`, as it was given them.
+        transcript, truth, task, records: of an :func:`attack`, as it was given them.
+        rounds: the same; default: those that were attacked.
         model, data, loss, data_dir, workers, progress: as of :func:`audit`.
 
     Returns:

@@ -292,6 +292,23 @@ def test_a_trained_round_is_attacked_and_bounds_are_kept(tmp_path):
     assert len(list((tmp_path / "b/recording").glob("round-*.json"))) == 1  # the app wasn't run on
 
 
+@pytest.mark.slow
+def test_its_numbers_follow_from_the_findings_in_its_folder(tmp_path, monkeypatch, command):
+    """Nobody says again which round was attacked, and of how many clients."""
+    out = tmp_path / "out"
+    attacks: list[Any] = ["labels", {"name": "invg", "iterations": 2}, "loss-threshold"]
+    config = {"final-model": str(tmp_path / "final.pt"), "num-server-rounds": 2, "examples": 120}
+    audit_flower(EXAMPLE, nodes=3, config=config, attacks=attacks, clients=2, out=out, progress=False)
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    try:
+        done = command("verify", out, "--model", "digits_app.task:Net")
+        assert done.code == 0, done
+        assert re.search(r"match \d+ saved findings", done.out)
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "digits_app"]:
+            del sys.modules[name]
+
+
 def test_an_app_is_stopped_when_half_of_the_time_is_over(tmp_path):
     slow = replaced(CLIENT, "    x, y = data(me)\n", "    x, y = data(me)\n    import time; time.sleep(0.3)\n")
     app = write_app(tmp_path / "app", client=slow)

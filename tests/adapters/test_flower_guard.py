@@ -299,6 +299,28 @@ def test_what_the_app_evaluates_on_is_held_out(tmp_path, logged):
     assert "let the client's app evaluate" in rounds[0].checks["members"].text
 
 
+@pytest.mark.parametrize("policy", ["pass", "refuse"])
+def test_an_evaluation_that_sends_a_model_is_held_to_the_policy(tmp_path, logged, policy):
+    server = replaced(SERVER, "fraction_evaluate=0.0", "fraction_evaluate=1.0")
+    metrics = 'RecordDict({"metrics": metrics})'
+    sends = replaced(EVALUATES, metrics, 'RecordDict({"metrics": metrics, "arrays": ArrayRecord(model.state_dict())})')
+    for evaluates, lines in ((EVALUATES, 0), (sends, 3)):
+        guard = Guard(attacks=[], share=None, unaudited=policy, out=tmp_path / f"{lines}")
+        kept: dict[int, Any] = {}
+
+        def noted(message, context, call, guard=guard, kept=kept):
+            reply = guard(message, context, call)
+            if message.metadata.message_type == "evaluate":
+                kept[context.node_id] = reply
+            return reply
+
+        run(tmp_path / f"app-{lines}", noted, client=CLIENT + evaluates, server=server, config={"rounds": 1})
+        assert [reply.has_error() for reply in kept.values()] == 3 * [bool(lines) and policy == "refuse"]
+        written = [one for one in read_site(tmp_path / f"{lines}").rounds if "result" in one.checks]
+        assert [one.done for one in written] == lines * ["refused" if policy == "refuse" else "left"]
+        assert {one.checks["result"].text for one in written} <= {"an answer to 'evaluate' with more than 100 numbers"}
+
+
 def test_clipping_scales_the_change_of_what_raised_an_alarm(tmp_path, logged):
     bare, *_ = run(tmp_path / "a", None, config={"rounds": 1})
     sent: dict[int, Any] = {}

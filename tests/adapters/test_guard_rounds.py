@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.adapters.attacked import Passing
-from fedaudit.adapters.guard import REFUSED, SPENT, SiteGuard, clipped
+from fedaudit.adapters.guard import REFUSED, SPENT, SiteGuard, clipped, few_numbers
 from fedaudit.capture.capture import Capture
 from fedaudit.pipeline.site import read_site, site_account
 from fedaudit.results.site import SiteRound
@@ -206,6 +207,68 @@ def test_an_error_of_the_guard_s_own_stops_no_training_unless_the_site_says_so(m
 
     assert Gate(**LABELS, share=None).releases(KEY, "site", 2, unreadable).done == "left"
     assert lines()[-1].checks["labels"].text == "several models in a reply"
+
+
+def statistics() -> Passing:
+    raise BadInput("STATISTICS: no weights in plain sight")
+
+
+@pytest.mark.parametrize("policy", ["pass", "refuse"])
+def test_what_is_no_update_is_held_to_the_policy_in_every_round(policy):
+    guard = Gate(**LABELS, unaudited=policy, every=3)
+    for index in range(4):  # neither takes the other's turn
+        assert guard.releases(KEY, "site", index, update).done == "left"
+        decision = guard.releases(KEY, "site", index, statistics, through=None)
+        assert (decision.done, decision.reason) == (("left", "") if policy == "pass" else ("refused", REFUSED))
+    assert [one.checks["labels"].outcome for one in lines()[::2]] == ["quiet", "not played", "not played", "quiet"]
+    for one in lines()[1::2]:
+        assert {name: (check.outcome, check.text) for name, check in one.checks.items()} == {
+            "result": ("unable", "STATISTICS: no weights in plain sight")
+        }
+    said = "4 results left that nobody can look into" in Path("fedaudit-guard/guard.html").read_text()
+    assert said == (policy == "pass")
+
+
+def test_what_no_noise_was_added_to_is_outside_a_budget():
+    guard = Gate(**LABELS, target_epsilon=8.0, sanitised=NOISE, unaudited="pass")
+    assert guard.releases(KEY, "site", 0, update).done == "left"
+    for read in (statistics, update):  # weights that leave where the site's noise doesn't work are no other case
+        decision = guard.releases(KEY, "site", 1, read, through=None)
+        assert (decision.done, decision.reason) == ("stopped", SPENT)
+    assert guard.releases(KEY, "site", 2, update).done == "left"
+    account = site_account([("dp", {"clip": 1.0, "noise": 5.0, "epsilon": None})], 1, None)
+    assert account is not None
+    assert [one.epsilon for one in lines()] == [account.spent(1), None, None, account.spent(2)]
+
+
+def test_without_a_budget_what_isn_t_counted_leaves_no_number(caplog):
+    guard = Gate(**LABELS, sanitised=NOISE)
+    guard.releases(KEY, "site", 0, update)
+    assert " spent" in Path("fedaudit-guard/guard.html").read_text()
+    assert guard.releases(KEY, "site", 1, statistics, through=None).done == "left"
+    assert guard.releases(KEY, "site", 2, update).done == "left"  # a number for this one alone would be too small
+    assert [one.epsilon is None for one in lines()] == [False, True, True]
+    assert "nothing bounds what it tells" in caplog.text
+    page = Path("fedaudit-guard/guard.html").read_text()
+    assert "nothing bounds the ε spent" in page
+    assert 'fedaudit_guard_epsilon{job="job",site="site"} +Inf' in Path("fedaudit-guard/guard.prom").read_text()
+
+
+def test_few_numbers_are_counted_whatever_holds_them():
+    few: list[Any] = [
+        {},
+        {"a": {"accuracy": 0.5, "loss": np.float32(1)}, "b": [1, None, True, "text"]},
+        {"classes": torch.zeros(10, 10)},
+        {"classes": np.zeros(100)},
+        b"x" * 800,
+        [0.5] * 100,
+    ]
+    several: list[Any] = [torch.zeros(101), np.zeros((2, 51)), [0.5] * 101, "x" * 808, {"a": b"x" * 808}, 2**6500]
+    several += [{"a": {"b": [torch.zeros(60), torch.zeros(41)]}}, object(), {1: {"a": object()}}]
+    endless: list[Any] = []
+    endless.append(endless)
+    assert all(few_numbers(one) for one in few)
+    assert not any(few_numbers(one) for one in [*several, endless])
 
 
 def test_a_model_that_isn_t_let_in_is_written_down():

@@ -673,6 +673,61 @@ def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
             GuardFilter(**wrong)
 
 
+def as_failure(made: Shareable) -> Shareable:
+    made.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
+    return made
+
+
+def test_what_leaves_under_another_name_is_held_to_the_policy(caplog):
+    """Weights of a failed task are read by whoever receives them; so are weights that are called metrics."""
+    settings: dict[str, Any] = {"attacks": [{"name": "invg", "iterations": 150}], "on_fail": "refuse", "share": None}
+    received, leaving = pair(kind=GuardFilter, **settings)
+    before, after = trained(1)
+    received.process(shareable(before), context())
+    with pytest.raises(ContentBlockedException, match="didn't let this update leave"):
+        leaving.process(as_failure(shareable(after)), context())
+    assert rounds_of()[-1].alarms == ["invg"]  # it was attacked
+    histogram = {"a": {"histogram": [float(n) for n in range(101)]}}
+    weights = {name: value.numpy() for name, value in after.items()}
+    for kind, data in (
+        (DataKind.METRICS, weights),
+        (DataKind.STATISTICS, histogram),
+        (DataKind.PSI, {"items": b"x" * 1000}),
+        (DataKind.APP_DEFINED, {"a": 1}),
+    ):
+        with pytest.raises(ContentBlockedException):
+            leaving.process(shareable(data, kind), context())
+        assert rounds_of()[-1].done == "refused"
+        assert rounds_of()[-1].checks["result"].text == f"{kind.value}: no weights in plain sight"
+    lines = len(rounds_of())
+    metrics = shareable({"accuracy": np.float64(0.5), "by_class": [0.5] * 90}, DataKind.METRICS)
+    for passes in (metrics, as_failure(Shareable()), as_failure(shareable({"accuracy": 0.5}, DataKind.METRICS))):
+        assert leaving.process(passes, context()) is passes
+    assert len(rounds_of()) == lines
+    _, open_ = pair(kind=GuardFilter)
+    goes = shareable(histogram, DataKind.STATISTICS)
+    assert open_.process(goes, context()) is goes
+    assert "not audited, and leaves: STATISTICS: no weights in plain sight" in caplog.text
+
+
+def test_a_budget_stops_what_no_filter_adds_noise_to():
+    """NVFlare's filters of weights pass over failures and other kinds, whatever the site says of its updates."""
+    noise = {"name": "dp", "clip": 1.0, "noise": 8.0, "epsilon": None}
+    received, leaving = pair(
+        kind=GuardFilter, attacks=["labels"], unaudited="pass", sanitised=noise, target_epsilon=100.0
+    )
+    before, after = trained(1)
+    for goes, done in (
+        (shareable(after), "left"),
+        (as_failure(shareable(after)), "stopped"),
+        (shareable(after, DataKind.METRICS), "stopped"),
+    ):
+        received.process(shareable(before), context())
+        with contextlib.suppress(ContentBlockedException):
+            leaving.process(goes, context())
+        assert rounds_of()[-1].done == done
+
+
 def rounds_of(folder: str = "fedaudit-guard") -> list[SiteRound]:
     return read_site(Path(folder)).rounds
 

@@ -15,6 +15,7 @@ from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.transcript.observation import observe
 from fedaudit.utils.errors import BadInput, NotApplicable
 from tests.attacks.server_cases import best_psnr, played, seen_in
+from tests.measure.seer_share import Batch, table
 
 SGD: dict[str, Any] = {"algorithm": "fedsgd", "clients": 1, "examples": 8, "batch_size": 8}
 MLP: dict[str, Any] = {"name": "mlp", "width": 64}
@@ -107,3 +108,15 @@ def test_an_update_of_an_honest_server_is_refused():
     (seen,) = seen_in(made, played(made))
     with pytest.raises(NotApplicable, match="no decoder"):
         make_attack("seer")(seen)
+
+
+def test_the_table_of_what_it_reads_goes_by_what_it_counts():
+    nothing = torch.zeros(1, 8, 8)
+    counted = [(-0.1, 8.0, False), (0.5, 9.0, False), (0.81, 30.0, True), (1.2, 19.0, True), (1.0, 20.5, False)]
+    rows = [Batch(*row, nothing, nothing) for row in [*counted, (2.0, 15.0, True)]]
+    assert table(rows) == [
+        "count up to 0.5: 2, median 8.5 dB, above 20 dB 0.00, brightest 0.00",
+        "count 0.5 to 0.8: none",
+        "count 0.8 to 1.2: 3, median 20.5 dB, above 20 dB 0.67, brightest 0.67",
+        "count above 1.2: 1, median 15.0 dB, above 20 dB 0.00, brightest 1.00",
+    ]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedaudit.report.join import join_audits
-from fedaudit.results import AuditResult, Digests, EpsilonBound, FindingResult, RecordEpsilon, Threshold
+from fedaudit.results import AuditResult, Digests, EpsilonBound, FindingResult, RecordEpsilon, Threshold, Timing
 from tests.conftest import Command, refused
 from tests.report.output_cases import images_of, result
 
@@ -76,15 +76,45 @@ def test_limits_decide_the_exit_code(sites, tmp_path, command: Command, limits, 
     for folder, limit in zip(sites, limits, strict=False):
         change(folder, thresholds=[limit])
     assert command("join", *sites[:3], "--out", tmp_path / "j").code == code
+    page = (tmp_path / "j" / "joined.html").read_text()
+    box = re.findall(r"<li>\w+: (\w+)", page.partition('aria-labelledby="alarm"')[2].partition("</div>")[0])
+    told = [{"pass": "PASS", "fail": "FAIL", "not tested": "NOT"}[limit.outcome] for limit in limits]
+    assert box == [word for word in told if code == 0 or word != "PASS"]  # a red box has no limit that was kept
+    for folder in sites[:3]:
+        command("share", folder, "--out", tmp_path / "shared" / folder.name)
+    assert command("join", *(tmp_path / "shared").iterdir(), "--out", tmp_path / "k").code == code
 
 
 def test_no_leak_is_no_proof_of_safety(sites, tmp_path, command: Command):
     done = command("join", sites[2], sites[4], "--out", tmp_path / "j")
     assert done.out.startswith("In none of 2 sites a leak was demonstrated. This is no proof of safety.")
     done = command("join", *sites[2:], "--out", tmp_path / "j")
-    assert done.out.startswith(
-        "In 1 of 3 sites it can't be told what leaks; in none of 3 sites a leak was demonstrated."
+    assert done.out.startswith("In 1 of 3 sites it can't be told what leaks, and no leak was demonstrated.")
+
+
+def test_sites_that_tried_nothing_count_for_nothing(sites, tmp_path, command: Command):
+    def headline(*paths: Path) -> str:
+        return str(json.loads(command("join", *paths, "--out", tmp_path / "j", "--json").out)["headline"])
+
+    def row(folder: Path, **changes: Any) -> None:
+        told = AuditResult.load(folder / "results.json")
+        change(folder, summaries=[told.summaries[0].model_copy(update=changes)])
+
+    for name in ("ulm", "bonn"):
+        row(site(tmp_path / name, [7.0 if name == "ulm" else 7.5], "not demonstrated"), verdict="not applicable")
+    ulm, bonn = tmp_path / "ulm", tmp_path / "bonn"
+    _, paris, lyon, rome, oslo = sites
+    whole = "This is no proof of safety."
+    assert headline(lyon, oslo, ulm) == f"In none of the 2 sites that tried, a leak was demonstrated. {whole}"
+    assert headline(ulm, oslo) == f"In the only site that tried, no leak was demonstrated. {whole}"
+    assert headline(ulm, bonn) == "No attack could be run in any of 2 sites, so they give no answer."
+    assert headline(paris, lyon, ulm).startswith("In 1 of the 2 sites that tried, the server can reconstruct training")
+    row(oslo, kind="labels")
+    assert headline(lyon, oslo) == (
+        f"In none of 2 sites a leak was demonstrated. Not every attack was tried in each. {whole}"
     )
+    row(oslo, kind="labels", verdict="inconclusive")
+    assert headline(lyon, rome, oslo, ulm).startswith("In 2 of the 3 sites that tried, it can't be told what leaks")
 
 
 def test_a_defence_that_was_only_tried_is_nobodys_answer(sites, tmp_path, command: Command):
@@ -122,8 +152,16 @@ def test_the_largest_epsilon_stands_beside_its_claim(sites, tmp_path, command: C
     rows = AuditResult.load(sites[0] / "results.json").model_copy(update={"findings": findings})
     other = AuditResult.load(sites[1] / "results.json")
     first, second = join_audits({"a": (rows, True), "b": (other, True)}).sites
-    assert (first.demonstrated, first.claimed, first.unit) == (3.25, 2.0, "record")
-    assert (second.demonstrated, second.claimed, second.unit) == (None, None, "")
+    assert (first.demonstrated, first.claimed, first.delta, first.unit) == (3.25, 2.0, 1e-5, "record")
+    assert (second.demonstrated, second.claimed, second.delta, second.unit) == (None, None, None, "")
+    told = findings[0].record_epsilon
+    assert told is not None
+    shown = told.model_copy(update={"bound": told.bound.model_copy(update={"delta": 1e-3})})
+    another = rows.model_copy(update={"findings": [findings[0].model_copy(update={"record_epsilon": shown})]})
+    said = "sites' ε can't be compared: of one record at δ = 1e-05 in a, c; of one record at δ = 0.001 in b"
+    cautions = join_audits({"a": (rows, True), "b": (another, True), "c": (rows, True)}).cautions
+    assert [one for one in cautions if "ε" in one] == [said]
+    assert not any("ε" in one for one in join_audits({"a": (rows, True), "c": (rows, True)}).cautions)
 
 
 def test_shared_files_are_joined_like_whole_ones(sites, tmp_path, command: Command):
@@ -183,6 +221,8 @@ def test_duplicates_and_what_is_no_audit_are_refused(sites, tmp_path, command: C
     shutil.copytree(sites[0], copy)
     refused(command("join", sites[0], copy, "--out", tmp_path / "j"), "two of the audits are of the site 'berlin'")
     refused(command("join", sites[0], copy.rename(tmp_path / "bonn"), "--out", tmp_path / "j"), "are the same audit")
+    change(tmp_path / "bonn", timing=Timing(seconds=99.0, started="2026-01-01T00:00:00"))  # was run again
+    refused(command("join", sites[0], tmp_path / "bonn", "--out", tmp_path / "j"), "are the same audit")
     command("share", sites[0], "--out", tmp_path / "ulm")
     refused(
         command("join", sites[0], tmp_path / "ulm", "--out", tmp_path / "j"), "'berlin' and 'ulm' are the same audit"
@@ -197,3 +237,7 @@ def test_sites_of_another_federation_are_told_and_not_refused(sites, tmp_path, c
     assert "sites differ in the model" in done.err
     assert "lenet (12,345 parameters) in paris" in done.err
     assert "algorithm" not in done.err
+    assert "rounds" not in done.err
+    told = AuditResult.load(sites[2] / "results.json")
+    change(sites[2], federations=[told.federations[0].model_copy(update={"rounds": 77})])
+    assert "sites differ in the number of rounds" in command("join", *sites[1:3], "--out", tmp_path / "j").err

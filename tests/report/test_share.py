@@ -17,13 +17,15 @@ from PIL import Image
 
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.report.page import render_report
-from fedaudit.report.share import FILES, KEPT, LEAST, check_fields, shareable
+from fedaudit.report.share import FILES, KEPT, LEAST, check_fields, share, shareable
 from fedaudit.report.share_check import Traces, refuse_victims, traces_of
 from fedaudit.results import (
     AuditResult,
+    Evidence,
     FindingResult,
     GroupExposure,
     MetricResult,
+    MetricSummary,
     RecordExposure,
     RecordingRecord,
     RowResult,
@@ -252,6 +254,48 @@ def test_small_groups_are_left_out_and_what_they_follow_from(tmp_path, members, 
     assert not any(f.most_exposed for f in shared.findings)
     # Whatever is left out of a column is nobody, or at least ten.
     assert total - sum(kept) == 0 or total - sum(kept) >= LEAST or not kept
+
+
+def test_groups_of_two_findings_tell_nothing_by_subtraction(tmp_path):
+    def exposed(members: int, other: int, client: int | None = None) -> FindingResult:
+        found = membership(groups(members, other, column="sex"), members + other)
+        return found.model_copy(update={"client": client})
+
+    def kept(*findings: FindingResult) -> list[list[int]]:
+        told = result(tmp_path).model_copy(update={"findings": list(findings)})
+        return [[g.members for g in f.exposure] for f in shareable(told).findings]
+
+    whole = exposed(24, 40)
+    assert kept(whole, exposed(24, 40)) == [[24, 40], [24, 40]]
+    assert kept(whole, exposed(20, 60)) == [[24, 40]]  # four are in one and not in the other
+    assert kept(whole, exposed(12, 15)) == [[24, 40], [12, 15]]
+    assert kept(whole, exposed(10, 15, client=0), exposed(10, 15, client=1)) == [[24, 40]]  # 4 of client 2
+
+
+@pytest.mark.parametrize(("n", "numbers"), [(40, False), (400, True)])
+def test_a_rare_value_of_an_attribute_is_not_told_by_what_guessing_gets(tmp_path, n, numbers):
+    """Of 40 records, 38 have the usual value: the most frequent one is right for 0.95 of them."""
+    spans = {"value": interval([0.99], 1.0).model_copy(update={"n": n}), "baseline": interval([0.95], 1.0)}
+    found = MetricSummary(name="attribute_accuracy", summary="", higher_is_better=True, of="records", **spans)
+    evidence = Evidence(what="attribute accuracy", value=0.99, n=n, of="records", by_guessing=0.95, method="exact")
+    _, summary = images_of(
+        tmp_path,
+        "map-attribute",
+        [[9.0]],
+        "inferred",
+        kind="attribute",
+        metrics=[found],
+        evidence=evidence,
+        verdict_text="attribute accuracy 0.99, 0.95 without the attack",
+        headline="The server can tell: right for 99 %, where the most frequent value gets 95 %",
+    )
+    told = result(tmp_path, [([], summary.model_copy(update={"psnr": None}))])
+    (tmp_path / "audit").mkdir()
+    told.save(tmp_path / "audit" / "results.json")
+    share(tmp_path / "audit", tmp_path / "out")
+    text, page = ((tmp_path / "out" / name).read_text() for name in FILES)
+    assert AuditResult.model_validate_json(text).summaries[0].verdict == "inferred"
+    assert ("0.95" in text, "gets 95 %" in text, "gets 95 %" in page) == 3 * (numbers,)
 
 
 def test_the_numbers_of_the_whole_audit_stay(audit):

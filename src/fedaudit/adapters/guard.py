@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedaudit.adapters.own import agreed_network, own_examples
 from fedaudit.defences.received import check_received
 from fedaudit.pipeline.plan import Plan
 from fedaudit.pipeline.site import Book, filters_of, site_account
-from fedaudit.results.site import LEFT, CheckRecord, Done, SiteRound
+from fedaudit.results.site import LEFT, RESULT, CheckRecord, Done, SiteRound
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput
 
@@ -36,6 +36,8 @@ REFUSED = "the site's guard didn't let this update leave"
 SPENT = "the site's privacy budget doesn't allow another update"
 
 Key = tuple[str, str]  # job and site
+
+FEW = 100  # numbers in a result that is no update, up to which it leaves
 
 _ALARMED = {"refuse": "it doesn't leave", "warn": "it leaves nevertheless", "clip": "it is clipped"}
 
@@ -277,7 +279,7 @@ class SiteGuard:
         index: int | None,
         read: Callable[[], Passing],
         came: Came | None = None,
-        through: Sequence[Filter] = (),
+        through: Sequence[Filter] | None = (),
         elements: int | None = None,
     ) -> Decision:
         """Play what is due on an update that is about to leave, write it down, and return what becomes of it.
@@ -287,7 +289,9 @@ class SiteGuard:
             index: of the round, from 0; None: nobody says.
             read: returns the update; what it raises is why that can't be audited.
             came: what was made of the model that came in.
-            through, elements: as of :meth:`stops`, for an update that can't be read.
+            through, elements: as of :meth:`stops`, for an update that can't be read. None: no defence of updates works
+                on what leaves, so that nothing bounds its ε; where that can't be read, either, it is no update, and
+                whatever is due, it can't be audited.
         """
         began = perf_counter()
         self._check()
@@ -296,11 +300,14 @@ class SiteGuard:
             passing, problem = read(), None
         except Exception as error:
             passing, problem = None, in_words(error)
-        with local_randomness(0):  # the process may train on after the audit
-            try:
-                judged = self._checks.judge(kept, who, index, passing, problem)
-            except Exception as error:
-                judged = Judged({}, problem=in_words(error))
+        if passing is None and through is None:
+            judged = Judged({RESULT: CheckRecord(outcome="unable", text=(problem or "")[:LONGEST])}, problem=problem)
+        else:
+            with local_randomness(0):  # the process may train on after the audit
+                try:
+                    judged = self._checks.judge(kept, who, index, passing, problem)
+                except Exception as error:
+                    judged = Judged({}, problem=in_words(error))
         decision = self._decide(kept, who, judged)
         checks = judged.checks if came is None else {RECEIVED: came.check, **judged.checks}
         before = kept.plan.writing + (came.check.seconds if came is not None else 0.0)
@@ -318,7 +325,7 @@ class SiteGuard:
         )
         began = perf_counter()
         draw = bool(line.alarms) or line.done != "left" or kept.plan.draws(line.trained)
-        if passing is not None:
+        if passing is not None and through is not None:
             through = [*passing.went_through, *passing.goes_through]
             elements = sum(value.numel() for value in passing.state.values())
         done = self._end(who, line, through, elements, draw=draw)
@@ -380,7 +387,7 @@ class SiteGuard:
         self,
         who: str,
         line: SiteRound,
-        through: Sequence[Filter] = (),
+        through: Sequence[Filter] | None = (),
         elements: int | None = None,
         *,
         draw: bool = True,
@@ -410,6 +417,31 @@ def _line(key: Key, index: int | None, done: Done, checks: Mapping[str, CheckRec
         checks=checks,
         **more,
     )
+
+
+def few_numbers(content: object) -> bool:
+    """Whether what leaves holds at most :data:`FEW` numbers, names aside."""
+    try:
+        return _numbers(content) <= FEW
+    except RecursionError:
+        return False
+
+
+def _numbers(value: Any) -> float:
+    """Return how many numbers are in a value, eight characters or bytes for one; infinite: nobody knows."""
+    if (shape := getattr(value, "shape", None)) is not None:
+        return float(math.prod(shape))
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return len(value) / 8
+    if isinstance(value, int):
+        return max(1.0, value.bit_length() / 64)
+    if value is None or isinstance(value, float):
+        return 1.0
+    if isinstance(value, Mapping):
+        return sum(map(_numbers, value.values()))
+    if isinstance(value, Sequence | Set):
+        return sum(map(_numbers, value))
+    return math.inf
 
 
 def clipped(passing: Passing, scale: float) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ from fedaudit.utils.seeds import generator
 
 FEWEST_ITERATIONS = 100  # an attack with fewer has no power anywhere, and there is nothing to measure
 MOST_WORK = 4  # times the attack on the clients' updates, that power and margin cost together
+UNTOLD = "no margin was measured: "  # before the reason
 _LEAST_RUNS = 24  # on single images, that they may always cost: a bisection's
 _SPENT = "power and margin may cost four times as much as the attack itself, and did"
 _PICTURES = 6  # of known examples, that are kept
@@ -396,7 +397,7 @@ def _nearer(one: MarginResult, other: MarginResult) -> bool:
 
 def _untold(where: AttackSummary | Observation, why: str, attack: Attack | None = None) -> MarginResult:
     name = attack.name if attack else where.attack if isinstance(where, AttackSummary) else ""
-    return MarginResult(attack=name, federation=where.federation, steps=[], text=f"no margin was measured: {why}")
+    return MarginResult(attack=name, federation=where.federation, steps=[], text=f"{UNTOLD}{why}")
 
 
 def with_margin(summary: AttackSummary, margins: Sequence[MarginResult]) -> AttackSummary:

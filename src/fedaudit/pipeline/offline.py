@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, singledispatch
 from pathlib import Path
 from typing import Any, overload
@@ -66,6 +66,7 @@ class Findings(Sequence[Finding | NotApplicable]):
         store: folder that keeps finished findings.
         started: seconds since 1970.
         drawn_by: flags by which its records are drawn, beside the threat model's.
+        part: the ``rounds`` and ``clients`` that were asked for; empty: all.
     """
 
     transcript: Transcript
@@ -82,6 +83,7 @@ class Findings(Sequence[Finding | NotApplicable]):
     store: Path | None
     started: float
     drawn_by: tuple[str, ...] = ()
+    part: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def _outcomes(self) -> list[Finding | NotApplicable]:
@@ -111,6 +113,7 @@ class Findings(Sequence[Finding | NotApplicable]):
             "threat": self.threat.model_dump(mode="json"),
             "seed": self.seed,
             "device": self.device,
+            **self.part,
         }
 
     def make_room(self, out: Path) -> None:
@@ -236,6 +239,10 @@ def attack_transcript(
         store=means.store,
         started=started,
         drawn_by=_drawn_by(records, rounds) if transcript.recording else (),
+        part={
+            **({} if rounds is None else {"rounds": sorted(rounds)}),
+            **({} if clients is None else {"clients": clients}),
+        },
     )
     if out:
         holds_another(out, found.request(), overwrite=overwrite)

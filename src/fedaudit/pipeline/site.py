@@ -243,9 +243,16 @@ class Book:
             return _unwritten(self.folder, error)
 
     def end(
-        self, line: SiteRound, through: Sequence[Filter] = (), elements: int | None = None, *, draw: bool = True
+        self, line: SiteRound, through: Sequence[Filter] | None = (), elements: int | None = None, *, draw: bool = True
     ) -> Ended:
-        """Write a round down, before its update leaves, and draw the page, if that is wanted."""
+        """Write a round down, before its update leaves, and draw the page, if that is wanted.
+
+        Args:
+            line: the round.
+            through: as of :meth:`stops`; None: whatever the site says, nothing works on what leaves.
+            elements: of the model's whole state; None: not known.
+            draw: whether to draw the page.
+        """
         if (folder := self.folder) is None:
             return Ended(line.done)
         why: str | None = None
@@ -282,12 +289,16 @@ class Book:
             problems.append(f"the page isn't drawn: {_unwritten(folder, error)}")
         return Ended(line.done, why or "", tuple(problems))
 
-    def _epsilon(self, written: Written, job: str, site: str, through: Sequence[Filter], elements: int | None) -> float:
+    def _epsilon(
+        self, written: Written, job: str, site: str, through: Sequence[Filter] | None, elements: int | None
+    ) -> float:
         """Return the ε of a site's updates in a job with another one; infinite where nothing bounds it.
 
         Raises:
             BadInput: it can't be accounted for, or updates left that cost more than what is known now would have.
         """
+        if through is None:
+            raise BadInput("no defence of updates works on it, so that nothing bounds what it tells")
         account = site_account(through if self.given is None else self.given, elements, self.delta)
         if account is None:
             return math.inf

@@ -18,6 +18,7 @@ from fedaudit.attacks import Finding
 from fedaudit.data import Dataset
 from fedaudit.evaluation import Limits
 from fedaudit.modalities import save_png
+from fedaudit.pipeline.margin import UNTOLD
 from fedaudit.pipeline.offline import attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import REQUEST, leaves
 from fedaudit.pipeline.run import Audit, run_audit
@@ -88,7 +89,8 @@ def verify_audit(
         transcript: that was attacked, or its folder; needed where that isn't ``folder/recording``.
         truth: its ground truth, where that doesn't lie beside it.
         data_dir, dataset, model, loss: as of :func:`fedaudit.pipeline.run.run_audit`.
-        task, rounds, records: of a recording, as the attack had them.
+        task, records: of a recording, as the attack had them.
+        rounds: of a recording; default: those that were attacked.
         workers: processes for the simulation.
         display: shows progress.
 
@@ -122,7 +124,7 @@ def verify_audit(
         )
     else:
         request = plain_yaml.read(inside(folder, REQUEST), REQUEST)
-        if not isinstance(request, dict) or not isinstance(request.get("attacks"), list):
+        if not isinstance(request, dict) or not _is_request(request):
             raise BadInput(f"{folder / REQUEST} isn't what 'fedaudit attack' writes")
         source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
         if source is None:
@@ -139,7 +141,8 @@ def verify_audit(
             model=model,
             loss=loss,
             task=task,
-            rounds=rounds,
+            rounds=request.get("rounds") if rounds is None else rounds,
+            clients=request.get("clients"),
             records=records,
         )
         derived = evaluate_findings(attacked, means=means, controls=scenario.evaluation.controls)
@@ -197,7 +200,9 @@ class _KeptFindings:
             return other
         if KNOWN_EXAMPLES.search(seen.federation):  # what is missing shows in the power or margin that came of it
             self.found.notes.append(f"{name} has no finding on known examples of {seen.federation}")
-            return NotApplicable("its finding isn't kept")
+            of = KNOWN_EXAMPLES.split(seen.federation)[0]
+            told = [m.text for m in self.stored.margins if (m.attack, m.federation) == (name, of) and not m.steps]
+            return NotApplicable(told[0].removeprefix(UNTOLD) if told else "its finding isn't kept")
         where = ", ".join(f"round {r}, client {c}" for r, c in sorted(places)[:2])
         self.found.differences.append(f"{path} is missing: the finding of {name} on {seen.federation} ({where})")
         return NotApplicable("its finding isn't kept")
@@ -211,6 +216,12 @@ class _KeptFindings:
                     self.taken.add(path)
                     return finding
         return None
+
+
+def _is_request(request: dict[str, Any]) -> bool:
+    rounds, clients = request.get("rounds", []), request.get("clients", 1)
+    whole = isinstance(rounds, list) and all(type(one) is int for one in [*rounds, clients])
+    return whole and isinstance(request.get("attacks"), list)
 
 
 def _elsewhere(stored: AuditResult) -> Iterator[tuple[str, str, str]]:

@@ -58,6 +58,14 @@ class Told:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """One of a site's own limits: what came of it, and that in a line."""
+
+    outcome: Outcome
+    text: str
+
+
+@dataclass(frozen=True)
 class Site:
     """One site's audit: a row.
 
@@ -67,9 +75,10 @@ class Site:
         who: the adversary, as a sentence begins with it.
         told: by kind of finding.
         demonstrated, claimed: the largest ε that was demonstrated, and what is claimed where it was; None: none.
+        delta: δ, at which these are told; None: there are none.
         unit: whom this ε protects; empty where there is none.
         defences: names of the sanitisers and aggregators in use that are defences.
-        limits: the site's own, each with what came of it.
+        limits: the site's own.
         outcome: of all of them; None where it set none.
         version, started: of fedaudit, and when the audit began.
         sealed: whether the file carries a digest that fits.
@@ -81,9 +90,10 @@ class Site:
     told: tuple[Told, ...]
     demonstrated: float | None
     claimed: float | None
+    delta: float | None
     unit: str
     defences: tuple[str, ...]
-    limits: tuple[str, ...]
+    limits: tuple[Limit, ...]
     outcome: Outcome | None
     version: str
     started: str | None
@@ -92,6 +102,11 @@ class Site:
     def of_kind(self, kind: str) -> Told | None:
         """Return what it says of a kind; None: it says nothing."""
         return next((one for one in self.told if one.kind == kind), None)
+
+    @property
+    def tried(self) -> bool:
+        """Whether any attack could be run."""
+        return any(one.verdict != "not applicable" for one in self.told)
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,11 @@ class Count:
     def leaks(self) -> int:
         """In how many sites it is a leak."""
         return sum(self.verdicts.get(verdict, 0) for verdict in LEAKS)
+
+    @property
+    def tried(self) -> int:
+        """In how many sites such an attack could be run."""
+        return sum(n for verdict, n in self.verdicts.items() if verdict != "not applicable")
 
 
 @dataclass(frozen=True)
@@ -164,12 +184,20 @@ def open_sites(paths: Sequence[Path]) -> dict[str, tuple[AuditResult, bool]]:
             raise BadInput(f"two of the audits are of the site '{site}'; rename the folder of one, or leave it out")
         sealed = _unchanged(result, file)
         shared = shareable(result).model_copy(update={"shared": None})
-        content = shared.model_dump_json()
+        content = json.dumps(_without_times(shared.model_dump(mode="json")))  # the same audit, run again, is the same
         if content in same:
             raise BadInput(f"'{same[content]}' and '{site}' are the same audit; leave one out")
         same[content] = site
         found[site] = (shared, sealed)
     return found
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_times(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_times(one) for key, one in value.items() if key != "timing"}
 
 
 def _unchanged(result: AuditResult, file: Path) -> bool:
@@ -190,7 +218,7 @@ def join_audits(sites: dict[str, tuple[AuditResult, bool]]) -> Joined:
     """Return the audits of several sites, by their names, together; with each whether its file is sealed."""
     rows = tuple(_site(name, result, sealed) for name, (result, sealed) in sites.items())
     counts = _counts(rows, _things([result for result, _ in sites.values()]))
-    cautions = [*_different(sites), *_unsealed(rows)]
+    cautions = [*_different(sites), *_incomparable(rows), *_unsealed(rows)]
     outcomes = {row.outcome for row in rows}
     told: tuple[Outcome, ...] = ("fail", "not tested", "pass")
     return Joined(
@@ -236,7 +264,7 @@ def _site(name: str, result: AuditResult, sealed: bool) -> Site:
     for summary in result.summaries:
         if summary.federation in used and summary.kind:
             groups.setdefault(summary.kind, []).append(summary)
-    demonstrated, claimed, unit = _epsilon(result, used)
+    demonstrated, claimed, delta, unit = _epsilon(result, used)
     defences = dict.fromkeys(d for f in records for d in (f.sanitiser, f.aggregator) if d not in _PLAIN)
     outcomes = {t.outcome for t in result.thresholds}
     return Site(
@@ -246,9 +274,10 @@ def _site(name: str, result: AuditResult, sealed: bool) -> Site:
         told=tuple(_told(kind, group) for kind, group in groups.items()),
         demonstrated=demonstrated,
         claimed=claimed,
+        delta=delta,
         unit=unit,
         defences=tuple(defences),
-        limits=tuple(threshold_text(t) for t in result.thresholds),
+        limits=tuple(Limit(t.outcome, threshold_text(t)) for t in result.thresholds),
         outcome="fail"
         if "fail" in outcomes
         else "not tested"
@@ -271,21 +300,24 @@ def _told(kind: str, group: list[AttackSummary]) -> Told:
     return replace(told, what=e.what, value=e.value, low=e.low, high=e.high, n=e.n, of=e.of)
 
 
-def _epsilon(result: AuditResult, used: list[str]) -> tuple[float | None, float | None, str]:
-    """Return an ε that was shown, what is claimed, and whom that protects: a broken promise, or else the largest."""
-    found: list[tuple[float | None, float | None, str]] = []
+_Epsilon = tuple[float | None, float | None, float | None, str]
+
+
+def _epsilon(result: AuditResult, used: list[str]) -> _Epsilon:
+    """Return an ε that was shown, a claim, their δ, and whom that protects: a broken promise, or else the largest."""
+    found: list[_Epsilon] = []
     for one in (f for f in result.findings if f.federation in used):
         if one.epsilon:
-            found.append((one.epsilon.demonstrated, one.epsilon.claimed, one.epsilon.unit))
+            found.append((one.epsilon.demonstrated, one.epsilon.claimed, one.epsilon.delta, one.epsilon.unit))
         if one.record_epsilon:
             bound = one.record_epsilon.bound
-            found.append((bound.epsilon, one.record_epsilon.claimed, bound.unit))
+            found.append((bound.epsilon, one.record_epsilon.claimed, bound.delta, bound.unit))
     if not found:
         promised = [f.course.epsilon_pld for f in result.federations if f.name in used and f.course]
-        return None, max((p for p in promised if p is not None), default=None), ""
+        return None, max((p for p in promised if p is not None), default=None), None, ""
 
-    def worse(one: tuple[float | None, float | None, str]) -> tuple[bool, float]:
-        shown, claimed, _ = one
+    def worse(one: _Epsilon) -> tuple[bool, float]:
+        shown, claimed, *_ = one
         return shown is not None and claimed is not None and shown > claimed, -1.0 if shown is None else shown
 
     return max(found, key=worse)
@@ -317,23 +349,28 @@ def _headline(rows: Sequence[Site], counts: Sequence[Count]) -> tuple[str, str]:
     whoever = {row.who for row in rows}
     who = next(iter(whoever)) if len(whoever) == 1 else "An adversary"
     who = who[0].lower() + who[1:]
-    n = len(rows)
-    lines = [f"to {one.question}: {_in_words(one)}" for one in counts]
-    if not counts:
-        return f"No attack could be run in any of {n} sites, so they give no answer.", ""
+    n, tried = len(rows), sum(row.tried for row in rows)
+    lines = "; ".join(f"to {one.question}: {_in_words(one)}" for one in counts)
+    if not tried:
+        return f"No attack could be run in any of {n} sites, so they give no answer.", lines
     first = counts[0]
     if first.leaks:
         worst = next(verdict for verdict in LEAKS if first.verdicts.get(verdict))
-        return (
-            f"In {first.leaks} of {n} sites {who} can {first.question}; at worst: {worst}.",
-            "; ".join(lines),
-        )
-    told = f"in none of {n} sites a leak was demonstrated"
-    if first.verdicts.get("inconclusive"):
-        most = max(one.verdicts.get("inconclusive", 0) for one in counts)
-        told = f"in {most} of {n} sites it can't be told what leaks; {told}"
-    told = told[0].upper() + told[1:]
-    return f"{told}. This is no proof of safety.", "; ".join(lines)
+        return f"In {_of_those(first.leaks, first.tried, n)} {who} can {first.question}; at worst: {worst}.", lines
+    told = f"In {_of_those(0, tried, n)} a leak was demonstrated."
+    if tried == 1:
+        told = "In the only site that tried, no leak was demonstrated."
+    if unsure := sum(any(one.verdict == "inconclusive" for one in row.told) for row in rows):
+        told = f"In {_of_those(unsure, tried, n)} it can't be told what leaks, and no leak was demonstrated."
+    more = "" if all(one.tried == tried for one in counts) else " Not every attack was tried in each."
+    return f"{told}{more} This is no proof of safety.", lines
+
+
+def _of_those(found: int, tried: int, n: int) -> str:
+    """Return in how many sites something was found, of those that looked for it."""
+    if tried == 1:
+        return "the only site that tried,"
+    return f"{found or 'none'} of {n} sites" if tried == n else f"{found or 'none'} of the {tried} sites that tried,"
 
 
 def _in_words(one: Count) -> str:
@@ -347,6 +384,8 @@ def _different(sites: dict[str, tuple[AuditResult, bool]]) -> list[str]:
         "model": lambda r: f"{r.model.name} ({count(r.model.parameters)} parameters)",
         "shape of an input": lambda r: " × ".join(map(str, r.data.input_shape)),
         "algorithm": lambda r: ", ".join(sorted({f.algorithm for f in r.federations if f.name in r.in_use()})),
+        "number of classes": lambda r: str(r.data.classes),
+        "number of rounds": lambda r: ", ".join(sorted({str(f.rounds) for f in r.federations if f.name in r.in_use()})),
         "adversary": lambda r: r.adversary.adversary,
         "version of fedaudit": lambda r: r.fedaudit_version,
     }
@@ -362,6 +401,16 @@ def _different(sites: dict[str, tuple[AuditResult, bool]]) -> list[str]:
     if diagnostic:
         found.append(f"audits of a diagnostic show what can leak at worst, and no deployment: {', '.join(diagnostic)}")
     return found
+
+
+def _incomparable(rows: Sequence[Site]) -> list[str]:
+    """Return a caution where sites' ε are not told at the same δ, or of the same unit; they are never added up."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        if row.delta is not None:
+            said.setdefault(f"of one {row.unit} at δ = {row.delta:g}", []).append(row.site)
+    told = "; ".join(f"{value} in {', '.join(names)}" for value, names in said.items())
+    return [f"sites' ε can't be compared: {told}"] if len(said) > 1 else []
 
 
 def _unsealed(rows: Sequence[Site]) -> list[str]:

@@ -113,16 +113,20 @@ def shareable(result: AuditResult) -> AuditResult:
     state = result.model.trained if result.model.trained == "untrained" else "trained"
     shared = cut.findings
     if result.shared is None:
-        shared = [
-            f.model_copy(update={"exposure": _large(f.exposure, _members(old))})
-            for f, old in zip(cut.findings, result.findings, strict=True)
-        ]
+        shared = _without_parts(
+            [
+                # what all clients have less what one of them has would tell of the others
+                f.model_copy(update={"exposure": _large(f.exposure, _members(old)) if old.client is None else []})
+                for f, old in zip(cut.findings, result.findings, strict=True)
+            ]
+        )
     clients = {name for f in result.federations if f.recording is not None for name in f.recording.clients}
     told = result.adversary.summary
     for name in sorted(clients, key=len, reverse=True):  # beside their numbers
         told = told.replace(f" ({name})", "")
     return cut.model_copy(
         update={
+            "summaries": [_without_rare(summary) for summary in cut.summaries],
             "adversary": cut.adversary.model_copy(update={"summary": told}),
             "scenario": {"evaluation": {"what_if": True}} if what_if else {},
             "model": cut.model.model_copy(update={"trained": state}),
@@ -130,6 +134,18 @@ def shareable(result: AuditResult) -> AuditResult:
             "findings": [f for f in shared if f.epsilon or f.record_epsilon or f.exposure],
         }
     )
+
+
+def _without_rare(summary: AttackSummary) -> AttackSummary:
+    """Return a summary without its numbers, where they tell how few records have another value than the usual one.
+
+    Naming each class's most frequent value of an attribute is right for all others, so its share gives their number.
+    """
+    found = next((m for m in summary.metrics if m.name == "attribute_accuracy" and m.baseline is not None), None)
+    if found is None or found.baseline is None or (1 - found.baseline.mean) * found.value.n >= LEAST:
+        return summary
+    told = f"its numbers aren't shared: fewer than {LEAST} records have another value than the usual one"
+    return summary.model_copy(update={"metrics": [], "evidence": None, "verdict_text": told, "headline": ""})
 
 
 def _cut(value: Any) -> Any:
@@ -173,6 +189,25 @@ def _large(groups: Sequence[GroupExposure], members: int | None) -> list[GroupEx
             own.pop()
         kept += own
     return [group for group in groups if group in kept]
+
+
+def _without_parts(findings: Sequence[FindingResult]) -> list[FindingResult]:
+    """Return the findings without what tells by subtraction from each other how many are in a small part of a group."""
+    known: dict[tuple[str, int | str], set[int]] = {}
+    kept = []
+    for finding in findings:
+        near = {
+            g.column
+            for g in finding.exposure
+            if any(0 < abs(g.members - n) < LEAST for n in known.get((g.column, g.label), ()))
+        }
+        exposure = [
+            g for g in finding.exposure if g.column not in near
+        ]  # one group of a column follows from the others
+        for g in exposure:
+            known.setdefault((g.column, g.label), set()).add(g.members)
+        kept.append(finding.model_copy(update={"exposure": exposure}))
+    return kept
 
 
 def share(folder: Path, out: Path, *, truth: Path | None = None) -> SharedRecord:

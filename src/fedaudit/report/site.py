@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedaudit.report.style import render
 from fedaudit.report.wording import count, noun, percent
-from fedaudit.results.site import LEFT, CheckOutcome, CheckRecord, SiteRound, in_parts
+from fedaudit.results.site import LEFT, RESULT, CheckOutcome, CheckRecord, SiteRound, in_parts
 from fedaudit.utils.integrity import write_whole
 
 PAGE, METRICS = "guard.html", "guard.prom"
@@ -20,7 +20,7 @@ _PARTS = 4  # jobs and sites that have a picture, those that were written to las
 _COLUMNS = 100  # of the picture; of more rounds several share one
 _ALARMS = 5  # that are listed, the last ones
 _WORST: tuple[CheckOutcome, ...] = ("alarm", "unable", "quiet", "not played")
-_NAMES = {"received": "model that came in", "members": "own records"}
+_NAMES = {"received": "model that came in", "members": "own records", RESULT: "result without an update"}
 _LEFT, _WIDTH, _ROW, _PLOT = 190, 1136, 19, 58  # of the picture, in CSS pixels
 _EDGE = 12  # at the right, for the last number
 
@@ -87,6 +87,9 @@ def headline(rounds: Sequence[SiteRound]) -> str:
     alarms = [one for one in rounds if one.alarms]
     stopped = sum(one.done == "stopped" for one in rounds)
     spent = f" The privacy budget is spent: {count(stopped)} {noun(stopped, 'updates')} not sent." if stopped else ""
+    unseen = sum(RESULT in one.checks and one.done in LEFT for one in rounds)
+    if unseen:
+        spent += f" {count(unseen)} {noun(unseen, 'results')} left that nobody can look into."
     if not alarms:
         played = [{name for name, check in one.checks.items() if check.outcome == "quiet"} for one in rounds]
         of_updates = sum(bool(names - {"received"}) for names in played)
@@ -133,10 +136,12 @@ def _chapter(rounds: list[SiteRound]) -> dict[str, object]:
     if trained:
         first = f"; {percent(later[1] / later[0])} after the first round" if later[0] else ""
         facts.append(f"the guard took {percent(spent / trained)} of the time that the site trained{first}")
-    accounted = [one for one in rounds if one.epsilon is not None]
-    if accounted:
-        of = f" of {accounted[-1].target:g}" if accounted[-1].target is not None else ""
-        facts.append(f"ε {_up(accounted[-1].epsilon or 0.0)}{of} spent")
+    spent_so_far = _spent(rounds)
+    if spent_so_far is not None:
+        target = next((one.target for one in reversed(rounds) if one.epsilon is not None), None)
+        of = "" if target is None else f" of {target:g}"
+        unbounded = "nothing bounds the ε spent: what left wasn't all counted"
+        facts.append(unbounded if spent_so_far == math.inf else f"ε {_up(spent_so_far)}{of} spent")
     return {
         "headline": headline(rounds),
         "alarmed": any(one.alarms or one.done == "stopped" for one in rounds),
@@ -239,6 +244,13 @@ def _span(rounds: list[SiteRound]) -> str:
     return f"{first} UTC" if first == last else f"{first} to {last} UTC"
 
 
+def _spent(rounds: Sequence[SiteRound]) -> float | None:
+    """Return the ε of all that left, infinite where some of it wasn't counted; None: nothing is accounted for."""
+    costs = [one.epsilon for one in rounds if one.done in LEFT]
+    known = [cost for cost in costs if cost is not None]
+    return None if not known else known[-1] if len(known) == len(costs) else math.inf
+
+
 def _when(one: SiteRound) -> str:
     return one.time.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
 
@@ -273,7 +285,7 @@ def metrics(rounds: Sequence[SiteRound]) -> str:
         for part in parts:
             yield _sample("last_round_timestamp_seconds", part[0], part[-1].time.timestamp())
         yield from _family("epsilon", "gauge", "Epsilon that the site's updates of the job have cost.")
-        yield from _last("epsilon", [(p[0], [one.epsilon for one in p if one.done in LEFT]) for p in parts])
+        yield from _last("epsilon", [(p[0], [_spent(p)]) for p in parts])
         yield from _family("target_epsilon", "gauge", "Epsilon that they must not exceed.")
         yield from _last("target_epsilon", [(p[0], [one.target for one in p]) for p in parts])
         yield "# EOF"
@@ -298,7 +310,7 @@ def _family(name: str, kind: str, text: str, unit: str | None = None) -> Iterato
 def _sample(name: str, one: SiteRound, value: float, **labels: str) -> str:
     named = {"job": one.job, "site": one.site, **labels}
     told = ",".join(f'{key}="{_escaped(text)}"' for key, text in named.items())
-    return f"fedaudit_guard_{name}{{{told}}} {value:.10g}"
+    return f"fedaudit_guard_{name}{{{told}}} {'+Inf' if value == math.inf else format(value, '.10g')}"
 
 
 def _escaped(text: str) -> str:

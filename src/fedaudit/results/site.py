@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 CheckOutcome = Literal["quiet", "alarm", "not played", "unable"]
 Done = Literal["left", "clipped", "refused", "not let in", "stopped"]
 
+RESULT = "result"  # name of the check of a result that is no update
 LEFT: frozenset[Done] = frozenset({"left", "clipped"})  # what was sent, and so counts in ε
 
 

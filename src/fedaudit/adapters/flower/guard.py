@@ -25,7 +25,7 @@ from fedaudit.adapters.flower.messages import (
     state_in,
 )
 from fedaudit.adapters.flower.tensors import load_state, save_state
-from fedaudit.adapters.guard import NOT_LET_IN, SPENT, Decision, Key, SiteGuard, clipped
+from fedaudit.adapters.guard import FEW, NOT_LET_IN, SPENT, Decision, Key, SiteGuard, clipped, few_numbers
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.pipeline.plan import Plan
@@ -47,7 +47,8 @@ class Guard(SiteGuard):
     refuses where ``on_fail`` is ``"refuse"``: the reply becomes an error, and the round goes on without this client.
     Where an update can't be audited (no training was seen, more than ``largest`` examples, the reply holds several
     models, no attack that ran measures what has a limit, an error of the guard's own) it says so, and does what
-    ``unaudited`` says: by default such an update leaves, unless ``on_fail`` is ``"refuse"``.
+    ``unaudited`` says: by default such an update leaves, unless ``on_fail`` is ``"refuse"``. So it is with answers of
+    more than 100 numbers to what asks for no training; with a budget they are stopped, for no mod adds noise to them.
 
     Before every training it inspects the model that came in, as ``fedaudit check-model`` does, and logs what looks
     manipulated; where ``on_received`` is ``"refuse"`` such a model, or one that can't be checked, isn't trained on, and
@@ -70,8 +71,8 @@ class Guard(SiteGuard):
     def __call__(self, msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         """Have the client train, and audit what it is about to send."""
         if not is_training(msg):
-            return self._evaluated(msg, context, call_next)
-        key, told = (str(context.run_id), f"node {context.node_id}"), server_round(msg)
+            return self._other(msg, self._evaluated(msg, context, call_next), context)
+        key, told = _key(context), server_round(msg)
         kept = self._restored(key, context)
         index = (told or kept.plan.rounds + 1) - 1
         who = f"node {context.node_id}, round {index + 1}"
@@ -105,6 +106,21 @@ class Guard(SiteGuard):
         unnamed = [str(place) for place in range(count)]  # names tell these checks nothing but the architecture
         agreed, _ = self._own
         return state_in(msg.content, list(agreed.state_dict()) if agreed is not None else unnamed)
+
+    def _other(self, msg: Message, reply: Message, context: Context) -> Message:
+        """Return an answer to what asks for no training, if the policy lets it leave."""
+        if reply.has_error() or few_numbers(reply.content):
+            return reply
+        key, told, kind = _key(context), server_round(msg), msg.metadata.message_type
+        kept = self._restored(key, context)
+
+        def unread() -> Passing:
+            raise BadInput(f"an answer to '{kind}' with more than {FEW} numbers")
+
+        index = None if told is None else told - 1
+        decision = self.releases(key, f"{key[1]}, {kind}", index, unread, through=None)
+        self._save(kept, context)
+        return refusal(decision.reason, msg) if decision.reason else reply
 
     def _evaluated(self, msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         """Have the client answer; keep what it evaluates a model on, once, to tell its training examples from."""
@@ -144,6 +160,10 @@ class Guard(SiteGuard):
         _quietly(save_state, context.state, RECEIVED, kept.received.state_dict())
         if kept.watch is not None:
             _quietly(save_state, context.state, MEMBERS, kept.watch.state_dict())
+
+
+def _key(context: Context) -> Key:
+    return str(context.run_id), f"node {context.node_id}"
 
 
 def _elements(content: RecordDict) -> int:

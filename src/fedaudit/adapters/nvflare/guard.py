@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedaudit.adapters import in_words
 from fedaudit.adapters.attacked import Passing
-from fedaudit.adapters.guard import NOT_LET_IN, Came, Decision, Key, SiteGuard, clipped
+from fedaudit.adapters.guard import NOT_LET_IN, Came, Decision, Key, SiteGuard, clipped, few_numbers
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
@@ -36,7 +36,8 @@ from fedaudit.adapters.nvflare.site import (
 from fedaudit.capture.capture import Capture
 from fedaudit.utils.errors import BadInput
 
-_HARMLESS = (DataKind.METRICS, DataKind.ANALYTIC, DataKind.STATISTICS, DataKind.PSI)  # no model in them
+_NO_MODEL = (DataKind.METRICS, DataKind.ANALYTIC, DataKind.STATISTICS, DataKind.PSI)
+_DEFENDED = (*FORMS, DataKind.COLLECTION)  # on what else leaves, or leaves as a failure, no filter of updates works
 
 _memory = Memory()
 _came: dict[Key, Came] = {}  # what was made of what came in last: the two chains are objects of their own
@@ -53,8 +54,10 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
 
     Where an update can't be audited (nothing was watched, another training was, more than ``largest`` examples, no
     weights in plain sight, no attack that ran measures what has a limit, an error of the guard's own) it does what
-    ``unaudited`` says: by default such an update leaves, but where ``on_fail`` is ``"refuse"`` it is blocked. Metrics
-    and statistics always leave.
+    ``unaudited`` says: by default such an update leaves, but where ``on_fail`` is ``"refuse"`` it is blocked. So it is
+    with every other result: metrics and statistics, and what leaves as a failure, leave unseen up to 100 numbers; a
+    larger one can't be audited, and with a budget it is stopped, for no filter of updates adds noise to it. Weights
+    that leave as a failure are attacked as all others are.
 
     It also inspects every model that comes in, as ``fedaudit check-model`` does, and logs what looks manipulated;
     where ``on_received`` is ``"refuse"`` such a model, or one that can't be checked, is blocked before anything is
@@ -93,8 +96,10 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
                 raise ContentBlockedException(NOT_LET_IN)
             _came[key] = came
             return shareable
-        if shareable.get_return_code() != ReturnCode.OK or _harmless(shareable):
+        kind, failed = _kind(shareable), shareable.get_return_code() != ReturnCode.OK
+        if (failed or kind in _NO_MODEL) and few_numbers(_content(shareable)):
             return shareable
+        defended = not failed and kind in _DEFENDED
         seen, received = taken("guard"), _memory.take(fl_ctx)  # in rounds that aren't audited, too: not for the next
         index = _round(shareable, fl_ctx) if received is None or received.index is None else received.index
         kept = self.kept(key)
@@ -107,7 +112,8 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
         with no_validation():  # the process trains on after the audit
             before, after = filters_around(fl_ctx, type(self).__name__)
             judged = _came.pop(key) if key in _came else None
-            decision = self.releases(key, _who(fl_ctx, index), index, passing, judged, [*before, *after])
+            through = [*before, *after] if defended else None
+            decision = self.releases(key, _who(fl_ctx, index), index, passing, judged, through)
         if decision.reason:
             raise ContentBlockedException(decision.reason)
         return _scaled(shareable, passing(), decision) if decision.done == "clipped" else shareable
@@ -127,10 +133,11 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
         """
         dxo, site = model_in(shareable), site_of(context)
         if dxo is None:
-            raise BadInput("no weights in plain sight")
+            raise BadInput(f"{_kind(shareable) or 'a result of unknown kind'}: no weights in plain sight")
         if seen is None or seen.module is None or not seen.inputs:
             raise BadInput("no training was seen: put `with watch():` around it, in the same process")
-        before, after = filters_around(context, type(self).__name__)
+        failed = shareable.get_return_code() != ReturnCode.OK
+        before, after = ([], []) if failed else filters_around(context, type(self).__name__)
         return Passing(
             sent=seen.start if received is None else received.state,
             state=state_of(dxo),
@@ -173,7 +180,13 @@ def _who(context: FLContext, index: int | None) -> str:
     return f"{site_of(context)}, round {index}"
 
 
-def _harmless(shareable: Shareable) -> bool:
-    if shareable.get_header(ReservedHeaderKey.CONTENT_TYPE) != "DXO":
-        return False
-    return from_shareable(shareable).data_kind in _HARMLESS
+def _kind(shareable: Shareable) -> str:
+    """Return the kind of data in a result, in NVFlare's word; empty: it is another sort of result."""
+    try:
+        return str(DataKind(from_shareable(shareable).data_kind).value)
+    except ValueError:
+        return ""
+
+
+def _content(shareable: Shareable) -> dict[str, object]:
+    return {name: value for name, value in shareable.items() if name != ReservedHeaderKey.HEADERS}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nvflare.apis.dxo import DXO
 from nvflare.apis.filter import Filter
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
@@ -79,7 +80,7 @@ class RecorderFilter(Filter):  # type: ignore[misc]
             if is_data(self):
                 _memory.keep(shareable, fl_ctx)
                 want_validation(fl_ctx, "recorder")
-            elif (dxo := model_in(shareable)) is not None:
+            elif shareable.get_return_code() == ReturnCode.OK and (dxo := model_in(shareable)) is not None:
                 self._record(dxo, shareable, fl_ctx)
         except Exception as error:  # recording must never stop a federation
             if (line := f"fedaudit recorder: not recorded: {in_words(error)}") not in self._told:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.filter import FilterChainType, FilterContextKey
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.app_common.app_constant import AppConstants
@@ -218,12 +218,12 @@ def round_of(shareable: Shareable, context: FLContext) -> int | None:
 
 
 def model_in(shareable: Shareable) -> DXO | None:
-    """Return the weights, or their difference, that a shareable carries; None: it carries something else.
+    """Return the weights, or their difference, that a shareable carries, whatever its return code; None: it has none.
 
     Raises:
         BadInput: it carries a collection that holds models, which can't be recorded as one.
     """
-    if shareable.get_return_code() != ReturnCode.OK or shareable.get_header(ReservedHeaderKey.CONTENT_TYPE) != "DXO":
+    if shareable.get_header(ReservedHeaderKey.CONTENT_TYPE) != "DXO":
         return None
     dxo = from_shareable(shareable)
     if dxo.data_kind == DataKind.COLLECTION:
