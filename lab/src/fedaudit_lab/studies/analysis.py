@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -203,15 +204,13 @@ def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Ce
     published = [p.value for p in there if p.metric in (None, study.metric)]
     return Cell(
         point=point,
-        value=interval(numbers, resamples=_RESAMPLES, seed=study.seed) if numbers else None,
+        value=_interval(study.metric, numbers, study.seed) if numbers else None,
         images=0 if study.metric in OF_FEDERATIONS else sum(len(u["images"]) for u in updates),
         published=published[0] if published else None,
         missing=missing,
         seconds=sum(seconds) / len(seconds) if seconds else None,
         others={
-            name: interval(found, resamples=_RESAMPLES, seed=study.seed)
-            for name in study.also
-            if (found := list(measured[name].values()))
+            name: _interval(name, found, study.seed) for name in study.also if (found := list(measured[name].values()))
         },
         others_published={p.metric: p.value for p in there if p.metric and p.metric in study.also},
         different=len(set(victims)) if victims and all(victims) else None,
@@ -277,6 +276,13 @@ def _by_repetition(found: dict[Unit, float]) -> dict[Unit, float]:
     for (repetition, federation, *_), value in found.items():
         groups.setdefault((repetition, federation, -1, -1), []).append(value)
     return {unit: sum(numbers) / len(numbers) for unit, numbers in groups.items()}
+
+
+def _interval(name: str, numbers: list[float], seed: int) -> Interval:
+    """Return a cell's interval, which ends at what the metric can be."""
+    metric = measure(name)
+    least, most = metric.ends if metric else (0.0, 1.0) if name == "success" else (-math.inf, math.inf)
+    return interval(numbers, resamples=_RESAMPLES, seed=seed, least=least, most=most)
 
 
 def _at(point: Point, wanted: Point) -> bool:
