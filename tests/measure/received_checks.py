@@ -56,8 +56,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # of vit-adapters alone: what peftleak reads
 FEDSGD: dict[str, dict[str, Any]] = {"gradients": {"algorithm": "fedsgd", "learning_rate": 0.5}}
-    "gradients": {"algorithm": "fedsgd", "learning_rate": 0.5}
-}  # of vit-adapters alone
 SERVERS: dict[str, dict[str, Any]] = {
     "imprint": {"name": "imprint", "units": 128},
     "loki": {"name": "loki", "units": 128},
