@@ -55,7 +55,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "two of five clients a round": {"learning_rate": 0.1, "local_epochs": 1, "clients_per_round": 2},
 }  # fmt: skip
 # of vit-adapters alone: what peftleak reads
-FEDSGD: dict[str, dict[str, Any]] = {"gradients": {"algorithm": "fedsgd", "learning_rate": 0.5}}
+FEDSGD: dict[str, dict[str, Any]] = {"gradients": {"algorithm": "fedsgd", "learning_rate": 0.05}}
 SERVERS: dict[str, dict[str, Any]] = {
     "imprint": {"name": "imprint", "units": 128},
     "loki": {"name": "loki", "units": 128},
