@@ -155,6 +155,17 @@ def test_nothing_is_concluded_from_fewer_than_three_rounds():
             net.weight.mul_(-50)
 
 
+@pytest.mark.parametrize(("half", "alarm"), [("up", False), ("down", True)])
+def test_the_half_of_an_adapter_that_has_hardly_left_zero_holds_no_bins(half: str, alarm: bool) -> None:
+    net = build_model("vit-adapters", input_shape=(1, 8, 8), outputs=10, width=64)
+    layer = net.get_submodule(f"blocks.0.adapter.{half}")
+    assert isinstance(layer, nn.Linear)
+    with torch.no_grad():  # as after a step along one direction
+        layer.weight.copy_(torch.outer(drawn(layer.out_features), drawn(layer.in_features)))
+    alike = {check.name: check for check in fedaudit.check_model(net.state_dict(), net)}["alike rows"]
+    assert alike.alarm == alarm
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ordinary_rounds_raise_no_alarm_and_a_swapped_layer_does():

@@ -1,10 +1,10 @@
-"""How often the checks of a received model cry wolf, and which server they notice: six architectures on real data.
+"""How often the checks of a received model cry wolf, and which server they notice: seven architectures on real data.
 
-    python -m tests.measure.received_checks DATA ROWS.csv [SEED]
+    python -m tests.measure.received_checks DATA ROWS.csv [SEED] [MODEL]
 
 appends to ROWS.csv what every check finds in ordinary rounds, by a client that remembers the last ones, and in what
 malicious servers send from the weights of such a federation: at its beginning, to a client that remembers nothing, and
-after its last round. DATA holds CIFAR-10. Two minutes of one core a seed.
+after its last round. DATA holds CIFAR-10. Two minutes of one core a seed, of all models.
 
     python -m tests.measure.received_checks ROWS.csv [MORE.csv] [ROC.png]
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import csv
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # with its da
     "strided-cnn": ({"name": "strided-cnn"}, DIGITS, 300),
     "resnet20": ({"name": "resnet20", "width": 4}, CIFAR, 160),
     "vit": ({"name": "vit", "width": 32}, DIGITS, 300),
+    "vit-adapters": ({"name": "vit-adapters", "width": 64}, DIGITS, 300),
 }
 WAYS: dict[str, dict[str, Any]] = {
     "even": {"learning_rate": 0.05, "local_epochs": 1},
@@ -53,6 +54,8 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "two of five clients a round": {"learning_rate": 0.1, "local_epochs": 1, "clients_per_round": 2},
 }  # fmt: skip
+# of vit-adapters alone: what peftleak reads
+FEDSGD: dict[str, dict[str, Any]] = {"gradients": {"algorithm": "fedsgd", "learning_rate": 0.05}}
 SERVERS: dict[str, dict[str, Any]] = {
     "imprint": {"name": "imprint", "units": 128},
     "loki": {"name": "loki", "units": 128},
@@ -61,8 +64,12 @@ SERVERS: dict[str, dict[str, Any]] = {
     "trap-weights": {"name": "trap-weights"},
     "trap-weights, scale 0.5": {"name": "trap-weights", "scale": 0.5},
     "seer": {"name": "seer"},
+    "peftleak": {"name": "peftleak"},
 }
-ONLY = {"seer": ("mlp", "even")}  # what else it may train takes minutes
+ONLY = {
+    "seer": ("mlp", "even"),  # what else it may train takes minutes
+    "peftleak": ("vit-adapters", "gradients"),
+}
 _TELLS = 0.6  # least area of a curve that is drawn
 FIELDS = ("seed", "model", "way", "server", "when", "round", "check", "value", "alarm")
 
@@ -76,7 +83,7 @@ def federation_of(model: str, way: str, seed: int, data_dir: Path | None) -> Fed
             "seed": seed,
             "data": data,
             "model": spec,
-            "federations": [of | WAYS[way]],
+            "federations": [of | (WAYS | FEDSGD)[way]],
             "threat": {"adversary": "server"},
             "attacks": ["labels"],
         }
@@ -147,15 +154,15 @@ def checked(
             yield name, when, record.index, found
 
 
-def collect(path: Path, seed: int, data_dir: Path | None) -> None:
+def collect(path: Path, seed: int, data_dir: Path | None, models: Iterable[str] = MODELS) -> None:
     """Append all rows of a seed."""
     new = not path.exists()
     with path.open("a", newline="") as file, one_thread():
         writer = csv.writer(file)
         if new:
             writer.writerow(FIELDS)
-        for model in MODELS:
-            for way in WAYS:
+        for model in models:
+            for way in WAYS | FEDSGD if model == "vit-adapters" else WAYS:
                 print(model, way, flush=True)
                 for server, when, index, found in checked(model, way, seed, data_dir):
                     for check in found:
@@ -251,7 +258,7 @@ def main() -> None:
     """Collect rows, or make the table of some."""
     files = [Path(word) for word in sys.argv[1:]]
     if files[0].is_dir():
-        collect(files[1], int(sys.argv[3]) if len(sys.argv) > 3 else 0, files[0])
+        collect(files[1], int(sys.argv[3]) if len(sys.argv) > 3 else 0, files[0], sys.argv[4:] or MODELS)
     else:
         table([path for path in files if path.suffix == ".csv"], next((f for f in files if f.suffix == ".png"), None))
 

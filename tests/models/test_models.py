@@ -63,6 +63,16 @@ def count(model: nn.Module) -> int:
             + 512
             + 2570,
         ),
+        (
+            "vit-adapters-12",  # adapters of a quarter of the width
+            (3, 32, 32),
+            10,
+            193 * 256
+            + 18 * 256
+            + 12 * (4 * 256 + 4 * 257 * 256 + 257 * 1024 + 1025 * 256 + 257 * 64 + 65 * 256)
+            + 512
+            + 2570,
+        ),
         # Huang et al. 2017: 7.98M; torchvision's documented count, and CheXNet's with 14 findings: 6.95M and the head
         ("densenet-121", (3, 224, 224), 1000, 7_978_856),
         ("densenet-121", (3, 224, 224), 14, 6_953_856 + 1025 * 14),

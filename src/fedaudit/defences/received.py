@@ -72,7 +72,8 @@ def check_received(
     """Check a model that a server sent, without training it.
 
     - *architecture*: tensors that aren't those of the agreed network (a module put before it, Fowl et al. 2022).
-    - *alike rows*: the largest share of a layer's rows that measure the same as another row of it (bins).
+    - *alike rows*: the largest share of a layer's rows that measure the same as another row of it (bins). Layers of
+      ours that start at zero (the second halves of adapters) don't count: their first steps are along one direction.
     - *bare kernels*: the largest share of a convolution's kernels that are nothing, or a single weight that copies its
       input (Zhao et al. 2024 send each client such kernels of its own); 0 where all of them are nothing.
     - *silent outputs*: the share of classes whose row of the last layer is nothing beside the longest, or another
@@ -116,7 +117,8 @@ def check_received(
         for name, tensor in state.items()
         if tensor.ndim >= 2 and tensor.is_floating_point()
     }
-    shares = {name: _alike(matrix) for name, matrix in matrices.items()}
+    started = set() if agreed is None else {f"{n}.weight" for n, p in agreed.named_modules() if _starts_at_zero(p)}
+    shares = {name: _alike(matrix) for name, matrix in matrices.items() if name not in started}
     checks.append(_worst("alike rows", shares, "{:.0%} of the rows of '{}' measure what another row of it measures"))
     bare = {name: _bare(matrix) for name, matrix in matrices.items() if state[name].ndim >= 3}
     checks.append(_worst("bare kernels", bare, "{:.0%} of the kernels of '{}' are nothing, or copy one input"))
@@ -181,6 +183,10 @@ def _of_history(history: ReceivedHistory, state: Mapping[str, Tensor], loss: flo
         text = f"on the client's examples {rise:+.2g} losses of guessing against the last rounds"
         checks.append(_made("loss jump", rise, text))
     return checks
+
+
+def _starts_at_zero(part: nn.Module) -> bool:
+    return bool(getattr(part, "starts_at_zero", False))
 
 
 def _alike(matrix: Tensor) -> float:

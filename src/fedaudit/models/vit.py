@@ -14,8 +14,7 @@ from fedaudit.models.transformer import Block, SelfAttention, ZeroLinear
 _WIDTH = 128
 _DEPTH = 2
 _ALONG = 8  # patches along a side, at most
-_ADAPTED = {"width": 256, "depth": 4, "along": 4}  # the same of a network with adapters
-_REDUCED = 2  # how many times narrower an adapter is than what it gets
+_ADAPTED_WIDTH, _ADAPTED_ALONG = 256, 4  # the same of a network with adapters
 
 
 def _patch(side: int, along: int) -> int:
@@ -53,9 +52,9 @@ class Adapter(nn.Module):
 class AdaptedBlock(Block):
     """A block with an adapter behind its fully connected layers, before what came in is added."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, reduced: int) -> None:
         super().__init__(width, 0.0, 0)
-        self.adapter = Adapter(width, max(1, width // _REDUCED))
+        self.adapter = Adapter(width, max(1, width // reduced))
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         """Return (n, length, width) for (n, length, width)."""
@@ -67,26 +66,34 @@ class ViT(nn.Module):
     """Images (n, channels, height, width) to logits (n, outputs), read at the class token.
 
     With ``plain`` blocks the first attention receives the embedded patches and their positions as they are, and the
-    patches are cut out first, then embedded by a fully connected layer without a bias. With ``adapted`` blocks only
-    adapters and the last layer are trained.
+    patches are cut out first, then embedded by a fully connected layer without a bias. Where blocks have adapters,
+    ``reduced`` times narrower than embeddings, these and the last layer alone are trained; 0: there are none.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], outputs: int, width: int, *, plain: bool = False, adapted: bool = False
+        self,
+        shape: tuple[int, ...],
+        outputs: int,
+        width: int,
+        *,
+        depth: int = _DEPTH,
+        plain: bool = False,
+        reduced: int = 0,
     ) -> None:
         super().__init__()
-        along, depth = (_ADAPTED["along"], _ADAPTED["depth"]) if adapted else (_ALONG, _DEPTH)
+        along = _ADAPTED_ALONG if reduced else _ALONG
         sides = (_patch(shape[1], along), _patch(shape[2], along))
         self.cut = nn.Unfold(sides, stride=sides) if plain else nn.Conv2d(shape[0], width, sides, stride=sides)
         self.embed = nn.Linear(shape[0] * prod(sides), width, bias=False) if plain else nn.Identity()
         self.token = nn.Embedding(1, width)
         count = prod(side // patch for side, patch in zip(shape[1:], sides, strict=True))
         self.position = nn.Embedding(count + 1, width)
-        made = AdaptedBlock if adapted else PlainBlock if plain else partial(Block, dropout=0.0, rank=0)
+        plainer = PlainBlock if plain else partial(Block, dropout=0.0, rank=0)
+        made = partial(AdaptedBlock, reduced=reduced) if reduced else plainer
         self.blocks = nn.ModuleList(made(width) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.fc = nn.Linear(width, outputs)
-        if adapted:
+        if reduced:
             trained = [self.fc, *(part for part in self.modules() if isinstance(part, Adapter))]
             self.requires_grad_(requires_grad=False)
             for part in trained:
@@ -102,27 +109,38 @@ class ViT(nn.Module):
         return torch.as_tensor(self.fc(self.norm(x)[:, 0]))
 
 
-for _name, _summary, _paper, _width in (
+_HOULSBY = (
+    "after Houlsby et al. 2019, Parameter-efficient transfer learning (ICML), one adapter a block as in "
+    "Pfeiffer et al. 2021, AdapterFusion (EACL)"
+)
+for _name, _summary, _paper, _width, _more in (
     (
         "vit",
         "a two-layer vision transformer with a class token, LayerNorm before attention",
         "after Dosovitskiy et al. 2021, An image is worth 16x16 words (ICLR)",
         _WIDTH,
+        {},
     ),
     (
         "vit-plain",
         "the same without shortcuts, LayerNorm behind attention, patches without bias",
         "after Lu et al. 2022, APRIL (CVPR), Figure 1 (A)",
         _WIDTH,
+        {"plain": True},
     ),
     (
         "vit-adapters",
         "four layers, of which an adapter each and the last layer are trained",
-        "after Houlsby et al. 2019, Parameter-efficient transfer learning (ICML), one adapter a block as in "
-        "Pfeiffer et al. 2021, AdapterFusion (EACL)",
-        _ADAPTED["width"],
+        _HOULSBY,
+        _ADAPTED_WIDTH,
+        {"depth": 4, "reduced": 2},
+    ),
+    (
+        "vit-adapters-12",
+        "the same with twelve layers and adapters half as wide, 64 units",
+        _HOULSBY,
+        _ADAPTED_WIDTH,
+        {"depth": 12, "reduced": 4},
     ),
 ):
-    MODELS.register(_name, _summary, input="image", min_size=2, width=_width, paper=_paper)(
-        partial(ViT, plain=_name == "vit-plain", adapted=_name == "vit-adapters")
-    )
+    MODELS.register(_name, _summary, input="image", min_size=2, width=_width, paper=_paper)(partial(ViT, **_more))

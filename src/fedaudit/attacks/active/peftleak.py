@@ -89,8 +89,9 @@ class PeftLeakServer(ServerBehaviour):
 
     Departures. The paper has an adapter behind attention, too, to which attention of each token to itself leads; its
     positions have drawn embeddings, which are the rows themselves, and here flags in entries of their own, so that
-    LayerNorm can be taken back exactly; an adapter is for one position, here for several, by its rows. Without public
-    examples quantiles are those of a normal brightness.
+    LayerNorm can be taken back exactly; an adapter is for one position, here for several, by its rows. Where adapters
+    are narrow the paper spreads bins over rounds; here they are the same in all. Without public examples quantiles
+    are those of a normal brightness.
 
     Args:
         spread: standard deviation of a patch's brightness, in those of the preprocessing; with public examples their
