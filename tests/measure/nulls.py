@@ -30,6 +30,7 @@ from fedaudit.attacks import (
     LocalModelFinding,
     SequenceFinding,
     TokenFinding,
+    make_attack,
 )
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.attack import LabelFinding, LabelSetFinding
@@ -44,6 +45,7 @@ from fedaudit.evaluation.statistics import SURE
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from
+from fedaudit.simulation.simulator import simulate
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation, observe
 from fedaudit.transcript.queries import NOBODY, QuerySet
@@ -81,13 +83,23 @@ PLAYED: dict[str, dict[str, Any]] = {
     },
     "fsha": {
         "data": {"name": "digits", "split": "train"},
-        "model": {"name": "cafe-cnn", "width": 4},
+        "model": {"name": "cafe-cnn", "width": 8},
         "federations": [
-            {"name": "f", "algorithm": "split", "rounds": 150, "examples": 16, "batch_size": 16, "learning_rate": 0.1,
+            {"name": "f", "algorithm": "split", "rounds": 200, "examples": 32, "batch_size": 32, "learning_rate": 0.1,
              "vertical": {"cut": "pool1"}, "server": {"name": "fsha", "steps": 1}}
         ],
         "threat": {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 200},
         "attacks": ["fsha"],
+    },
+    "model-completion": {
+        "data": {"name": "digits", "split": "train"},
+        "model": {"name": "cafe-cnn", "width": 8},
+        "federations": [
+            {"name": "f", "algorithm": "split", "rounds": 150, "examples": 200, "batch_size": 32, "learning_rate": 0.1,
+             "vertical": {"cut": "fc1", "known_labels": 4}}
+        ],
+        "threat": {"adversary": "client"},
+        "attacks": ["model-completion"],
     },
 }  # fmt: skip
 LEAKS = ("recovered", "identifiable", "inferred")
@@ -407,6 +419,31 @@ def known_labels(seed: int, *, planted: bool, examples: int = 60) -> str:
     return FINDING_TYPES[made.kind].verdict([result]).verdict
 
 
+def completed_labels(seed: int, *, planted: bool) -> str:
+    """Labels by model completion, after rounds on labels dealt out at random, or four times as many on the true ones.
+
+    The party knows four true ones of each class in either.
+    """
+    made = copy.deepcopy(PLAYED["model-completion"])
+    made["federations"][0]["rounds"] *= 4 if planted else 1
+    (federation,) = resolve(scenario_from({**made, "seed": seed})).federations
+    true = simulate(federation)
+    played = true
+    if not planted:
+        held = federation.client_data[0]
+        order = torch.randperm(len(held), generator=generator(seed, "dealt out"))
+        dealt_out = [dataclasses.replace(held, targets=held.targets[order])]
+        played = simulate(dataclasses.replace(federation, client_data=dealt_out))
+    record, own = played.transcript.vertical, true.transcript.vertical
+    assert record is not None
+    assert own is not None
+    known = dataclasses.replace(played.transcript, vertical=dataclasses.replace(record, labels=own.labels))
+    observation = observe(known, ThreatModel(adversary="client"))
+    finding = make_attack("model-completion", {"iterations": 100})(observation, seed=seed)
+    result = evaluate(finding, observation, true.truth, seed=seed).result
+    return FINDING_TYPES[finding.kind].verdict([result]).verdict
+
+
 def label_scores(seed: int, *, planted: bool, examples: int = 60) -> str:
     """Scores in steps, so that many are equal, or 1.2 standard deviations more for the rarer class."""
     return _vertical(seed, examples, 2, 1.2 if planted else 0.0, scores=True)
@@ -682,7 +719,7 @@ NULLS: dict[str, Null] = {
     "images by hijacked split learning": Null(
         "images",
         played("fsha"),
-        "16 digits that `fsha` decodes, and others of the same classes for the true ones",
+        "32 digits that `fsha` decodes, and others of the same classes for the true ones",
         "the true ones",
     ),
     "labels one by one, some known": Null(
@@ -690,6 +727,12 @@ NULLS: dict[str, Null] = {
         known_labels,
         "8 of 10 labels right, as without what was received",
         "the same, and 4 of 10 without",
+    ),
+    "labels by model completion": Null(
+        "example-labels",
+        completed_labels,
+        "`model-completion` of 160 digits, four known of each, after training on labels dealt out at random",
+        "the same, after four times as many rounds on the true labels",
     ),
     "label scores, 60 examples": Null(
         "label-scores", label_scores, "scores at random, many equal", "scores 1.2 standard deviations higher"
