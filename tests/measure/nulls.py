@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from fedaudit.attacks import (
     TokenFinding,
     make_attack,
 )
+from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.attack import LabelFinding, LabelSetFinding
 from fedaudit.attacks.labels.label_sets import dealt
 from fedaudit.attacks.records.source import SourceFinding
@@ -40,12 +42,18 @@ from fedaudit.epsilon.bounds import demonstrated, gaussian_mu
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.properties import covariates, partial_test
 from fedaudit.modalities.columns import Column
+from fedaudit.evaluation.statistics import SURE
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import record
+from fedaudit.scenario.scenario import scenario_from
+from fedaudit.simulation.simulator import simulate
 from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.observation import Message, Observation, observe
 from fedaudit.transcript.queries import NOBODY, QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
+from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
 from tests.attacks.tree_cases import boosted
 from tests.attacks.tree_cases import seen as seen_trees
@@ -56,6 +64,47 @@ from tests.evaluation.test_sequences import judged as of_text
 from tests.evaluation.test_verdicts import judged as of_labels
 from tests.evaluation.test_verdicts import labels_of, of_attributes, of_members, seen
 
+PLAYED: dict[str, dict[str, Any]] = {
+    "sratta": {
+        "data": {"name": "digits", "split": "train"},
+        "model": {"name": "mlp", "width": 500},
+        "federations": [
+            {"name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 4, "examples": 18, "batch_size": 3,
+             "local_steps": 4, "learning_rate": 0.5}
+        ],
+        "threat": {"sees": "sum"},
+        "attacks": [{"name": "sratta", "levels": 16}],
+    },
+    "decepticons": {
+        "data": {"name": "notes-causal"},
+        "model": {"name": "decoder", "width": 64},
+        "federations": [
+            {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 4, "batch_size": 4, "server": "decepticons"}
+        ],
+        "threat": {"adversary": "malicious-server"},
+        "attacks": ["decepticons"],
+    },
+    "fsha": {
+        "data": {"name": "digits", "split": "train"},
+        "model": {"name": "cafe-cnn", "width": 8},
+        "federations": [
+            {"name": "f", "algorithm": "split", "rounds": 200, "examples": 32, "batch_size": 32, "learning_rate": 0.1,
+             "vertical": {"cut": "pool1"}, "server": {"name": "fsha", "steps": 1}}
+        ],
+        "threat": {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 200},
+        "attacks": ["fsha"],
+    },
+    "model-completion": {
+        "data": {"name": "digits", "split": "train"},
+        "model": {"name": "cafe-cnn", "width": 8},
+        "federations": [
+            {"name": "f", "algorithm": "split", "rounds": 150, "examples": 200, "batch_size": 32, "learning_rate": 0.1,
+             "vertical": {"cut": "fc1", "known_labels": 4}}
+        ],
+        "threat": {"adversary": "client"},
+        "attacks": ["model-completion"],
+    },
+}  # fmt: skip
 LEAKS = ("recovered", "identifiable", "inferred")
 
 
@@ -389,6 +438,31 @@ def known_labels(seed: int, *, planted: bool, examples: int = 60) -> str:
     return FINDING_TYPES[made.kind].verdict([result]).verdict
 
 
+def completed_labels(seed: int, *, planted: bool) -> str:
+    """Labels by model completion, after rounds on labels dealt out at random, or four times as many on the true ones.
+
+    The party knows four true ones of each class in either.
+    """
+    made = copy.deepcopy(PLAYED["model-completion"])
+    made["federations"][0]["rounds"] *= 4 if planted else 1
+    (federation,) = resolve(scenario_from({**made, "seed": seed})).federations
+    true = simulate(federation)
+    played = true
+    if not planted:
+        held = federation.client_data[0]
+        order = torch.randperm(len(held), generator=generator(seed, "dealt out"))
+        dealt_out = [dataclasses.replace(held, targets=held.targets[order])]
+        played = simulate(dataclasses.replace(federation, client_data=dealt_out))
+    record, own = played.transcript.vertical, true.transcript.vertical
+    assert record is not None
+    assert own is not None
+    known = dataclasses.replace(played.transcript, vertical=dataclasses.replace(record, labels=own.labels))
+    observation = observe(known, ThreatModel(adversary="client"))
+    finding = make_attack("model-completion", {"iterations": 100})(observation, seed=seed)
+    result = evaluate(finding, observation, true.truth, seed=seed).result
+    return FINDING_TYPES[finding.kind].verdict([result]).verdict
+
+
 def label_scores(seed: int, *, planted: bool, examples: int = 60) -> str:
     """Scores in steps, so that many are equal, or 1.2 standard deviations more for the rarer class."""
     return _vertical(seed, examples, 2, 1.2 if planted else 0.0, scores=True)
@@ -412,6 +486,66 @@ def _vertical(seed: int, examples: int, classes: int, effect: float, *, scores: 
         )
     result = evaluate(made, seen(0, examples), truth, seed=seed).result
     return FINDING_TYPES[made.kind].verdict([result]).verdict
+
+
+def played(attack: str) -> Callable[..., str]:
+    """Return an audit of a whole attack: what it finds is judged by other examples of the same classes, or by its own.
+
+    Each example that was used stands for another one, of its class where there are classes, that nobody used.
+    """
+
+    def audit(seed: int, *, planted: bool) -> str:
+        finding, observation, truth = _attacked(attack, seed)
+        truth = truth if planted else _others(truth, generator(seed, "others"))
+        return FINDING_TYPES[finding.kind].verdict([evaluate(finding, observation, truth, seed=seed).result]).verdict
+
+    return audit
+
+
+def grouped(seed: int, *, planted: bool) -> str:
+    """Return whether images out of sums are grouped by client: their own clients', or clients dealt out at random."""
+    finding, observation, truth = _attacked("sratta", seed)
+    if not planted:
+        whose = {tensor_digest(x): int(c) for key, own in truth.members.items()
+                 for x, c in zip(truth.inputs[key], own, strict=True)}  # fmt: skip
+        order = torch.randperm(len(whose), generator=generator(seed, "whose")).tolist()
+        drawn = dict(zip(whose, [list(whose.values())[i] for i in order], strict=True))
+        members = {key: torch.tensor([drawn[tensor_digest(x)] for x in truth.inputs[key]]) for key in truth.members}
+        truth = dataclasses.replace(truth, members=members)
+    _, told, p_value = evaluate(finding, observation, truth, seed=seed).result.notes[-1].rpartition("p = ")
+    return "inferred" if told and float(p_value) <= SURE else "not demonstrated"
+
+
+@functools.lru_cache(maxsize=128)
+def _attacked(attack: str, seed: int) -> tuple[Finding, Observation, Truth]:
+    """Return what an attack finds in a small federation, what it saw, and the truth."""
+    made = scenario_from({**PLAYED[attack], "seed": seed})
+    (recording,) = record(resolve(made))
+    observation = observe(recording.transcript, made.threat)
+    if attack == "decepticons":
+        (observation,) = observation.split()
+    return made.attacks[0](observation, seed=seed), observation, recording.truth
+
+
+def _others(truth: Truth, rng: torch.Generator) -> Truth:
+    """Return the truth with another example, that nobody used, for each one that was used."""
+    used = {tensor_digest(x) for own in truth.inputs.values() for x in own}
+    pool = [i for i in torch.randperm(len(truth.candidates), generator=rng).tolist()
+            if tensor_digest(truth.candidates[i]) not in used]  # fmt: skip
+    another = dict[bytes, Tensor]()
+
+    def instead(example: Tensor, label: Tensor) -> Tensor:
+        if (name := tensor_digest(example)) not in another:
+            place = next(i for i in pool if label.ndim or bool(truth.candidate_labels[i] == label))
+            pool.remove(place)
+            another[name] = truth.candidates[place]
+        return another[name]
+
+    inputs = {
+        key: torch.stack([instead(x, label) for x, label in zip(own, truth.labels[key], strict=True)])
+        for key, own in truth.inputs.items()
+    }
+    return dataclasses.replace(truth, inputs=inputs)
 
 
 def property_of_clients(seed: int, *, planted: bool, clients: int = 50, effect: float = 2.5) -> str:
@@ -586,11 +720,41 @@ NULLS: dict[str, Null] = {
         "three classes at random, as often as they occur",
         "7 of 10 labels right, the others at random",
     ),
+    "examples out of sums": Null(
+        "images",
+        played("sratta"),
+        "18 digits that `sratta` gets out of sums, and others of the same classes for the true ones",
+        "the true ones",
+    ),
+    "whose examples out of sums are": Null(
+        "images",
+        grouped,
+        "18 digits that `sratta` groups by client, and clients dealt out at random",
+        "the true clients",
+    ),
+    "text by altered transformers": Null(
+        "sequences",
+        played("decepticons"),
+        "4 notes that `decepticons` reads, and other people's for the true ones",
+        "the true ones",
+    ),
+    "images by hijacked split learning": Null(
+        "images",
+        played("fsha"),
+        "32 digits that `fsha` decodes, and others of the same classes for the true ones",
+        "the true ones",
+    ),
     "labels one by one, some known": Null(
         "example-labels",
         known_labels,
         "8 of 10 labels right, as without what was received",
         "the same, and 4 of 10 without",
+    ),
+    "labels by model completion": Null(
+        "example-labels",
+        completed_labels,
+        "`model-completion` of 160 digits, four known of each, after training on labels dealt out at random",
+        "the same, after four times as many rounds on the true labels",
     ),
     "label scores, 60 examples": Null(
         "label-scores", label_scores, "scores at random, many equal", "scores 1.2 standard deviations higher"

@@ -17,6 +17,7 @@ from fedaudit.attacks import ExampleLabelFinding, make_attack
 from fedaudit.attacks.active.fsha import HijackServer, decoder, discriminator, gradient_penalty
 from fedaudit.attacks.vertical.completion import mixmatch, trained_party
 from fedaudit.attacks.vertical.unsplit import Descent
+from fedaudit.evaluation import evaluate
 from fedaudit.models import VerticalModel, build_model, build_split
 from fedaudit.pipeline.control_cases import easy_case
 from fedaudit.pipeline.prepare import resolve
@@ -288,6 +289,31 @@ def test_what_known_labels_tell_without_training_is_told_beside() -> None:
     assert other.without is not None
     assert one.without.equal(other.without)  # nothing that came down is in it
     assert not one.labels.equal(other.labels)
+    assert one.again is not None
+    assert one.again.shape == (2, 2, len(one.labels))
+    assert not one.again[0, 1].equal(one.without), "other draws"
+
+
+@pytest.mark.parametrize(("right", "leak"), [
+    (((150, 100), (104, 102), (98, 101)), False),  # one lucky run, which McNemar's test alone would take for a leak
+    (((150, 100), (148, 104), (155, 101)), True),
+])  # fmt: skip
+def test_runs_are_judged_by_how_far_they_are_apart(right: tuple[tuple[int, int], ...], leak: bool) -> None:
+    true = torch.arange(200) % 10
+    told = torch.stack([torch.stack([torch.where(torch.arange(200) < k, true, true + 1) for k in of]) for of in right])
+    found = ExampleLabelFinding(
+        attack="a", examples=torch.arange(200), labels=told[0, 0], num_classes=10, without=told[0, 1], again=told[1:]
+    )
+    _, observation = played()
+    truth = Truth({}, {(i, 0): true[i : i + 1] for i in range(200)}, torch.zeros(1, 1), torch.zeros(1).long(), {})
+    result = evaluate(found, observation, truth, seed=0).result
+    alone = dataclasses.replace(found, again=None)
+    assert evaluate(alone, observation, truth, seed=0).result.leak
+    assert result.leak is leak
+    with_, without = (np.array(shares) / 200 for shares in zip(*right, strict=True))
+    spread = ((with_.var(ddof=1) + without.var(ddof=1)) / 3) ** 0.5
+    expected = scipy.special.stdtr(4, -(with_.mean() - without.mean()) / spread)  # Student's, of 4 degrees of freedom
+    assert result.p_value == pytest.approx(expected)
 
 
 def test_controls_are_played_with_known_examples() -> None:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import torch
-from scipy.stats import binomtest, mannwhitneyu
+from scipy.stats import binomtest, mannwhitneyu, ttest_ind
 from torch import Tensor
 
 from fedaudit.attacks import ExampleLabelFinding, LabelScoreFinding
@@ -38,7 +38,8 @@ def evaluate_labels(finding: ExampleLabelFinding, observation: Observation, trut
     """Compare labels one by one; without the attack every example would be said to be of the most frequent class.
 
     Or of that which the adversary can tell without what it received, where that is right more often: then the exact
-    test of McNemar asks whether the attack is right where that isn't more often than the other way round, too.
+    test of McNemar asks whether the attack is right where that isn't more often than the other way round, too; and of
+    further runs, Student's test whether the attack's are right more often than runs without are, by how these differ.
     """
     true = true_labels(finding.examples, truth)
     n, hits = len(true), finding.labels == true
@@ -49,6 +50,9 @@ def evaluate_labels(finding: ExampleLabelFinding, observation: Observation, trut
         guess = max(guess, int(alone.sum()) / n)
         p_value = max(p_value, _more_often(int((hits & ~alone).sum()), int((alone & ~hits).sum())))
         best = max(best, _more_often(int((~alone).sum()), 0))
+    if finding.without is not None and finding.again is not None:
+        runs = torch.cat([torch.stack([finding.labels, finding.without])[None], finding.again])
+        p_value = max(p_value, _by_draws((runs == true).double().mean(dim=2).numpy()))
     result = done(
         finding,
         observation,
@@ -63,6 +67,13 @@ def evaluate_labels(finding: ExampleLabelFinding, observation: Observation, trut
 
 def _more_often(one: int, other: int) -> float:
     return _by_luck(one, one + other, 0.5) if one + other else 1.0
+
+
+def _by_draws(shares: np.ndarray) -> float:
+    """Return the p-value of shares (runs, 2) with what was received, and without: one-sided Student's test."""
+    if np.ptp(shares, axis=0).any():
+        return float(ttest_ind(*shares.T, alternative="greater").pvalue)
+    return 0.0 if shares[0, 0] > shares[0, 1] else 1.0
 
 
 def _by_luck(right: int, n: int, share: float) -> float:
@@ -145,7 +156,8 @@ FINDING_TYPES["example-labels"] = FindingType(
         "Labels of single examples are 'inferred' when more of them are right than by naming the most frequent class, "
         f"and luck would do as well with a probability of at most {100 * SURE:g} % (one-sided exact binomial test). "
         "Where the adversary knows some labels, more must be right, too, than those and its own features tell without "
-        "what it received (one-sided exact McNemar test).",
+        "what it received (one-sided exact McNemar test); where that is trained from random draws, in several runs of "
+        "both (one-sided Student's test over runs).",
     ),
     metrics=(ACCURACY,),
     question="tell the examples' labels",

@@ -308,6 +308,7 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None) -> d
                 **_given(
                     matching=f.matching,
                     label_accuracy=f.label_accuracy,
+                    without_attack=f.metrics[0].baseline if f.metrics else None,
                     seconds=f.timing.seconds if f.timing else None,
                     memory=memory,
                     cpu_seconds=cpu_seconds,

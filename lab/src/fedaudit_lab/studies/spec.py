@@ -37,6 +37,7 @@ MEASURES = {
     m.name: m
     for m in (
         Metric("matching", "share of images rightly tied to the updates of several rounds"),
+        Metric("without_attack", "a finding's first metric without the attack: by luck, or what is known anyway"),
         Metric("seconds", "wall time of the attack", unit="s", higher_is_better=False),
         Metric("cpu_seconds", "CPU time of the whole trial, its simulation included", unit="s", higher_is_better=False),
         Metric("model_accuracy", "held-out accuracy of the global model at the end"),

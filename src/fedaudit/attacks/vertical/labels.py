@@ -26,12 +26,14 @@ class ExampleLabelFinding(Finding, kind="example-labels"):
         num_classes: of the model.
         without: (m,) int64 what the adversary's own features and labels tell without what it received; None: it has
             none.
+        again: (r, 2, m) int64 both, labels and without, of further runs with other draws; None: nothing is drawn.
     """
 
     examples: Tensor
     labels: Tensor
     num_classes: int
     without: Tensor | None = None
+    again: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
