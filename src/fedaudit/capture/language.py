@@ -38,9 +38,7 @@ class TokensCall:
     refused: str
 
 
-def tokens_call(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
-) -> TokensCall | None:
+def tokens_call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> TokensCall | None:
     """Return what a call of a model of transformers was; None: it is another model, or isn't given tokens."""
     logits = logits_of(output) if is_of_transformers(module) else None
     given = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}

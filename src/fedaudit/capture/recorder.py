@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedaudit.modalities import NOTHING, fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
-from fedaudit.models import embedded_words, has_batch_norm, is_of_transformers, of_one_tensor, padding_of
+from fedaudit.models import embedded_words, end_of, has_batch_norm, is_of_transformers, of_one_tensor, padding_of
 from fedaudit.task.targets import BCE, MSE, Task, observed_task, read_targets, target_fault, target_shape, usual_task
 from fedaudit.task.training import LOSSES, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
@@ -438,12 +438,13 @@ class Recorder:
             words = vocabulary_of(captured.module)
             assert words is not None
             causal = targets.shape == inputs.shape and not targets.is_floating_point() and captured.loss != BCE
-            padding = None if captured.module is None else padding_of(captured.module)
-            self._learn(tokens={"vocabulary": words, "padding": padding, "causal": causal})
-            fills = "none of them fills up or" if padding is None else f"token {padding} fills up, and none"
+            padding, end = padding_of(captured.module), end_of(captured.module, inputs)
+            self._learn(tokens={"vocabulary": words, "padding": padding, "end": end, "causal": causal})
+            fills = "none of them fills up" if padding is None else f"token {padding} fills up"
+            ends = "none ends a sequence" if end is None else f"token {end} ends each sequence"
+            both = "none of them fills up or ends a sequence" if padding is end is None else f"{fills}, {ends}"
             notes.append(
-                f"the vocabulary is taken for the embedding's {words} tokens, and {fills} ends a sequence; tell more: "
-                "Recorder(tokens=…)"
+                f"the vocabulary is taken for the embedding's {words} tokens, and {both}; tell more: Recorder(tokens=…)"
             )
         parts, heads, asked = captured.packed_inputs, captured.heads, captured.packed_targets
         self._learn(packed_inputs=parts, heads=heads, packed_targets=asked)

@@ -18,6 +18,7 @@ from fedaudit.models.layers import Layer, layer_groups
 from fedaudit.models.of_transformers import (
     adapters_names,
     embedded_words,
+    end_of,
     is_of_transformers,
     logits_of,
     padding_of,
@@ -49,6 +50,7 @@ __all__ = [
     "build_split",
     "build_vertical",
     "embedded_words",
+    "end_of",
     "from_bottleneck_on",
     "has_batch_norm",
     "initialise",

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _PLACE = -2  # among a module's hooks: before those that pack
@@ -23,10 +24,26 @@ def embedded_words(module: nn.Module) -> int | None:
     return part.num_embeddings if isinstance(part, nn.Embedding) else None
 
 
-def padding_of(module: nn.Module) -> int | None:
+def padding_of(module: nn.Module | None) -> int | None:
     """Return the token that fills up, as such a model's configuration says; None: there is none."""
-    padding, words = getattr(getattr(module, "config", None), "pad_token_id", None), embedded_words(module)
-    return padding if isinstance(padding, int) and words is not None and 0 <= padding < words else None
+    return _told(module, "pad_token_id")
+
+
+def end_of(module: nn.Module | None, tokens: Tensor) -> int | None:
+    """Return the token that ends every sequence, as its configuration says and tokens (n, length) show; None: none."""
+    end, padding = _told(module, "eos_token_id"), padding_of(module)
+    if end is None or end == padding:
+        return None
+    real = torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
+    last = tokens.gather(1, real.sum(dim=1, keepdim=True).clamp(min=1) - 1)
+    return end if bool((last == end).all()) else None
+
+
+def _told(module: nn.Module | None, name: str) -> int | None:
+    if module is None:
+        return None
+    token, words = getattr(getattr(module, "config", None), name, None), embedded_words(module)
+    return token if isinstance(token, int) and words is not None and 0 <= token < words else None
 
 
 def logits_of(output: Any) -> Tensor | None:

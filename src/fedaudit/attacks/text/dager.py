@@ -52,6 +52,12 @@ class Dager(Attack):
     sequence, so that non-negative least squares tell which words bring the vector of one word into the span
     (:func:`~fedaudit.attacks.text.search.whole_sequences`). B's gradients aren't in the paper either.
 
+    Where there are too many tokens for the spans, the paper ends. Here sequences of a decoder that predicts the next
+    token are then read off its output layer's gradient, whose row of a word is made of the vectors of the places that
+    the word follows (:mod:`fedaudit.attacks.text.output_rows`): few places must have the same next word, and tokens may
+    be more than the model is wide. That takes an output layer with weights of its own and the embedding's gradient in
+    the update, of one step; adapters alone have neither.
+
     Args:
         beam: prefixes of a decoder that are kept for each sequence of the update, those nearest to the span.
         tries: sequences of an encoder that are tried at most, in all.
@@ -61,7 +67,7 @@ class Dager(Attack):
     summary = "exact sequences: tokens whose vectors lie in the span of attention's gradients"
     paper = "Petrov et al. 2024, DAGER (NeurIPS)"
     threat_model = "server or eavesdropper, passive"
-    needs = ("a transformer", "fewer tokens in an update than the model is wide")
+    needs = ("a transformer", "fewer tokens in an update than the model is wide, or of a decoder somewhat more")
     examples = ("tokens",)
     recovers = "training sequences"
     finds = SequenceFinding
@@ -197,7 +203,9 @@ def _beyond(
         elif rest < _UNEXPLAINED:
             notes.append(f"{said}: some are wrong")
         else:
-            notes.append(f"{said}, so none is told: too many places have the same next word for a width of that layer's")
+            notes.append(
+                f"{said}, so none is told: too many places have the same next word for a width of that layer's"
+            )
         sequences = found.cpu() if rest < _UNEXPLAINED else sequences
     return SequenceFinding(sequences=sequences, notes=tuple(notes))
 

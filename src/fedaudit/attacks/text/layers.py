@@ -193,9 +193,9 @@ def _noting(seen: list[tuple[str, nn.Module, Any, Any]], name: str) -> Callable[
 
 
 def _matrix(part: nn.Module) -> Tensor | None:
-    """Return the weight of a layer that multiplies by a matrix; None for any other."""
-    weight = getattr(part, "weight", None)
-    if isinstance(part, nn.Embedding) or not isinstance(weight, nn.Parameter) or weight.ndim != 2:
+    """Return the weight of a layer that multiplies by a matrix; None for any other, and for what wraps one."""
+    weight = part._parameters.get("weight")
+    if isinstance(part, nn.Embedding) or weight is None or weight.ndim != 2:
         return None
     return weight
 
