@@ -318,17 +318,17 @@ def test_words_are_weighed_by_what_they_move_together():
 
 
 def test_dager_says_where_the_tokens_are_too_many_for_the_width():
-    only = recorded(width=32, examples=8, batch_size=8)
+    only = recorded("notes", width=32, examples=8, batch_size=8)
     found = run("dager", only)
     assert len(found.sequences) == 0
     assert any("too many for that width" in note for note in found.notes)
 
 
 def test_dager_reads_more_tokens_than_the_model_is_wide():
-    """109 places with a next word, of width 96: no span has an end, and the output layer's rows tell every word."""
-    only = recorded(examples=8, batch_size=8)
+    """109 places with a next word, of width 64: no span has an end, and the output layer's rows tell every word."""
+    only = recorded(width=64, examples=8, batch_size=8)
     inputs = only.truth.inputs[0, 0]
-    assert int((inputs > 0).sum()) - len(inputs) > 96
+    assert int((inputs > 0).sum()) - len(inputs) > 1.5 * 64
     found = run("dager", only)
     assert words(only, found.sequences) == words(only, inputs)
     assert "they are all of the update's" in found.notes[-1]

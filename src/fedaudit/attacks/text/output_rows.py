@@ -13,7 +13,7 @@ from fedaudit.attacks.text.layers import Receiver, inputs_of
 from fedaudit.modalities import NOTHING, TokenInfo
 
 EXPLAINED = 1e-4  # of the gradient: what exact sequences leave is rounding
-_PASSES = 6
+_PASSES = 10
 _CONTEXTS = 4  # in which a word at a place is looked at
 _STANDS_OUT = 1.5  # times the median: how long the row of a word is that only follows
 _SURE = 0.5  # of one occurrence
