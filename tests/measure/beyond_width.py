@@ -1,6 +1,6 @@
 """How many sequences ``dager`` reads, and how many tokens they have for the model's width: the notes of ``notes-causal``.
 
-    python -m tests.measure.beyond_width 64 8 3   # width, sequences in the update, seeds
+python -m tests.measure.beyond_width 64 8 3   # width, sequences in the update, seeds
 """
 
 from __future__ import annotations
