@@ -1,4 +1,4 @@
-"""How many sequences ``dager`` reads, and how many tokens they have for the model's width: the notes of ``notes-causal``.
+"""How many sequences of ``notes-causal`` ``dager`` reads, and how many tokens these have for the model's width.
 
 python -m tests.measure.beyond_width 64 8 3   # width, sequences in the update, seeds
 """
@@ -24,8 +24,8 @@ def measure(width: int, examples: int, seed: int) -> str:
     exact = sum(sequence in told for sequence in true)
     seconds = time.process_time() - began
     return (
-        f"width {width}, seed {seed}: {places} places, {places / width:.2f} of the width: {exact} of {examples} exactly, "
-        f"{seconds:.0f} s; {found.notes[-1]}"
+        f"width {width}, seed {seed}: {places} places, {places / width:.2f} of the width: {exact} of {examples} exactly"
+        f", {seconds:.0f} s; {found.notes[-1]}"
     )
 
 
