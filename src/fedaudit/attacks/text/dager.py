@@ -182,10 +182,12 @@ def _output_rows(
     if not tokens.causal or words is None or not whole or len(layer.weights) > 1:
         return None
     used = (words != 0).any(dim=1)
+    if bool(used.all()):
+        return None
     if tokens.padding is not None:
         used[tokens.padding] = False
     few = used.nonzero()[:, 0]
-    if not len(few) or bool(used.all()) or len(few) ** 2 * length > _MOST_WEIGHTS:
+    if not len(few) or len(few) ** 2 * length > _MOST_WEIGHTS:
         return None
     return OutputRows(module, layer, weights.to(torch.float64), few, tokens, length, count)
 

@@ -83,7 +83,8 @@ class Span:
         unit = _unit(inputs)
         parts = unit @ self.basis
         off = (unit - parts @ self.basis.T).norm(dim=-1)
-        return torch.as_tensor(off / (parts * self.turned).norm(dim=-1).clamp(min=self.least))
+        apart = torch.as_tensor(off / (parts * self.turned).norm(dim=-1).clamp(min=self.least))
+        return apart.where((inputs != 0).any(dim=-1), torch.inf)  # no direction: a padding token's embedding
 
     def outside(self, inputs: Tensor) -> Tensor:
         """Return (..., width) what of inputs (..., width), brought to length 1, lies outside the span."""
