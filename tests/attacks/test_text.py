@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fedaudit
 from fedaudit.attacks import SequenceFinding, TokenFinding, make_attack
 from fedaudit.attacks.text.layers import Receiver, span_of
+from fedaudit.attacks.text.output_rows import OutputRows
 from fedaudit.attacks.text.search import Linearised
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.notes import LENGTH, tokenise, vocabulary, write_notes
@@ -317,10 +318,39 @@ def test_words_are_weighed_by_what_they_move_together():
 
 
 def test_dager_says_where_the_tokens_are_too_many_for_the_width():
-    only = recorded(width=32, examples=8, batch_size=8)
+    only = recorded("notes", width=32, examples=8, batch_size=8)
     found = run("dager", only)
     assert len(found.sequences) == 0
     assert any("too many for that width" in note for note in found.notes)
+
+
+def test_dager_reads_more_tokens_than_the_model_is_wide():
+    """109 places with a next word, of width 64: no span has an end, and the output layer's rows tell every word."""
+    only = recorded(width=64, examples=8, batch_size=8)
+    inputs = only.truth.inputs[0, 0]
+    assert int((inputs > 0).sum()) - len(inputs) > 1.5 * 64
+    found = run("dager", only)
+    assert words(only, found.sequences) == words(only, inputs)
+    assert "they are all of the update's" in found.notes[-1]
+
+
+def test_what_sequences_leave_of_an_output_layer_s_gradient_is_autograd_s():
+    only = recorded(width=32)
+    module, inputs, info = only.transcript.module, only.truth.inputs[0, 0], only.transcript.task_info.tokens
+    assert info is not None
+    module.load_state_dict(only.transcript.rounds[0].weights)
+    module.zero_grad()
+    nn.functional.cross_entropy(module(inputs), info.following(inputs)).backward()
+    gradient = module.get_parameter("fc.weight").grad
+    assert gradient is not None
+    layer = Receiver("fc", 32, ("fc.weight",), frozenset(), attention=False)
+    rows = OutputRows(module, layer, gradient.double(), inputs.unique()[2:], info, inputs.shape[1], len(inputs))
+    assert rows.rest(inputs) < 1e-5
+    assert rows.rest(inputs[[1, 0, 3, 2]]) < 1e-5
+    wrong = inputs.clone()
+    wrong[0, 1] = wrong[1, 1]
+    assert rows.rest(wrong) > 1e-2
+    assert rows.rest(inputs[:3]) > 1e-2
 
 
 def test_dager_refuses_what_it_cannot_use():

@@ -19,6 +19,7 @@ from torch.optim import optimizer as optimiser_hooks
 from torch.overrides import TorchFunctionMode
 
 from fedaudit.capture.gradients import IN_PLACE, NORMS, GradientWatch, clipping
+from fedaudit.capture.language import TokensCall, tokens_call
 from fedaudit.capture.optimisers import Settings, configured, has_closure, has_state, rates, read_settings
 from fedaudit.capture.passes import (
     SEVERAL,
@@ -422,6 +423,9 @@ class Capture:
         if outputs is None:  # it failed, or there is nothing to train on
             watched.passes.remove(seen)
             return
+        if (call := tokens_call(watched.module, seen.args, kwargs, output)) is not None:
+            self._made_of_tokens(watched, seen, call)
+            return
         self._given(seen, kwargs)
         if not isinstance(output, Tensor):
             try:
@@ -435,6 +439,23 @@ class Capture:
                 tag(one, self._key, seen)
                 tag(one, self._key + _HEAD, i)
                 one.register_hook(functools.partial(self._reached, watched, seen))
+
+    def _made_of_tokens(self, watched: Watched, seen: ForwardPass, call: TokensCall) -> None:
+        """A model of transformers has returned logits and, where it was given labels, its loss."""
+        seen.args, seen.inputs, seen.shape, seen.mismatch = (), call.tokens, call.shape, call.refused
+        tag(call.logits, self._key, seen)
+        call.logits.register_hook(functools.partial(self._reached, watched, seen))
+        if call.loss is None or not call.loss.requires_grad:
+            return
+        read, within = call.read, [1]
+
+        def takes_part(gradient: Tensor) -> None:
+            seen.losses += within.pop() if within else 0
+            seen.loss, seen.mismatch = read, seen.mismatch or (read.mismatch if read else "")
+            seen.weights.append(gradient.detach().clone())
+
+        tag(call.loss, self._key, _LOSS)
+        call.loss.register_hook(takes_part)
 
     def _watch(self, module: nn.Module) -> Watched | None:
         """Return the watched module that this is, or begin to watch it where it may be trained."""

@@ -13,6 +13,7 @@ from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
 from fedaudit.capture.capture import current_mode
+from fedaudit.capture.language import tokens_call
 from fedaudit.capture.passes import alike, tensors
 from fedaudit.modalities import Packing
 from fedaudit.models import unwrapped
@@ -129,6 +130,12 @@ class Evaluation(TorchFunctionMode):
         own = unwrapped(module)
         if self._evaluates(own):
             trains = own.training and torch.is_grad_enabled()
+            call = None if trains else tokens_call(own, args, kwargs, output)
+            if call is not None:
+                self._given, self._outputs = (None, []) if call.refused else (call.tokens, [call.logits])
+                if self._given is not None and call.read is not None:
+                    self._keep(self._given, call.read.targets)
+                return
             given = _given(args, kwargs) if isinstance(output, Tensor) and not trains else None
             self._given, self._outputs = (None, []) if given is None else (given, [output])
         elif self._given is not None and len(args) == 2 and self._is_output(args[0]) and _is_loss(module):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedaudit.modalities import NOTHING, fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
-from fedaudit.models import has_batch_norm, of_one_tensor
+from fedaudit.models import embedded_words, end_of, has_batch_norm, is_of_transformers, of_one_tensor, padding_of
 from fedaudit.task.targets import BCE, MSE, Task, observed_task, read_targets, target_fault, target_shape, usual_task
 from fedaudit.task.training import LOSSES, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
@@ -438,16 +438,20 @@ class Recorder:
             words = vocabulary_of(captured.module)
             assert words is not None
             causal = targets.shape == inputs.shape and not targets.is_floating_point() and captured.loss != BCE
-            self._learn(tokens={"vocabulary": words, "causal": causal})
+            padding, end = padding_of(captured.module), end_of(captured.module, inputs)
+            self._learn(tokens={"vocabulary": words, "padding": padding, "end": end, "causal": causal})
+            fills = "none of them fills up" if padding is None else f"token {padding} fills up"
+            ends = "none ends a sequence" if end is None else f"token {end} ends each sequence"
+            both = "none of them fills up or ends a sequence" if padding is end is None else f"{fills}, {ends}"
             notes.append(
-                f"the vocabulary is taken for the embedding's {words} tokens, and none of them fills up or ends a "
-                "sequence; tell more: Recorder(tokens=…)"
+                f"the vocabulary is taken for the embedding's {words} tokens, and {both}; tell more: Recorder(tokens=…)"
             )
         parts, heads, asked = captured.packed_inputs, captured.heads, captured.packed_targets
         self._learn(packed_inputs=parts, heads=heads, packed_targets=asked)
         if task.outputs is None and captured.module is not None:
             try:
-                module = captured.module if parts is heads is None else of_one_tensor(captured.module, parts, heads)
+                as_it_is = parts is heads is None and not is_of_transformers(captured.module)
+                module = captured.module if as_it_is else of_one_tensor(captured.module, parts, heads)
                 self._learn(outputs=outputs_of(module, shape, self._header.observed.tokens))
             except BadInput as error:
                 return str(error) if heads is None else _OTHER_OUTPUTS.format(heads=heads)
@@ -657,6 +661,8 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
 
 
 def vocabulary_of(module: nn.Module | None) -> int | None:
-    """Return how many tokens a model's embeddings have, the largest of them; None where it has none."""
+    """Return how many tokens a model's embedding has, of several the largest one; None where it has none."""
+    if module is not None and (words := embedded_words(module)) is not None:
+        return words
     parts = module.modules() if module is not None else []
     return max((part.num_embeddings for part in parts if isinstance(part, nn.Embedding)), default=None)

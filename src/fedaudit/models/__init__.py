@@ -15,6 +15,14 @@ from fedaudit.models.checkpoint import load_checkpoint, read_state, save_checkpo
 from fedaudit.models.families import MODELS, ModelBuilder, inputs_of
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
 from fedaudit.models.layers import Layer, layer_groups
+from fedaudit.models.of_transformers import (
+    adapters_names,
+    embedded_words,
+    end_of,
+    is_of_transformers,
+    logits_of,
+    padding_of,
+)
 from fedaudit.models.own import (
     keep_modes,
     keeps_evaluation_mode,
@@ -37,19 +45,25 @@ __all__ = [
     "ModelBuilder",
     "VariationalBottleneck",
     "VerticalModel",
+    "adapters_names",
     "build_model",
     "build_split",
     "build_vertical",
+    "embedded_words",
+    "end_of",
     "from_bottleneck_on",
     "has_batch_norm",
     "initialise",
+    "is_of_transformers",
     "keep_modes",
     "layer_groups",
     "load_checkpoint",
+    "logits_of",
     "of_one_tensor",
     "own_copy",
     "packing_of",
     "packings_in",
+    "padding_of",
     "read_state",
     "save_checkpoint",
     "set_training_mode",

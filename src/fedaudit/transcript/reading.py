@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedaudit.modalities import TokenInfo, example_kind, fitting_kind
+from fedaudit.models import adapters_names
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import as_called, recognise
 from fedaudit.task.targets import BCE, DICE, DICE_CROSS_ENTROPY, usual_task
@@ -61,6 +62,7 @@ class Reader:
         self.exact, self.partial = exact, partial
         self.state, self.parameters, self.buffers = expected(module)
         self.files: Files = {}
+        self._adapters = adapters_names(module, self.state)
 
     def round(self, entry: RoundEntry) -> Round:
         """Return a round.
@@ -152,6 +154,7 @@ class Reader:
         for prefix in _PREFIXES:
             if tensors and all(name.startswith(prefix) for name in tensors) and not set(tensors) & set(self.state):
                 tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+        tensors = {self._adapters.get(name, name): value for name, value in tensors.items()}
         for name, value in tensors.items():
             if name not in self.state:
                 raise BadInput(f"{path}: the model has no tensor '{name}'; give the module that the clients trained")

@@ -7,6 +7,7 @@ that they would be made alike: by the same code and torch, from the same setting
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 from functools import cache, partial
 from pathlib import Path, PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -22,6 +23,8 @@ _NO_MATTER = ("__main__.py", "api.py", "cli", "report")
 _OF_A_PROCESS = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__", "_abc_impl")
 # Whose functions and classes are told by their names: a hash of the code, or the version, goes with them.
 _BY_NAME = ("torch", "fedaudit", "builtins")
+# The same of packages whose modules import what is looked for in them: their versions go with the names.
+_BY_VERSION = ("transformers", "peft")
 # What a dataclass is given besides, from what its author wrote; pydantic's parts hold addresses.
 _MADE = (
     *("__dataclass_fields__", "__dataclass_params__", "__signature__", "__match_args__", "__init__", "__repr__"),
@@ -110,6 +113,8 @@ def _parts(thing: Any) -> tuple[str, list[Any]]:
     if isinstance(thing, BuiltinFunctionType):
         return f"builtin {thing.__module__}.{thing.__qualname__}", []
     if isinstance(thing, ModuleType):
+        if version := _version(thing.__name__):
+            return f"module {thing.__name__} {version}", []
         file = getattr(thing, "__file__", None) or ""
         ours = thing.__name__.partition(".")[0] in _BY_NAME or not file.endswith(".py")
         return f"module {thing.__name__}", [] if ours else [file_digest(Path(file))]
@@ -136,6 +141,8 @@ def _parts(thing: Any) -> tuple[str, list[Any]]:
         parts = [thing.__func__, thing.__self__]
     elif str(named.__module__).partition(".")[0] in _BY_NAME and named is thing:
         parts = []
+    elif named is thing and (version := _version(str(named.__module__))):
+        parts = [version]
     elif isinstance(thing, FunctionType):
         around = [thing.__globals__[name] for name in _names(thing.__code__) if name in thing.__globals__]
         cells = [_content(cell) for cell in thing.__closure__ or ()]
@@ -154,6 +161,13 @@ def _parts(thing: Any) -> tuple[str, list[Any]]:
     else:
         parts = [repr(thing)]  # where that holds an address, it is another in every process
     return name, parts
+
+
+@cache
+def _version(module: str) -> str:
+    """Return the version of the package that a module is of, where it is one of ``_BY_VERSION``; else nothing."""
+    package = module.partition(".")[0]
+    return importlib.metadata.version(package) if package in _BY_VERSION else ""
 
 
 def _content(cell: Any) -> Any:

@@ -15,6 +15,7 @@ from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import SequenceFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.text.layers import Receiver, Span, inputs_of, receivers, sees, span_of, takes
+from fedaudit.attacks.text.output_rows import EXPLAINED, OutputRows, read_rows
 from fedaudit.attacks.text.search import Search, extend_prefixes, whole_sequences
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, need_training, one_batch_gradient
 from fedaudit.modalities import TokenInfo
@@ -22,6 +23,9 @@ from fedaudit.models import set_training_mode
 from fedaudit.simulation.local_training import draws_at_random
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
+
+_MOST_WEIGHTS = 10_000_000  # of words at places in rows, which the output layer is explained by
+_UNEXPLAINED = 0.5  # of its gradient: more says that nothing was found
 
 
 @register
@@ -48,6 +52,12 @@ class Dager(Attack):
     sequence, so that non-negative least squares tell which words bring the vector of one word into the span
     (:func:`~fedaudit.attacks.text.search.whole_sequences`). B's gradients aren't in the paper either.
 
+    Where there are too many tokens for the spans, the paper ends. Here sequences of a decoder that predicts the next
+    token are then read off its output layer's gradient, whose row of a word is made of the vectors of the places that
+    the word follows (:mod:`fedaudit.attacks.text.output_rows`): few places must have the same next word, and tokens may
+    be more than the model is wide. That takes an output layer with weights of its own and the embedding's gradient in
+    the update, of one step; adapters alone have neither.
+
     Args:
         beam: prefixes of a decoder that are kept for each sequence of the update, those nearest to the span.
         tries: sequences of an encoder that are tried at most, in all.
@@ -57,7 +67,7 @@ class Dager(Attack):
     summary = "exact sequences: tokens whose vectors lie in the span of attention's gradients"
     paper = "Petrov et al. 2024, DAGER (NeurIPS)"
     threat_model = "server or eavesdropper, passive"
-    needs = ("a transformer", "fewer tokens in an update than the model is wide")
+    needs = ("a transformer", "fewer tokens in an update than the model is wide, or of a decoder somewhat more")
     examples = ("tokens",)
     recovers = "training sequences"
     finds = SequenceFinding
@@ -107,8 +117,10 @@ class Dager(Attack):
         tokens = count * length
         steps = message.update.training.local_steps if message.update.training else 1
         receiver, span = _first(alone, gradient, tokens, steps)
+        rows = _output_rows(module, known, gradient, task_info.tokens, length, count) if steps == 1 else None
         if span is None or span.full:
-            return _nothing(span, tokens, length, notes)
+            notes.append(_why_not(receiver, span, gradient, tokens))
+            return _beyond(rows, length, notes, generator, progress)
         found = _first_check(module, receiver, span, task_info.tokens.vocabulary, length, progress)
         notes.append(
             f"first check: rank {span.rank} of width {span.width}, {sum(map(len, found))} tokens at {length} places"
@@ -120,7 +132,7 @@ class Dager(Attack):
         second = (_widest if whole else _second)(later, gradient, span, tokens, steps)
         if second is None:
             notes.append("no later layer's span shows the order of the tokens: only which ones there were is told")
-            return SequenceFinding(sequences=torch.zeros((0, length), dtype=torch.int64), notes=tuple(notes))
+            return _beyond(rows, length, notes, generator, progress)
         filler = task_info.tokens.padding or 0
         search = Search(module, second, found, length, filler, count, takes(module, blank[:, :1]))
         if not whole:
@@ -141,17 +153,77 @@ def _pair(blank: Tensor, tokens: TokenInfo, place: int) -> Tensor:
     return pair
 
 
-def _nothing(span: Span | None, tokens: int, length: int, notes: list[str]) -> SequenceFinding:
-    why = (
-        "the gradients' singular values show no end of the span: noise, or parts that weren't sent, hide it, or there "
-        f"are more tokens (up to {tokens}) than the layers that were sent can span"
+def _output_rows(
+    module: nn.Module,
+    known: Sequence[Receiver],
+    gradient: dict[str, Tensor],
+    tokens: TokenInfo,
+    length: int,
+    count: int,
+) -> OutputRows | None:
+    """Return the output layer's gradient by which sequences are read where the spans are full; None: it can't be.
+
+    It must have weights of its own and travel, beside the gradient of the embedding, of which some rows are zero; noise
+    fills all. Only a decoder that predicts the next token is asked for one at each place.
+    """
+    layer = known[-1]
+    words = next(
+        (
+            gradient[weight]
+            for name, part in module.named_modules()
+            if isinstance(part, nn.Embedding)
+            and part.num_embeddings == tokens.vocabulary
+            and (weight := f"{name}.weight") in gradient
+        ),
+        None,
     )
+    weights = gradient[layer.weights[0]]
+    whole = tuple(weights.shape) == (tokens.vocabulary, layer.width) and not layer.transposed
+    if not tokens.causal or words is None or not whole or len(layer.weights) > 1:
+        return None
+    used = (words != 0).any(dim=1)
+    if bool(used.all()):
+        return None
+    if tokens.padding is not None:
+        used[tokens.padding] = False
+    few = used.nonzero()[:, 0]
+    if not len(few) or len(few) ** 2 * length > _MOST_WEIGHTS:
+        return None
+    return OutputRows(module, layer, weights.to(torch.float64), few, tokens, length, count)
+
+
+def _beyond(
+    rows: OutputRows | None, length: int, notes: list[str], generator: torch.Generator, progress: Progress
+) -> SequenceFinding:
+    """Return what the output layer's rows tell where spans don't."""
+    sequences = torch.zeros((0, length), dtype=torch.int64)
+    if rows is not None:
+        found, rest = read_rows(rows, generator, progress)
+        said = f"sequences were read off the rows of the output layer's gradient, of which they leave {rest:.2g}"
+        if rest < EXPLAINED:
+            notes.append(f"{said}: that is rounding, they are all of the update's")
+        elif rest < _UNEXPLAINED:
+            notes.append(f"{said}: some are wrong")
+        else:
+            notes.append(
+                f"{said}, so none is told: too many places have the same next word for a width of that layer's"
+            )
+        sequences = found.cpu() if rest < _UNEXPLAINED else sequences
+    return SequenceFinding(sequences=sequences, notes=tuple(notes))
+
+
+def _why_not(receiver: Receiver, span: Span | None, gradient: dict[str, Tensor], tokens: int) -> str:
+    """Return why single tokens can't be checked."""
     if span is not None:
-        why = (
+        return (
             f"the gradients span all {span.width} dimensions of the layer: every token lies in it; {tokens} tokens, "
             "padding included, are too many for that width"
         )
-    return SequenceFinding(sequences=torch.zeros((0, length), dtype=torch.int64), notes=(*notes, why))
+    rows = sum(min(gradient[name].shape) for name in receiver.weights)
+    return (
+        "the gradients' singular values show no end of the span: noise, or parts that weren't sent, hide it, or there "
+        f"are more tokens (up to {tokens}) than the layers that were sent can span, whose gradients have {rows} rows"
+    )
 
 
 def _first(

@@ -83,7 +83,8 @@ class Span:
         unit = _unit(inputs)
         parts = unit @ self.basis
         off = (unit - parts @ self.basis.T).norm(dim=-1)
-        return torch.as_tensor(off / (parts * self.turned).norm(dim=-1).clamp(min=self.least))
+        apart = torch.as_tensor(off / (parts * self.turned).norm(dim=-1).clamp(min=self.least))
+        return apart.where((inputs != 0).any(dim=-1), torch.inf)  # no direction: a padding token's embedding
 
     def outside(self, inputs: Tensor) -> Tensor:
         """Return (..., width) what of inputs (..., width), brought to length 1, lies outside the span."""
@@ -193,9 +194,9 @@ def _noting(seen: list[tuple[str, nn.Module, Any, Any]], name: str) -> Callable[
 
 
 def _matrix(part: nn.Module) -> Tensor | None:
-    """Return the weight of a layer that multiplies by a matrix; None for any other."""
-    weight = getattr(part, "weight", None)
-    if isinstance(part, nn.Embedding) or not isinstance(weight, nn.Parameter) or weight.ndim != 2:
+    """Return the weight of a layer that multiplies by a matrix; None for any other, and for what wraps one."""
+    weight = part._parameters.get("weight")
+    if isinstance(part, nn.Embedding) or weight is None or weight.ndim != 2:
         return None
     return weight
 

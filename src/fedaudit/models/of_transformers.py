@@ -1,0 +1,110 @@
+"""Models of the library transformers, with peft's adapters or without: called with tokens alone, they return logits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLACE = -2  # among a module's hooks: before those that pack
+
+
+def is_of_transformers(module: nn.Module | None) -> bool:
+    """Whether a module is a model of transformers, or of peft around one: it has a configuration of a model type."""
+    return isinstance(getattr(getattr(module, "config", None), "model_type", None), str)
+
+
+def embedded_words(module: nn.Module) -> int | None:
+    """Return how many tokens such a model embeds; None where it isn't known."""
+    find = getattr(module, "get_input_embeddings", None)
+    part = find() if callable(find) else None
+    return part.num_embeddings if isinstance(part, nn.Embedding) else None
+
+
+def padding_of(module: nn.Module | None) -> int | None:
+    """Return the token that fills up, as such a model's configuration says; None: there is none."""
+    return _told(module, "pad_token_id")
+
+
+def end_of(module: nn.Module | None, tokens: Tensor) -> int | None:
+    """Return the token that ends every sequence, as its configuration says and tokens (n, length) show; None: none."""
+    end, padding = _told(module, "eos_token_id"), padding_of(module)
+    if end is None or end == padding:
+        return None
+    real = torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
+    last = tokens.gather(1, real.sum(dim=1, keepdim=True).clamp(min=1) - 1)
+    return end if bool((last == end).all()) else None
+
+
+def _told(module: nn.Module | None, name: str) -> int | None:
+    if module is None:
+        return None
+    token, words = getattr(getattr(module, "config", None), name, None), embedded_words(module)
+    return token if isinstance(token, int) and words is not None and 0 <= token < words else None
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """Return the logits in such a model's output, (n, classes), or of each token (n, outputs, length); None: none."""
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        return None
+    return logits.transpose(1, 2) if logits.ndim == 3 else logits
+
+
+@dataclass(frozen=True)
+class _HidesPadding:
+    """Before a pass of tokens alone: nobody sees what fills up."""
+
+    padding: int | None
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.padding is None or len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+            return None
+        return args, {"attention_mask": (args[0] != self.padding).long()}
+
+
+@dataclass(frozen=True)
+class _GivesLogits:
+    """After a pass: the logits alone."""
+
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        logits = logits_of(output)
+        return output if logits is None else logits
+
+
+def of_tokens(module: nn.Module) -> None:
+    """Let a copy of a model of transformers take tokens (n, length) and return logits alone; nothing of any other.
+
+    Args:
+        module: changed in place; the names in its state stay.
+    """
+    if not is_of_transformers(module):
+        return
+    config: Any = module.config
+    config.use_cache = False  # keys and values that only generating text needs
+    module._forward_pre_hooks[_PLACE] = _HidesPadding(padding_of(module))
+    module._forward_pre_hooks_with_kwargs[_PLACE] = True
+    module._forward_hooks[_PLACE] = _GivesLogits()
+
+
+def adapters_names(module: nn.Module, names: Collection[str]) -> dict[str, str]:
+    """Return the names in a state by those under which peft's ``get_peft_model_state_dict`` lets them travel.
+
+    It leaves out the adapter's name and, of layers that are trained whole, where they are kept.
+
+    Args:
+        module: any; of another than peft's there are none.
+        names: in its state.
+    """
+    adapter = getattr(module, "active_adapter", None)
+    if not isinstance(adapter, str) or not hasattr(module, "peft_config"):
+        return {}
+    found = {}
+    for name in names:
+        sent = name.replace(f".modules_to_save.{adapter}.", ".").replace(f".{adapter}.", ".")
+        if sent not in names:
+            found[sent] = name
+    return found

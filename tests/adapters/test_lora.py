@@ -1,0 +1,162 @@
+"""Models of transformers that are fine-tuned by peft's adapters of low rank: recorded as they are, replayed, read."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedaudit.utils.machine import import_torchvision, own_process
+
+if importlib.util.find_spec("peft") is None:
+    pytest.skip("needs peft", allow_module_level=True)
+pytestmark = pytest.mark.peers
+own_process()
+import_torchvision()  # transformers looks for it
+
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict  # noqa: E402
+from transformers import GPT2Config, GPT2ForSequenceClassification, LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+import fedaudit  # noqa: E402
+from fedaudit.utils.errors import BadInput  # noqa: E402
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "lora"
+QUICK: Any = {"controls": False, "progress": False}
+WORDS, LENGTH = 60, 8
+
+
+def errors(recording: Path) -> list[float]:
+    return [update["error"] for update in json.loads((recording / "replay.json").read_text())["updates"]]
+
+
+def test_the_flower_example_is_recorded_unchanged_and_attacked(tmp_path):
+    pytest.importorskip("flwr")
+    from fedaudit.adapters.flower import audit_flower
+
+    attacks = ["dager", "which-tokens"]
+    finished = audit_flower(EXAMPLE, nodes=2, attacks=attacks, attacked=None, out=tmp_path, **QUICK)
+    assert errors(tmp_path / "recording") == pytest.approx([0] * 4, abs=1e-6)
+    result = finished.result
+    recording = result.federations[0].recording
+    assert recording is not None
+    assert recording.facts == "verified"
+    assert [f.status for f in result.findings if f.attack == "dager"] == ["done"] * 4
+    (refused, *_) = [f for f in result.findings if f.attack == "which-tokens"]
+    assert "needs the update of an embedding" in str(refused.reason)
+    transcript = fedaudit.Transcript.load(tmp_path / "recording", trained_module())
+    assert all(".lora_" in name for r in transcript.rounds for u in r.updates for name in u.tensors)
+    info = transcript.task_info.tokens
+    assert info is not None
+    assert (info.vocabulary, info.padding, info.end, info.causal) == (200, 0, 1, True)
+
+
+def trained_module() -> nn.Module:
+    from fedaudit.adapters.flower.in_process import loaded
+
+    with loaded(EXAMPLE):
+        made: nn.Module = sys.modules["lora_app.task"].make_model()
+    return made
+
+
+def adapted(kind: str) -> Any:
+    """Return a small Llama or a classifier of GPT-2's layers, with adapters."""
+    torch.manual_seed(0)
+    sizes: Any = {"vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    sizes["initializer_range"] = 0.2  # weights about as large as trained ones, and so are gradients
+    if kind == "llama":
+        config = LlamaConfig(**sizes, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+        return get_peft_model(LlamaForCausalLM(config), LoraConfig(r=16, task_type="CAUSAL_LM"))
+    drops: Any = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+    model = GPT2Config(**sizes, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4, num_labels=3, **drops)
+    lora = LoraConfig(r=32, target_modules=["c_attn"], task_type="SEQ_CLS")
+    return get_peft_model(GPT2ForSequenceClassification(model), lora)
+
+
+def recorded(folder: Path, model: Any, batches: list[dict[str, Tensor]], *, whole_names: bool, own_loss: bool) -> None:
+    """Record a round after one that only moves B away from zero."""
+    recorder = fedaudit.Recorder(folder)
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.3)
+    model.train()
+    model(**batches[0]).loss.backward()
+    optimiser.step()
+    start = state(model, whole_names=whole_names)
+    with recorder.round(start):
+        with recorder.capture() as seen:
+            for batch in batches:
+                optimiser.zero_grad()
+                loss_of(model, batch, own=own_loss).backward()
+                optimiser.step()
+        recorder.update("a", state(model, whole_names=whole_names), seen, num_examples=len(batches[0]["labels"]))
+    recorder.close()
+
+
+def loss_of(model: Any, batch: dict[str, Tensor], *, own: bool) -> Tensor:
+    made: Tensor
+    if own:
+        logits = model(input_ids=batch["input_ids"]).logits
+        made = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+    else:
+        made = model(**batch).loss
+    return made
+
+
+def state(model: Any, *, whole_names: bool) -> dict[str, Tensor]:
+    if whole_names:
+        return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    return {name: value.clone() for name, value in get_peft_model_state_dict(model).items()}
+
+
+def batch(examples: int, classes: int = 0, seed: int = 1) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(2, WORDS, (examples, LENGTH), generator=random)
+    tokens[:, -1] = 1
+    tokens[0, -3:] = torch.tensor([1, 0, 0])
+    labels = torch.arange(examples) % classes if classes else tokens.where(tokens > 0, -100)
+    return {"input_ids": tokens, "attention_mask": (tokens > 0).long(), "labels": labels}
+
+
+@pytest.mark.parametrize("whole_names", [False, True])
+def test_llama_s_adapters_are_read_under_both_kinds_of_names(whole_names, tmp_path):
+    model = adapted("llama")
+    recorded(tmp_path / "r", model, [batch(2)], whole_names=whole_names, own_loss=False)
+    result = fedaudit.audit_transcript(tmp_path / "r", ["dager"], module=model, **QUICK).result
+    assert errors(tmp_path / "r") == pytest.approx([0], abs=1e-6)
+    (found,) = result.findings
+    assert found.sequences, "which words begin is told; what follows isn't, see docs/how-to/flower.md"
+    assert {s.found[0] for s in found.sequences} == {s.true[0] for s in found.sequences}
+
+
+def test_a_classifier_s_adapters_and_its_whole_last_layer(tmp_path):
+    model = adapted("classifier")
+    recorded(tmp_path / "r", model, [batch(2, 3)], whole_names=False, own_loss=False)
+    result = fedaudit.audit_transcript(tmp_path / "r", ["dager", "labels"], module=model, **QUICK).result
+    assert errors(tmp_path / "r") == pytest.approx([0], abs=1e-6)
+    assert result.data.classes == 3
+    assert result.findings[0].status == "done", "what it finds depends on how far rounding hides small gradients"
+    transcript = fedaudit.Transcript.load(tmp_path / "r", model)
+    assert any("score.modules_to_save" in name for name in transcript.rounds[0].updates[0].tensors)
+
+
+def test_members_of_a_classifier_s_training_are_told(tmp_path):
+    model, own, others = adapted("classifier"), batch(12, 3), batch(12, 3, seed=2)
+    recorded(tmp_path / "r", model, [own] * 25, whole_names=False, own_loss=False)
+    records = others["input_ids"], others["labels"]
+    attacks = ["loss-threshold"]
+    result = fedaudit.audit_transcript(tmp_path / "r", attacks, module=model, records=records, **QUICK).result
+    assert errors(tmp_path / "r") == pytest.approx([0], abs=1e-5)
+    assert [f.status for f in result.findings] == ["done"]
+
+
+def test_a_loss_of_part_of_the_logits_is_refused_in_words(tmp_path):
+    model = adapted("llama")
+    recorded(tmp_path / "r", model, [batch(2)], whole_names=False, own_loss=True)
+    with pytest.raises(BadInput) as told:
+        fedaudit.audit_transcript(tmp_path / "r", ["dager"], module=model, **QUICK)
+    assert "isn't recorded" in str(told.value)
+    assert "\n" not in str(told.value)
