@@ -41,8 +41,8 @@ from fedaudit.epsilon import CanaryScores
 from fedaudit.epsilon.bounds import demonstrated, gaussian_mu
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.properties import covariates, partial_test
-from fedaudit.modalities.columns import Column
 from fedaudit.evaluation.statistics import SURE
+from fedaudit.modalities.columns import Column
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from
