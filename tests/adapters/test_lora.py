@@ -128,8 +128,7 @@ def test_llama_s_adapters_are_read_under_both_kinds_of_names(whole_names, tmp_pa
     result = fedaudit.audit_transcript(tmp_path / "r", ["dager"], module=model, **QUICK).result
     assert errors(tmp_path / "r") == pytest.approx([0], abs=1e-6)
     (found,) = result.findings
-    assert found.sequences, "which words begin is told; what follows isn't, see docs/how-to/flower.md"
-    assert {s.found[0] for s in found.sequences} == {s.true[0] for s in found.sequences}
+    assert [s.found for s in found.sequences] == [s.true for s in found.sequences]
 
 
 def test_a_classifier_s_adapters_and_its_whole_last_layer(tmp_path):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedaudit.attacks.text.layers import Receiver, Span, inputs_of
 
 _CHUNK = 256  # sequences whose vectors are held at once
+_SAME = 1e-5  # relative: vectors that differ by rounding alone
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def extend_prefixes(search: Search, beam: int) -> tuple[Tensor, Tensor]:
     """Return (m, length) the sequences of a decoder, and (m,) their mean distances from the span.
 
     A prefix that no token extends is a sequence. Where the search ends with more than the update was made from, the
-    longest are taken, and of these the nearest.
+    longest are taken, and of these the nearest. Where places are told by rotations alone, the first token's vector is
+    also that of any number of its repetitions: these count as one place, since they tell no more.
 
     Args:
         beam: prefixes that are kept for each sequence, those nearest to the span.
@@ -85,8 +87,22 @@ def extend_prefixes(search: Search, beam: int) -> tuple[Tensor, Tensor]:
         order = inside[distances[inside].argsort(stable=True)[:limit]].sort().values
         prefixes, sums = grown[order], sums[order // len(tokens)] + distances[order]
     ended += [(row, float(total / search.length)) for row, total in zip(prefixes, sums, strict=True)]
-    ended = sorted((e for e in ended if len(e[0])), key=lambda e: (-len(e[0]), e[1]))[: search.count]
-    return stacked(search, ended)
+    alike = _repeats(search)
+
+    def rank(one: tuple[Tensor, float]) -> tuple[int, float]:
+        places = 1 if alike and bool((one[0] == one[0][0]).all()) else len(one[0])
+        return -places, one[1]
+
+    return stacked(search, sorted((e for e in ended if len(e[0])), key=rank)[: search.count])
+
+
+def _repeats(search: Search) -> bool:
+    """Return whether a token that is repeated from the first place on has one vector at all of them."""
+    words = next((tokens for tokens in search.found if len(tokens)), None)
+    if words is None or search.length < 2:
+        return False
+    first, second = inputs_of(search.module, search.second[0], words[0].repeat(1, search.length))[0, :2]
+    return bool((first - second).norm() <= _SAME * first.norm())
 
 
 def stacked(search: Search, rows: Sequence[tuple[Tensor, float]]) -> tuple[Tensor, Tensor]:
