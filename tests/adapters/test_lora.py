@@ -41,12 +41,15 @@ def test_the_flower_example_is_recorded_unchanged_and_attacked(tmp_path):
 
     attacks = ["dager", "which-tokens"]
     finished = audit_flower(EXAMPLE, nodes=2, attacks=attacks, attacked=None, out=tmp_path, **QUICK)
-    assert errors(tmp_path / "recording") == pytest.approx([0] * 4, abs=1e-6)
+    assert errors(tmp_path / "recording") == pytest.approx([0] * 6, abs=1e-6)
     result = finished.result
     recording = result.federations[0].recording
     assert recording is not None
     assert recording.facts == "verified"
-    assert [f.status for f in result.findings if f.attack == "dager"] == ["done"] * 4
+    assert [f.status for f in result.findings if f.attack == "dager"] == ["done"] * 6
+    # in the first round B is zero, and A has no gradient; then whole texts come out
+    later = [s for f in result.findings if f.attack == "dager" and f.round == 2 for s in f.sequences]
+    assert [s.found for s in later] == [s.true for s in later]
     (refused, *_) = [f for f in result.findings if f.attack == "which-tokens"]
     assert "needs the update of an embedding" in str(refused.reason)
     transcript = fedaudit.Transcript.load(tmp_path / "recording", trained_module())

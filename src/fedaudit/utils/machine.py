@@ -175,6 +175,11 @@ def proc_field(field: str, file: str = "/proc/self/status") -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
+def torchvision_was_fitted() -> bool:
+    """Return whether :func:`import_torchvision` had to declare operators for it in this process."""
+    return bool(_declared)
+
+
 def import_torchvision() -> Any:
     """Return torchvision; in a process of our own, also beside a torch that its compiled operators don't fit.
 

@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeVar
 import cloudpickle
 
 from fedaudit.utils.errors import BadInput, FedAuditError
+from fedaudit.utils.machine import import_torchvision, own_process, torchvision_was_fitted
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -193,7 +194,7 @@ def _start() -> _Worker:
     ours, its = Pipe()
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from fedaudit.utils.processes import _serve; "
-        f"_serve({its.fileno()}, {os.getpid()})"
+        f"_serve({its.fileno()}, {os.getpid()}, torchvision={torchvision_was_fitted()})"
     )
     # Ctrl-C reaches the whole terminal; this process alone deals with it. Its children inherit what is blocked.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -227,15 +228,16 @@ def tell(value: float) -> None:
         _link.send_bytes(pickle.dumps(("beat", value)))
 
 
-def _serve(handle: int, parent: int) -> None:
-    """Take tasks from the link until it ends."""
+def _serve(handle: int, parent: int, *, torchvision: bool) -> None:
+    """Take tasks from the link until it ends; what a task unpickles may need torchvision, made to fit as there."""
     global _link
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(parent)
-    from fedaudit.utils.machine import own_process
-
     own_process()
     import torch  # noqa: F401  # every task needs it; and if memory doesn't suffice for it, no task is to blame
+
+    if torchvision:
+        import_torchvision()
 
     _link = Connection(handle)
     try:
