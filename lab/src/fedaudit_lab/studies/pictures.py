@@ -129,14 +129,17 @@ def recovered(study: StudySpec, rows: Sequence[Row], folder: Path) -> bytes | No
     """Return a picture of what was recovered as a PNG; None where the trials are about no images, or too many cells.
 
     Nothing is chosen: a cell shows its images in the order of repetitions, updates and places in the batch, the first
-    20 where there are more. The true ones stand above all cells that are about the same ones.
+    20 where there are more. The true ones stand above all cells that are about the same ones: the axis that tables have
+    across comes last, or first if that takes fewer rows.
 
     Args:
         study: that was run.
         rows: of its store.
         folder: of the study, where the trials' files lie.
     """
-    shown = list(islice(_shown(study, rows, folder), _ROWS + 1))
+    others = [axis for axis in study.axes if axis != study.columns]
+    orders = [*others, study.columns], [study.columns, *others]
+    shown = min((list(islice(_shown(study, rows, folder, order), _ROWS + 1)) for order in orders), key=len)
     if not shown or len(shown) > _ROWS:
         return None
     strips = [_strip(row.images) for row in shown]
@@ -159,9 +162,8 @@ def recovered(study: StudySpec, rows: Sequence[Row], folder: Path) -> bytes | No
     return png(drawing, dpi=_INCH)
 
 
-def _shown(study: StudySpec, rows: Sequence[Row], folder: Path) -> Iterator[_Shown]:
+def _shown(study: StudySpec, rows: Sequence[Row], folder: Path, order: Sequence[str]) -> Iterator[_Shown]:
     """Yield the rows of the picture: a cell's, with the true images before it where they aren't those before."""
-    order = [axis for axis in study.axes if axis != study.columns] + [study.columns]
     before: list[bytes] = []
     for point in product(*(study.axes[axis] for axis in order)):
         own = [row for row in rows if tuple(row.point[axis] for axis in order) == point]

@@ -40,7 +40,7 @@ MEASURES = {
         Metric("without_attack", "a finding's first metric without the attack: by luck, or what is known anyway"),
         Metric("seconds", "wall time of the attack", unit="s", higher_is_better=False),
         Metric("cpu_seconds", "CPU time of the whole trial, its simulation included", unit="s", higher_is_better=False),
-        Metric("model_accuracy", "held-out accuracy of the global model at the end"),
+        Metric("model_accuracy", "held-out accuracy of the global model at the end", ends=(0, 1)),
         Metric("late_accuracy", "its mean over the last fifth of the measurements, which single rounds move less"),
         Metric("parameters_sent", "elements of an update as it was sent", higher_is_better=False),
         Metric("share_sent", "share of the model's elements that an update carries", higher_is_better=False),
