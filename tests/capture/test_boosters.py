@@ -126,6 +126,21 @@ def test_a_masked_cover_follows_from_gains_and_weights() -> None:
     assert attacked(seen((0, 0, model(tree), 15))).labels.sum() == 6
 
 
+def grown_with(data: bytes, **roots: float) -> bytes:
+    """Return a model whose first tree has other numbers at its root."""
+    whole = json.loads(data)
+    tree = whole["learner"]["gradient_booster"]["model"]["trees"][0]
+    for name, value in roots.items():
+        tree[name][0] = value
+    return json.dumps(whole).encode()
+
+
+def test_one_row_is_read_as_many_are(tmp_path: Path) -> None:
+    given = folder(tmp_path, {"round-0-client-a.json": PARTS[0]})
+    (given / "rows-a.csv").write_text("a,b,c,y\n1,2,3,1\n")
+    convert_boosters(given, tmp_path / "out")
+
+
 BAD = [
     ({}, "", "holds no message"),
     ({"round-0-client-a.json": b"{}"}, "", "not a model of xgboost"),
@@ -134,6 +149,10 @@ BAD = [
     ({"round-0-client-a.json": PARTS[0]}, "columns: [{name: a}]\n", "3 features"),
     ({"round-0-client-a.json": PARTS[0]}, "colums: []\n", "colums"),
     ({"round-0-client-a.json": PARTS[0], "rows-b.npz": b""}, "", "no client that sent"),
+    ({"round-0-client-a.json": PARTS[0], "rows-a.npz": b"", "rows-a.csv": b""}, "", "here are several"),
+    ({"round-0-client-a.ubj": b""}, "", "neither JSON nor UBJSON"),
+    ({"round-0-client-a.json": grown_with(PARTS[0], sum_hessian=1e308)}, "", "cover for more than"),
+    ({"round-0-client-a.json": grown_with(PARTS[0], base_weights=1e308)}, "", "too large for a tree"),
     ({"round-0-client-a.json": PARTS[0], "round-00-client-a.json": PARTS[0]}, "", "two messages"),
     ({"round-0-client-a.json": PARTS[0], "round-1-client-a.json": model(stump(0, 0, (1, 1), (1, 1)))}, "", "differ"),
 ]
@@ -177,3 +196,6 @@ def test_ubjson_is_read_as_json_is(tmp_path: Path) -> None:
     assert found[0] == found[1]
     with pytest.raises(BadInput, match="neither JSON nor UBJSON"):
         read_boosters(folder(tmp_path / "bad", {"round-0-client-a.ubj": b"{L\x00\x00"}))
+    deep = b"{" + b"L\0\0\0\0\0\0\0\x01a{" * 100_000
+    with pytest.raises(BadInput, match="ends while it tries"):
+        read_boosters(folder(tmp_path / "deep", {"round-0-client-a.ubj": deep}))

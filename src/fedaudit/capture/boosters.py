@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +20,7 @@ from torch import Tensor
 from fedaudit.data.own import pairs_of
 from fedaudit.modalities.columns import Column, numbers
 from fedaudit.models.trees import MODEL, OBJECTIVES, Booster, Tree, TreeEnsemble, read_booster, write_booster
-from fedaudit.simulation.trees import as_json
+from fedaudit.simulation.trees import as_json, is_json
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import LOSSES
 from fedaudit.transcript.files import BOOSTERS
@@ -28,11 +30,13 @@ from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.bounds import BOOSTER, read_bytes
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.processes import WorkerDied, keep_workers, run_tasks
 from fedaudit.utils.validation import explain
 
 _MESSAGE = re.compile(r"round-(\d{1,5})-client-(.{1,200})\.(json|ubj)")
 _ROWS = re.compile(r"rows-(.{1,200})\.(npz|safetensors|csv)")
 _OTHERS = re.compile(r"candidates\.(npz|safetensors|csv)")
+_MOST_ROWS = 10_000_000
 _OFF = 0.02  # relative: how far the step that a tree's sums tell may be from the one that was given
 
 Floats = NDArray[np.float64]
@@ -95,11 +99,12 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
             f"{len(names)} clients that sent a message, from 0"
         )
     boosters: dict[tuple[int, int], Booster] = {}
-    for name, (index, client) in found.items():
-        key = index, names.index(client)
-        if key in boosters:
-            raise BadInput(f"{folder}: client {client} has two messages of round {index}")
-        boosters[key] = read_booster(as_json(_bytes(files[name]), name), name)
+    with keep_workers():
+        for name, (index, client) in found.items():
+            key = index, names.index(client)
+            if key in boosters:
+                raise BadInput(f"{folder}: client {client} has two messages of round {index}")
+            boosters[key] = read_booster(_json(_bytes(files[name]), name), name)
     boosters = dict(sorted(boosters.items()))
     if facts.trees.protocol == "cyclic":
         boosters = _added(boosters)
@@ -111,6 +116,8 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
     columns, notes = _columns(facts, boosters.values(), first.features, folder)
     boosters = {key: _standardised(booster, columns) for key, booster in boosters.items()}
     rows = {m[1]: path for name, path in files.items() if (m := _ROWS.fullmatch(name))}
+    if len(rows) < sum(bool(_ROWS.fullmatch(name)) for name in files):
+        raise BadInput(f"{folder}: a client's rows are in one file, .npz, .safetensors or .csv, and here are several")
     if unknown := sorted(set(rows) - set(names)):
         raise BadInput(f"{rows[unknown[0]]} is of no client that sent a message: {', '.join(names[:5])}")
     classes = 2 if first.objective == OBJECTIVES[0] else None
@@ -153,6 +160,18 @@ def _bytes(path: Path) -> bytes:
         raise BadInput(f"can't read '{path}': {error.strerror or error}") from None
 
 
+def _json(data: bytes, name: str) -> bytes:
+    """Return a message as JSON. UBJSON is read in a process of its own, for it comes from others, and may crash it."""
+    if is_json(data):
+        return data
+    ((_, read),) = run_tasks(partial(as_json, where=name), [data], workers=1)
+    if isinstance(read, WorkerDied):
+        raise BadInput(f"{name}: xgboost can't read it, and ends while it tries") from None
+    if isinstance(read, BaseException):
+        raise read
+    return read
+
+
 def _added(boosters: dict[tuple[int, int], Booster]) -> dict[tuple[int, int], Booster]:
     """Return of each whole model the trees that came on top of the one before it."""
     known, found = 0, {}
@@ -174,7 +193,10 @@ def _check_step(booster: Booster, facts: BoosterFacts, where: str) -> None:
     for tree in booster.trees:
         if tree.cover is None or tree.weights is None or facts.trees.noise:
             continue
-        sums = tree.weights * (tree.cover + penalty)
+        with np.errstate(all="ignore"):
+            sums = tree.weights * (tree.cover + penalty)
+        if not np.isfinite(sums).all():
+            raise BadInput(f"{where}: a weight is infinite, or too large for a tree")
         scaled = np.where(tree.left < 0, sums, 0.0)
         for node in reversed(np.flatnonzero(tree.left >= 0)):
             scaled[node] = scaled[tree.left[node]] + scaled[tree.right[node]]
@@ -183,8 +205,8 @@ def _check_step(booster: Booster, facts: BoosterFacts, where: str) -> None:
         below += scaled[inner].tolist()
         own += sums[inner].tolist()
     scale = float(np.dot(own, own))
-    told = float(np.dot(below, own)) / scale if scale > 0 else facts.learning_rate
-    if abs(told / facts.learning_rate - 1) > _OFF:
+    told = float(np.dot(below, own)) / scale if scale else facts.learning_rate
+    if not abs(told / facts.learning_rate - 1) <= _OFF:  # nor where it is none
         raise BadInput(
             f"{where}: learning_rate {facts.learning_rate:g} contradicts the trees, whose leaves are scaled by "
             f"{told:.3g} (with reg_lambda {penalty:g}); NVFlare's bagging divides the job's by the clients"
@@ -276,7 +298,10 @@ def _transcript(
         cover |= tree.cover is not None
         if client not in counts:
             p = 1 / (1 + np.exp(-booster.base)) if classes else 0.0
-            total = 1.0 if tree.cover is None else float(tree.cover[0]) / (p * (1 - p) if classes else 1.0)
+            each = p * (1 - p) if classes else 1.0
+            total = 1.0 if tree.cover is None else float(tree.cover[0]) / each if each else math.inf
+            if not total <= _MOST_ROWS:
+                raise BadInput(f"client {names[client]}: its trees have cover for more than {_MOST_ROWS:,} rows")
             counts[client] = max(1, round(total))
         messages.append(TreeMessage(index, client, write_booster(booster), counts[client]))
     record = tree_record(facts.trees.model_copy(update={"cover": cover}), facts.learning_rate, len(names), messages)

@@ -120,7 +120,7 @@ def _pairs_in(path: Path) -> tuple[Tensor, Tensor]:
         raise BadInput(f"'{path}' holds no rows of at least two numbers below a line of names")
     if not bool(table.isfinite().all()):
         raise BadInput(f"'{path}' holds numbers that are infinite or none; leave these rows out")
-    inputs, targets = table[:, :-1].float(), table[:, -1]
+    inputs, targets = table[:, :-1].float(), table[:, -1].clone(memory_format=torch.contiguous_format)
     return inputs, targets.long() if bool((targets == targets.round()).all()) else targets.float()
 
 

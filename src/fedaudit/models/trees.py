@@ -161,8 +161,8 @@ def read_booster(data: bytes, where: str) -> Booster:
         raise BadInput(
             f"{where}: a {kind[:40]} of objective {objective[:40]}; gbtree of {' or '.join(OBJECTIVES)} is read"
         )
-    if str(known.get("num_class", "0")) not in ("0", "1") or not 1 <= features <= 10**6:
-        raise BadInput(f"{where}: models of one output and 1 to 1,000,000 features are read")
+    if str(known.get("num_class", "0")) not in ("0", "1") or not 1 <= features <= 10**5:
+        raise BadInput(f"{where}: models of one output and 1 to 100,000 features are read")
     if parallel != "1":
         raise BadInput(f"{where}: trees grown {parallel[:10]} at once; num_parallel_tree: 1 is read")
     if BOOSTER.items is not None and nodes > BOOSTER.items:

@@ -176,6 +176,11 @@ def _noisy(tree: Tree, spec: TreeSpec, learning_rate: float, rng: torch.Generato
     return _with_sums(tree, g, h, spec.reg_lambda, learning_rate, values=True)
 
 
+def is_json(data: bytes) -> bool:
+    """Return whether a model of xgboost is JSON: of UBJSON, the length of a key comes after the brace."""
+    return data[:1] == b"{" and data[1:2] in b' \t\r\n"}'
+
+
 def as_json(data: bytes, where: str) -> bytes:
     """Return a model of xgboost as JSON, whether it was saved as JSON or as UBJSON, which xgboost itself reads.
 
@@ -186,10 +191,12 @@ def as_json(data: bytes, where: str) -> bytes:
     Raises:
         BadInput: it is neither, or is UBJSON, and xgboost isn't installed.
     """
-    if data[:1] == b"{" and data[1:2] in b' \t\r\n"}':  # of UBJSON the length of a key comes next
+    if is_json(data):
         return data
     if len(data) > BOOSTER.file:
         raise BadInput(f"{where} is larger than {BOOSTER.file:,} bytes, the most that are read of {BOOSTER.what}")
+    if data[:1] != b"{":
+        raise BadInput(f"{where}: neither JSON nor UBJSON of a model of xgboost")
     xgboost = _xgboost("UBJSON is read by xgboost")
     try:
         booster = xgboost.Booster()
