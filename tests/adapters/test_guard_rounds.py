@@ -265,6 +265,8 @@ def test_few_numbers_are_counted_whatever_holds_them():
     ]
     several: list[Any] = [torch.zeros(101), np.zeros((2, 51)), [0.5] * 101, "x" * 808, {"a": b"x" * 808}, 2**6500]
     several += [{"a": {"b": [torch.zeros(60), torch.zeros(41)]}}, object(), {1: {"a": object()}}]
+    several += [{"name" * 300: 0.5}, np.array(b"a" * 1000), np.zeros(1, [("a", "f4", (1000,))]), [[]] * 1000]
+    several += [np.array([np.zeros(1000)], dtype=object)[:1]]
     endless: list[Any] = []
     endless.append(endless)
     assert all(few_numbers(one) for one in few)

@@ -465,7 +465,7 @@ def test_the_page_s_site_policy_guards_every_job_and_runs_first(tmp_path, caplog
     of_job = {"train" + FilterKey.DELIMITER + FilterKey.OUT: [OfTheJob(str(tmp_path))]}
     came, goes = shareable(STATE), shareable(STATE)
     assert apply_filters("task_data_filters", came, guarded, {}, "train", FilterKey.IN) is came
-    for unreadable in (goes, Shareable(), DXO(DataKind.APP_DEFINED, {"a": 1}).to_shareable()):
+    for unreadable in (goes, Shareable({"a": [0.5] * 101}), DXO(DataKind.APP_DEFINED, {"a": 1}).to_shareable()):
         with pytest.raises(ContentBlockedException, match="the site's guard didn't let this update leave"):
             apply_filters("task_result_filters", unreadable, guarded, of_job, "train", FilterKey.OUT)
     assert not seen
@@ -701,9 +701,14 @@ def test_what_leaves_under_another_name_is_held_to_the_policy(caplog):
         assert rounds_of()[-1].checks["result"].text == f"{kind.value}: no weights in plain sight"
     lines = len(rounds_of())
     metrics = shareable({"accuracy": np.float64(0.5), "by_class": [0.5] * 90}, DataKind.METRICS)
-    for passes in (metrics, as_failure(Shareable()), as_failure(shareable({"accuracy": 0.5}, DataKind.METRICS))):
+    bare = Shareable()  # what a task of control answers
+    for passes in (metrics, as_failure(Shareable()), as_failure(shareable({"accuracy": 0.5}, DataKind.METRICS)), bare):
         assert leaving.process(passes, context()) is passes
     assert len(rounds_of()) == lines
+    headed = as_failure(Shareable())
+    headed.set_header("weights", weights)
+    with pytest.raises(ContentBlockedException):
+        leaving.process(headed, context())
     _, open_ = pair(kind=GuardFilter)
     goes = shareable(histogram, DataKind.STATISTICS)
     assert open_.process(goes, context()) is goes
@@ -721,6 +726,7 @@ def test_a_budget_stops_what_no_filter_adds_noise_to():
         (shareable(after), "left"),
         (as_failure(shareable(after)), "stopped"),
         (shareable(after, DataKind.METRICS), "stopped"),
+        (shareable({"a": DXO(DataKind.METRICS, dict(after))}, DataKind.COLLECTION), "stopped"),
     ):
         received.process(shareable(before), context())
         with contextlib.suppress(ContentBlockedException):

@@ -38,6 +38,8 @@ SPENT = "the site's privacy budget doesn't allow another update"
 Key = tuple[str, str]  # job and site
 
 FEW = 100  # numbers in a result that is no update, up to which it leaves
+_NAME = 64  # characters of a name that aren't counted
+_EMPTY = 1 / 8  # numbers that a container without any counts for
 
 _ALARMED = {"refuse": "it doesn't leave", "warn": "it leaves nevertheless", "clip": "it is clipped"}
 
@@ -420,7 +422,7 @@ def _line(key: Key, index: int | None, done: Done, checks: Mapping[str, CheckRec
 
 
 def few_numbers(content: object) -> bool:
-    """Whether what leaves holds at most :data:`FEW` numbers, names aside."""
+    """Whether what leaves holds at most :data:`FEW` numbers; of a name the first 64 characters aren't counted."""
     try:
         return _numbers(content) <= FEW
     except RecursionError:
@@ -430,7 +432,11 @@ def few_numbers(content: object) -> bool:
 def _numbers(value: Any) -> float:
     """Return how many numbers are in a value, eight characters or bytes for one; infinite: nobody knows."""
     if (shape := getattr(value, "shape", None)) is not None:
-        return float(math.prod(shape))
+        if getattr(getattr(value, "dtype", None), "hasobject", False):
+            return math.inf
+        held = getattr(value, "data", None)  # of Flower's arrays, whose shape is what the client says it is
+        size = len(held) if isinstance(held, bytes) else getattr(value, "nbytes", 0)
+        return float(max(math.prod(shape), size / 8))
     if isinstance(value, str | bytes | bytearray | memoryview):
         return len(value) / 8
     if isinstance(value, int):
@@ -438,9 +444,10 @@ def _numbers(value: Any) -> float:
     if value is None or isinstance(value, float):
         return 1.0
     if isinstance(value, Mapping):
-        return sum(map(_numbers, value.values()))
+        names = sum(max(0, len(str(name)) - _NAME) / 8 for name in value)
+        return names + sum(map(_numbers, value.values())) or _EMPTY
     if isinstance(value, Sequence | Set):
-        return sum(map(_numbers, value))
+        return sum(map(_numbers, value)) or _EMPTY
     return math.inf
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from torch import Tensor
 
 from fedaudit.adapters import in_words
@@ -87,7 +87,7 @@ class Guard(SiteGuard):
         with Capture() as seen:
             reply = call_next(msg, context)
         if reply.has_error():
-            return reply
+            return self._failed(msg, reply)
 
         def passing() -> Passing:
             weights, state = _models(sent, seen, reply)
@@ -107,9 +107,19 @@ class Guard(SiteGuard):
         agreed, _ = self._own
         return state_in(msg.content, list(agreed.state_dict()) if agreed is not None else unnamed)
 
+    def _failed(self, msg: Message, reply: Message) -> Message:
+        """Return a failure with the beginning of its text, which is no place for an update."""
+        reason = reply.error.reason or ""
+        if few_numbers(reason):
+            return reply
+        self._log.warning("fedaudit guard: a failure's text of %d characters leaves cut to %d", len(reason), 8 * FEW)
+        return Message(Error(reply.error.code, reason[: 8 * FEW]), reply_to=msg)
+
     def _other(self, msg: Message, reply: Message, context: Context) -> Message:
         """Return an answer to what asks for no training, if the policy lets it leave."""
-        if reply.has_error() or few_numbers(reply.content):
+        if reply.has_error():
+            return self._failed(msg, reply)
+        if few_numbers(reply.content):
             return reply
         key, told, kind = _key(context), server_round(msg), msg.metadata.message_type
         kept = self._restored(key, context)

@@ -37,7 +37,6 @@ from fedaudit.capture.capture import Capture
 from fedaudit.utils.errors import BadInput
 
 _NO_MODEL = (DataKind.METRICS, DataKind.ANALYTIC, DataKind.STATISTICS, DataKind.PSI)
-_DEFENDED = (*FORMS, DataKind.COLLECTION)  # on what else leaves, or leaves as a failure, no filter of updates works
 
 _memory = Memory()
 _came: dict[Key, Came] = {}  # what was made of what came in last: the two chains are objects of their own
@@ -97,9 +96,9 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
             _came[key] = came
             return shareable
         kind, failed = _kind(shareable), shareable.get_return_code() != ReturnCode.OK
-        if (failed or kind in _NO_MODEL) and few_numbers(_content(shareable)):
+        if (failed or not kind or kind in _NO_MODEL) and few_numbers(_content(shareable)):
             return shareable
-        defended = not failed and kind in _DEFENDED
+        defended = not failed and _defended(shareable, kind)
         seen, received = taken("guard"), _memory.take(fl_ctx)  # in rounds that aren't audited, too: not for the next
         index = _round(shareable, fl_ctx) if received is None or received.index is None else received.index
         kept = self.kept(key)
@@ -188,5 +187,17 @@ def _kind(shareable: Shareable) -> str:
         return ""
 
 
+def _defended(shareable: Shareable, kind: str) -> bool:
+    """Return whether filters of updates work on all that a result holds; on failures and other kinds none does."""
+    if kind != DataKind.COLLECTION.value:
+        return kind in FORMS
+    parts = from_shareable(shareable).data.values()
+    return all(getattr(part, "data_kind", None) in FORMS for part in parts)
+
+
 def _content(shareable: Shareable) -> dict[str, object]:
-    return {name: value for name, value in shareable.items() if name != ReservedHeaderKey.HEADERS}
+    """Return what a result holds, and its headers but NVFlare's own, which are called ``__…__``."""
+    content = {str(name): value for name, value in shareable.items() if name != ReservedHeaderKey.HEADERS}
+    headers = shareable.get(ReservedHeaderKey.HEADERS) or {}
+    own = {str(name): value for name, value in headers.items() if not str(name).startswith("__")}
+    return content | ({"headers": own} if own else {})
