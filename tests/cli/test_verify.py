@@ -69,6 +69,15 @@ def test_an_audit_follows_from_its_findings(folder: Path, command: Command) -> N
     assert state(folder) == before  # nothing is written
 
 
+def test_limits_and_pages_that_are_gone_are_not_vouched_for(folder: Path, tmp_path: Path, command: Command) -> None:
+    shutil.copytree(folder, tmp_path / "a")
+    rewritten(lambda values: values.update(thresholds=[]))(tmp_path / "a")
+    (tmp_path / "a" / "report.html").unlink()
+    outcome = command("verify", tmp_path / "a", "--workers", 1)
+    assert "note: results.json holds no limits" in outcome.out
+    assert "its page" not in outcome.out
+
+
 def test_results_and_page_name_what_they_are_made_of(folder: Path) -> None:
     result = json.loads((folder / "results.json").read_text())
     digests = result["digests"]

@@ -44,7 +44,7 @@ def verify(
     found = api.verify(
         folder, transcript=transcript, truth=truth, records=records, data_dir=data_dir, workers=processes, **own
     )
-    for note in found.notes:
+    for note in dict.fromkeys(found.notes):
         print(f"note: {note}")
     for line in found.differences[:_MOST]:
         print(f"differs: {line}")
@@ -52,7 +52,8 @@ def verify(
         print(f"differs: and {len(found.differences) - _MOST} more")
     if found.differences:
         raise BadInput(f"'{folder}' doesn't match its findings: {len(found.differences)} differences")
+    page = " and its page" if (folder / "report.html").is_file() else ""
     print(
-        f"{found.values:,} values of results.json, its images and its page match {found.findings} saved findings, "
+        f"{found.values:,} values of results.json, its images{page} match {found.findings} saved findings, "
         "the scenario and the truth"
     )

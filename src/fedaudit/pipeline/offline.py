@@ -186,6 +186,8 @@ def attack_transcript(
     )
     if records is not None and not transcript.recording:
         raise BadInput("--records is for a recording: records of a simulation are drawn by it (threat.records)")
+    if rounds is not None and not transcript.recording:
+        raise BadInput("--rounds is for a recording: which rounds of a simulation are attacked the scenario says")
     if truth is None and folder is not None:
         truth = truth_beside(folder)
     if transcript.recording and isinstance(truth, Path) and truth.is_dir():

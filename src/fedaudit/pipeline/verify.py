@@ -108,6 +108,8 @@ def verify_audit(
         found.notes.append(f"another processor's arithmetic: compared within {_RELATIVE:g} relative")
     if stored.digests:
         found.notes += stored.digests.notes
+    if not stored.thresholds:
+        found.notes.append("results.json holds no limits; whether the audit was run with some follows from nothing")
     means = Means(workers, kept=_KeptFindings(stored, folder / "findings", found, exact=exact), display=display)
     scenario = scenario_from(stored.scenario, where=f"the scenario in '{folder}'")
     if not (folder / REQUEST).exists():
