@@ -261,6 +261,7 @@ FLAGS = [
     ),
     ("unknown attack", "attack {r} --attack agik", "unknown attack 'agik'; did you mean 'agic'?"),
     ("attack twice", "attack {r} --attack invg --attack invg", "the same attack is named twice"),
+    ("rounds of a simulation", "attack {r} --attack invg --rounds 0", "--rounds is for a recording"),
     ("attack's setting", "attack {r} --attack invg --set itrations=3", "did you mean 'iterations'?"),
     ("adversary", "attack {r} --attack invg --adversary hacker", "adversary: 'hacker' isn't allowed"),
     ("labels not granted", "attack {r} --attack invg --knows-labels", "grants no labels"),

@@ -86,7 +86,7 @@ def _forked_worker() -> Any:
     if pid == 0:
         ours.close()
         try:
-            processes._serve(its.fileno(), parent)
+            processes._serve(its.fileno(), parent, torchvision=False)
         finally:
             os._exit(0)
     its.close()
