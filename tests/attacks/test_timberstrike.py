@@ -40,6 +40,12 @@ def test_a_regressions_stump_tells_counts_and_mean_labels() -> None:
     assert found.labels[~low].flatten().tolist() == pytest.approx([-1.0] * 5)
 
 
+# whether the rows are below the first split and below the second, and their labels
+SIX = sorted(
+    [(True, True, 1), (False, True, 0), (True, False, 1), (True, False, 0), (False, False, 0), (False, False, 0)]
+)
+
+
 def test_the_second_tree_puts_rows_into_its_leaves_by_the_sums() -> None:
     """Left of the first split two of class 1 and one of class 0, right three of class 0; one of each goes below."""
     first = stump(0, 0.0, (-0.5, 0.75), (1.5, 0.75))
@@ -48,15 +54,7 @@ def test_the_second_tree_puts_rows_into_its_leaves_by_the_sums() -> None:
     left = (p - 1 + q, p * (1 - p) + q * (1 - q))
     right = (p - 1 + p + 2 * q, 2 * p * (1 - p) + 2 * q * (1 - q))
     found = attacked(seen((0, 0, model(first), 6), (1, 0, model(stump(1, 0.0, left, right)), 6)))
-    expected = [
-        (True, True, 1),
-        (False, True, 0),
-        (True, False, 1),
-        (True, False, 0),
-        (False, False, 0),
-        (False, False, 0),
-    ]
-    assert rows_of(found.rows, found.labels) == sorted(expected)
+    assert rows_of(found.rows, found.labels) == SIX
 
 
 def test_trees_of_others_move_the_margins() -> None:
@@ -69,15 +67,7 @@ def test_trees_of_others_move_the_margins() -> None:
     right = (p - 1 + p + 2 * q, 2 * p * (1 - p) + 2 * q * (1 - q))
     second = model(stump(1, 0.0, left, right))
     found = attacked(seen((0, 0, model(first), 6), (0, 1, model(other), 6), (1, 0, second, 6), clients=2))
-    expected = [
-        (True, True, 1),
-        (False, True, 0),
-        (True, False, 1),
-        (True, False, 0),
-        (False, False, 0),
-        (False, False, 0),
-    ]
-    assert rows_of(found.rows, found.labels) == sorted(expected)
+    assert rows_of(found.rows, found.labels) == SIX
 
 
 @pytest.mark.parametrize("logistic", [True, False])
