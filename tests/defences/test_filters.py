@@ -133,6 +133,31 @@ def test_svt_privacy_gives_nvflare_s_bits(
 
 
 @pytest.mark.peers
+def test_of_whole_weights_svt_privacy_leaves_no_model_which_is_noticed_and_of_differences_it_does() -> None:
+    pytest.importorskip("nvflare")
+    from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+
+    cried = {"whole": 0, "differences": 0}
+    for seed in range(40):
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        net = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.Flatten(), torch.nn.Linear(288, 10))
+        now = net.state_dict()
+        for kind in cried:
+            before = {name: torch.zeros_like(old) if kind == "whole" else old for name, old in now.items()}
+            clients = [{name: old + 0.01 * torch.randn_like(old) for name, old in now.items()} for _ in range(2)]
+            sent = [nvflare(SVTPrivacy(), before, after, 1) for after in clients]
+            received = {
+                name: before[name] + torch.as_tensor(sum(one[name] for one in sent) / 2).float() for name in before
+            }
+            alarms = {check.name for check in fedaudit.check_model(received, net) if check.alarm}
+            assert alarms <= {"bare kernels"}
+            cried[kind] += bool(alarms)
+    assert cried["differences"] == 0
+    assert 5 <= cried["whole"] <= 30
+
+
+@pytest.mark.peers
 @pytest.mark.parametrize("names", [["conv.bias", "bn.running_mean", "other"], r"^(conv|bn)\.", "weight"])
 def test_exclude_vars_sends_what_nvflare_sends(names: list[str] | str) -> None:
     pytest.importorskip("nvflare")
