@@ -29,7 +29,7 @@ class Gate(SiteGuard):
 
 
 def let_in(state: dict[str, Tensor], policy: str, who: str, **known: Any) -> bool:
-    return Gate(on_received=policy, **known).receives(("job", "site"), who, lambda: (state, False)).let_in
+    return Gate(on_received=policy, **known).receives(("job", "site"), who, None, lambda: (state, False)).let_in
 
 
 def fished() -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ def test_a_model_that_jumps_is_kept_out_of_the_site_and_of_its_memory(caplog):
         return {name: tensor.clone() for name, tensor in moved.items()}
 
     def lets_in(model: dict[str, Tensor], who: str, job: str = "job") -> bool:
-        return gate.receives((job, "site 1"), who, lambda: (model, False)).let_in
+        return gate.receives((job, "site 1"), who, None, lambda: (model, False)).let_in
 
     for number in range(5):
         assert lets_in(step(0.01), f"round {number}")

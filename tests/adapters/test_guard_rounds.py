@@ -278,8 +278,8 @@ def test_a_model_that_isn_t_let_in_is_written_down():
         state = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).state_dict()
         return {**state, "2.weight": state["2.weight"] * (torch.arange(10) == 3)[:, None]}, False
 
-    assert not Gate(on_received="refuse").receives(KEY, "site", fished).let_in
-    assert Gate(on_received="warn").receives(KEY, "site", fished).let_in
+    assert not Gate(on_received="refuse").receives(KEY, "site", None, fished).let_in
+    assert Gate(on_received="warn").receives(KEY, "site", None, fished).let_in
     (line,) = lines()
     assert (line.done, line.alarms) == ("not let in", ["received"])
     assert "in 1 of 1 round (model that came in): 1 not trained on" in Path("fedaudit-guard/guard.html").read_text()

@@ -50,7 +50,7 @@ def test_the_ratio_of_one_layer_is_that_of_the_examples_lengths():
     assert found["uneven gradients"].value == pytest.approx(1 - effective / 16, rel=1e-5)
 
 
-def test_a_layer_that_one_example_alone_activates_has_an_infinite_ratio():
+def test_a_layer_that_one_example_alone_activates_has_the_largest_ratio():
     first = nn.Linear(6, 16)
     net = nn.Sequential(first, nn.ReLU(), nn.Linear(16, CLASSES))
     inputs = drawn(16, 6).abs()
@@ -59,11 +59,11 @@ def test_a_layer_that_one_example_alone_activates_has_an_infinite_ratio():
         first.weight.copy_(-drawn(16, 6).abs())
         first.bias.zero_()
     found = checks(net, inputs, torch.arange(16) % CLASSES)
-    assert found["disaggregation"].value == math.inf
+    assert found["disaggregation"].value == pytest.approx(1e9)  # and no infinity, which JSON hasn't
     assert found["uneven gradients"].value == pytest.approx(1 - 1 / 16)
     assert found["disaggregation"].alarm
     assert found["uneven gradients"].alarm
-    assert "'0'" in found["disaggregation"].text
+    assert "example 5's" in found["disaggregation"].text
 
 
 def test_what_a_good_model_gets_wrong_is_no_manipulation():
@@ -133,16 +133,65 @@ def test_rows_and_a_loss_that_are_lost_are_noticed():
     with torch.no_grad():
         net.weight.copy_(torch.nn.functional.normalize(drawn(8, 6), dim=1))
     inputs, labels = drawn(16, 6), torch.arange(16) % CLASSES
-    for _ in range(4):
-        before = checks(net, inputs, labels, history)
+    losses = []
+    for factor in (1.0, 1.5, 1 / 1.5, 1.0):
+        with torch.no_grad():
+            net.weight *= factor
+        losses.append(checks(net, inputs, labels, history)["loss"].value)
     with torch.no_grad():
         net.weight[:5] *= 0
         net.weight[5:] *= 100
     found = checks(net, inputs, labels, history)
     assert found["lost rows"].value == pytest.approx(5 / 8, rel=1e-4)
     assert found["lost rows"].alarm
-    assert found["loss jump"].value == pytest.approx(found["loss"].value - before["loss"].value, rel=1e-4)
+    expected = max(losses) + 2 * (max(losses) - min(losses))
+    assert found["loss jump"].value == pytest.approx(found["loss"].value - expected, rel=1e-4)
     assert found["loss jump"].alarm
+
+
+def test_who_missed_rounds_meets_larger_changes_which_are_no_jump():
+    jumps = {}
+    for told in (True, False):
+        net, history, index = nn.Linear(6, 8), ReceivedHistory(), 0
+        for gap in (1, 2, 1, 2, 20):
+            with torch.no_grad():
+                net.weight.mul_(1 + 0.01 * gap)
+            index += gap
+            found = fedaudit.check_model(net.state_dict(), net, history=history, index=index if told else None)
+            jumps[told] = next(check for check in found if check.name == "jump").value
+    assert jumps[False] == pytest.approx(math.log(0.2 / 0.02) / 0.25, rel=1e-3)
+    assert jumps[True] == pytest.approx(0, abs=1e-3)
+
+
+def test_a_limit_is_twice_the_largest_of_the_last_rounds():
+    net, history = of_a_layer(bias=False), ReceivedHistory()
+    inputs, labels = drawn(16, 6), torch.arange(16) % CLASSES
+    assert checks(net, inputs, labels, history)["disaggregation"].limit == 1
+    inputs[3] *= 40
+    first = checks(net, inputs, labels, history)["disaggregation"]
+    assert first.alarm
+    again = checks(net, inputs, labels, history)["disaggregation"]
+    assert again.limit == pytest.approx(2 * first.value)
+    assert not again.alarm
+    back = ReceivedHistory()
+    back.load_state_dict(history.state_dict())
+    assert back.limit("disaggregation", 1) == again.limit
+
+
+def test_a_neuron_that_only_the_one_wrong_example_moves_is_no_bin():
+    first = nn.Linear(6, 16)
+    net = nn.Sequential(first, nn.ReLU(), nn.Linear(16, CLASSES))
+    inputs = drawn(32, 6).abs()
+    with torch.no_grad():
+        first.weight.copy_(drawn(16, 6).abs())
+        first.bias.zero_()
+        net[2].weight.zero_()
+        net[2].weight[0] = 100.0  # sure of class 0
+        net[2].bias.zero_()
+    labels = torch.zeros(32, dtype=torch.long)
+    labels[7] = 1  # the one that it gets wrong
+    found = checks(net, inputs, labels)
+    assert found["lone neurons"].value == 0
 
 
 def test_nothing_is_concluded_from_fewer_than_three_rounds():

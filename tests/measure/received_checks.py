@@ -1,10 +1,11 @@
 """How often the checks of a received model cry wolf, and which server they notice: seven architectures on real data.
 
-    python -m tests.measure.received_checks DATA ROWS.csv [SEED] [MODEL]
+    python -m tests.measure.received_checks DATA ROWS.csv [SEED] [MODEL | hard]
 
 appends to ROWS.csv what every check finds in ordinary rounds, by a client that remembers the last ones, and in what
 malicious servers send from the weights of such a federation: at its beginning, to a client that remembers nothing, and
-after its last round. DATA holds CIFAR-10. Two minutes of one core a seed, of all models.
+after its last round. DATA holds CIFAR-10. Two minutes of one core a seed, of the six ordinary
+models; ``hard``: of seven with few clients a round (Adult and MNIST, too), ten minutes.
 
     python -m tests.measure.received_checks ROWS.csv [MORE.csv] [ROC.png]
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import copy
 import csv
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # with its da
     "resnet20": ({"name": "resnet20", "width": 4}, CIFAR, 160),
     "vit": ({"name": "vit", "width": 32}, DIGITS, 300),
     "vit-adapters": ({"name": "vit-adapters", "width": 64}, DIGITS, 300),
+    "mlp, Adult": ({"name": "mlp", "width": 64}, {"name": "adult", "split": "test", "limit": 4000}, 250),
+    "cnn-1d, ECGs": ({"name": "cnn-1d"}, {"name": "ecg-synthetic", "split": "train"}, 100),
+    "encoder, notes": ({"name": "encoder"}, {"name": "notes", "split": "test"}, 150),
+    "lenet-5, MNIST": ({"name": "lenet-5"}, {"name": "mnist", "split": "test", "limit": 4000}, 400),
 }
 WAYS: dict[str, dict[str, Any]] = {
     "even": {"learning_rate": 0.05, "local_epochs": 1},
@@ -54,6 +60,21 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "two of five clients a round": {"learning_rate": 0.1, "local_epochs": 1, "clients_per_round": 2},
 }  # fmt: skip
+# few clients a round, for long, which is harder on a client that compares with what it remembers
+HARD: dict[str, dict[str, Any]] = {
+    "one of eight": {"learning_rate": 0.1, "local_epochs": 2, "clients": 8, "clients_per_round": 1, "rounds": 40},
+    "three of ten": {"learning_rate": 0.05, "local_epochs": 2, "clients": 10, "clients_per_round": 3, "rounds": 40},
+    "two of twelve, uneven, momentum": {
+        "learning_rate": 0.05, "local_epochs": 3, "momentum": 0.9, "clients": 12, "clients_per_round": 2, "rounds": 60,
+        "partition": {"scheme": "dirichlet", "alpha": 0.3},
+    },
+    "four, uneven, momentum": {
+        "learning_rate": 0.05, "local_epochs": 2, "momentum": 0.9, "clients": 4, "rounds": 30,
+        "partition": {"scheme": "dirichlet", "alpha": 0.3},
+    },
+}  # fmt: skip
+ORDINARY = ("mlp", "lenet", "convnet-small", "strided-cnn", "resnet20", "vit")
+IN_HARD = ("mlp", "lenet", "convnet-small", "mlp, Adult", "cnn-1d, ECGs", "encoder, notes", "lenet-5, MNIST")
 # of vit-adapters alone: what peftleak reads
 FEDSGD: dict[str, dict[str, Any]] = {"gradients": {"algorithm": "fedsgd", "learning_rate": 0.05}}
 SERVERS: dict[str, dict[str, Any]] = {
@@ -71,19 +92,20 @@ ONLY = {
     "peftleak": ("vit-adapters", "gradients"),
 }
 _TELLS = 0.6  # least area of a curve that is drawn
-FIELDS = ("seed", "model", "way", "server", "when", "round", "check", "value", "alarm")
+FIELDS = ("seed", "model", "way", "server", "when", "round", "check", "value", "limit")
 
 
 def federation_of(model: str, way: str, seed: int, data_dir: Path | None) -> Federation:
     """Return an honest federation, whose clients hold test data; servers look at training data."""
     spec, data, examples = MODELS[model]
     of = {"name": "f", "algorithm": "fedavg", "clients": 5, "examples": examples, "rounds": ROUNDS, "batch_size": 16}
+    way_of = (WAYS | HARD | FEDSGD)[way]
     made = scenario_from(
         {
             "seed": seed,
             "data": data,
             "model": spec,
-            "federations": [of | (WAYS | FEDSGD)[way]],
+            "federations": [of | way_of | {"examples": examples * way_of.get("clients", 5) // 5}],
             "threat": {"adversary": "server"},
             "attacks": ["labels"],
         }
@@ -131,89 +153,107 @@ def checked(
     loss, module = transcript.loss, transcript.module
     histories: dict[int, ReceivedHistory] = {}
     client = -1
+    known: dict[str, Any]
     for record in transcript.rounds:
         client = record.updates[0].client  # always the same where all take part
         examples = own_examples(federation, client)
         history = histories.setdefault(client, ReceivedHistory())
         for seen in {update.client for update in record.updates} - {client}:
-            check_received(record.weights, module, history=histories.setdefault(seen, ReceivedHistory()))
-        found = check_received(record.weights, module, loss=loss, examples=examples, history=history)
+            known = {"loss": loss, "examples": own_examples(federation, seen)} if way in HARD else {}
+            other = histories.setdefault(seen, ReceivedHistory())
+            check_received(record.weights, module, **known, history=other, index=record.index)
+        known = {"loss": loss, "examples": examples, "history": history, "index": record.index}
+        found = check_received(record.weights, module, **known)
         yield "none", "", record.index, found
     last, first = transcript.rounds[-1], transcript.rounds[0]
     examples = own_examples(federation, client)
     for name, server in servers.items():
         if (model, way) != ONLY.get(name, (model, way)):
             continue
-        for when, record, known in (("first", first, None), ("last", last, copy.deepcopy(histories[client]))):
+        for when, record, remembered in (("first", first, None), ("last", last, copy.deepcopy(histories[client]))):
             try:
                 state, sent_as = manipulated(federation, server, dict(record.weights), client)
             except BadInput as error:
                 print(f"{name} not on {model}: {error}", file=sys.stderr)
                 break
-            found = check_received(state, module, module=sent_as, loss=loss, examples=examples, history=known)
+            own: dict[str, Any] = {"loss": loss, "examples": examples, "history": remembered, "index": record.index + 1}
+            found = check_received(state, module, module=sent_as, **own)
             yield name, when, record.index, found
 
 
-def collect(path: Path, seed: int, data_dir: Path | None, models: Iterable[str] = MODELS) -> None:
-    """Append all rows of a seed."""
+def collect(path: Path, seed: int, data_dir: Path | None, models: Iterable[str]) -> None:
+    """Append all rows of a seed; ``hard`` for a model: those that are trained with few clients a round."""
+    hard = list(models) == ["hard"]
     new = not path.exists()
     with path.open("a", newline="") as file, one_thread():
         writer = csv.writer(file)
         if new:
             writer.writerow(FIELDS)
-        for model in models:
-            for way in WAYS | FEDSGD if model == "vit-adapters" else WAYS:
+        for model in IN_HARD if hard else models:
+            for way in HARD if hard else WAYS | FEDSGD if model == "vit-adapters" else WAYS:
+                if model == "encoder, notes" and "partition" in HARD.get(way, {}):
+                    continue  # notes have no classes to be uneven by
                 print(model, way, flush=True)
                 for server, when, index, found in checked(model, way, seed, data_dir):
                     for check in found:
-                        row = (seed, model, way, server, when, index, check.name, f"{check.value:.6g}", check.alarm)
+                        row = (
+                            seed,
+                            model,
+                            way,
+                            server,
+                            when,
+                            index,
+                            check.name,
+                            f"{check.value:.6g}",
+                            f"{check.limit:.6g}",
+                        )
                         writer.writerow(row)
                     file.flush()
 
 
 Place = tuple[str, ...]  # of a model: all of a row but what a check found
+Found = dict[str, tuple[float, float]]  # check to value and limit
 
 
-def read(path: Path) -> dict[str, dict[Place, dict[str, float]]]:
-    """Return what was found: server and when to the models, each with the value of every check."""
-    found: dict[str, dict[Place, dict[str, float]]] = {}
+def read(path: Path) -> dict[str, dict[Place, Found]]:
+    """Return what was found: server and when to the models, each with the value and the limit of every check."""
+    found: dict[str, dict[Place, Found]] = {}
     with path.open() as file:
         for row in csv.DictReader(file):
             place = tuple(row[name] for name in FIELDS[:6])
             of = found.setdefault(f"{row['server']} {row['when']}".strip(), {})
-            of.setdefault(place, {})[row["check"]] = float(row["value"])
+            of.setdefault(place, {})[row["check"]] = float(row["value"]), float(row["limit"])
     return found
 
 
-def alarms(values: dict[str, float]) -> list[str]:
-    """Return the checks that raise an alarm by today's limits."""
-    return [name for name, value in values.items() if not value <= LIMITS[name]]
+def alarms(found: Found) -> list[str]:
+    """Return the checks that raise an alarm."""
+    return [name for name, (value, limit) in found.items() if not value <= limit]
 
 
 def table(paths: list[Path], picture: Path | None) -> None:
     """Print the table, and draw the ROC curves."""
-    found: dict[str, dict[Place, dict[str, float]]] = {}
+    found: dict[str, dict[Place, Found]] = {}
     for path in paths:
         for name, of in read(path).items():
             found.setdefault(name, {}).update(of)
     honest = found.pop("none")
     ordinary = list(honest.values())
-    for model in MODELS:
-        cries = [alarms(values) for place, values in honest.items() if place[1] == model]
-        print(
-            f"{model}: {sum(map(bool, cries))} false alarms in {len(cries)} rounds", {c for one in cries for c in one}
-        )
+    for model, way in dict.fromkeys(place[1:3] for place in honest):
+        cries = [alarms(values) for place, values in honest.items() if place[1:3] == (model, way)]
+        of_checks = Counter(check for one in cries for check in one)
+        print(f"{model}, {way}: {sum(map(bool, cries))} false alarms in {len(cries)} rounds", dict(of_checks))
     print(f"all: {sum(bool(alarms(values)) for values in ordinary)} in {len(ordinary)}")
     print("| check | ordinary: alarms; largest |", " | ".join(found), "|")
     print("|---|---|" + "---|" * len(found))
     for check in LIMITS:
-        values = [one[check] for one in ordinary if check in one]
+        values = [one[check][0] for one in ordinary if check in one]
         cells = []
         for of in found.values():
-            theirs = [one[check] for one in of.values() if check in one]
-            rate = f"{sum(not v <= LIMITS[check] for v in theirs)}/{len(theirs)}"
+            theirs = [one[check][0] for one in of.values() if check in one]
+            rate = f"{sum(check in alarms(one) for one in of.values())}/{len(theirs)}"
             cells.append(f"{area(values, theirs):.2f}; {rate}" if theirs else "–")
-        cried = sum(not v <= LIMITS[check] for v in values)
+        cried = sum(check in alarms(one) for one in ordinary)
         print(f"| {check} | {cried}; {max(values):.3g} |", " | ".join(cells), "|")
     rates = (f"{sum(bool(alarms(one)) for one in of.values())}/{len(of)}" for of in found.values())
     print(
@@ -225,7 +265,7 @@ def table(paths: list[Path], picture: Path | None) -> None:
         draw(ordinary, found, picture)
 
 
-def draw(ordinary: list[dict[str, float]], found: dict[str, dict[Place, dict[str, float]]], picture: Path) -> None:
+def draw(ordinary: list[Found], found: dict[str, dict[Place, Found]], picture: Path) -> None:
     """Draw the ROC curves of the checks that tell anything, a panel for each server that was swapped in at the end."""
     shown = [name for name in found if name.endswith("last")]
     size = (3.0 * ((len(shown) + 1) // 2), 6.2)
@@ -235,8 +275,8 @@ def draw(ordinary: list[dict[str, float]], found: dict[str, dict[Place, dict[str
     for axis, server in zip(axes, shown, strict=False):
         axis.plot([0, 1], [0, 1], color="0.8", linewidth=1)
         for check, colour in colours.items():
-            honest = torch.tensor([one[check] for one in ordinary if check in one])
-            theirs = torch.tensor([one[check] for one in found[server].values() if check in one])
+            honest = torch.tensor([one[check][0] for one in ordinary if check in one])
+            theirs = torch.tensor([one[check][0] for one in found[server].values() if check in one])
             if not len(theirs) or area(honest.tolist(), theirs.tolist()) < _TELLS:
                 continue
             limits = torch.cat([honest, theirs]).unique().flip(0)
@@ -258,7 +298,7 @@ def main() -> None:
     """Collect rows, or make the table of some."""
     files = [Path(word) for word in sys.argv[1:]]
     if files[0].is_dir():
-        collect(files[1], int(sys.argv[3]) if len(sys.argv) > 3 else 0, files[0], sys.argv[4:] or MODELS)
+        collect(files[1], int(sys.argv[3]) if len(sys.argv) > 3 else 0, files[0], sys.argv[4:] or ORDINARY)
     else:
         table([path for path in files if path.suffix == ".csv"], next((f for f in files if f.suffix == ".png"), None))
 

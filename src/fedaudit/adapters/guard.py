@@ -221,12 +221,15 @@ class SiteGuard:
 
     # --- what comes in ----------------------------------------------------------------------------------------------
 
-    def receives(self, key: Key, who: str, read: Callable[[], tuple[Mapping[str, Tensor], bool] | None]) -> Came:
+    def receives(
+        self, key: Key, who: str, index: int | None, read: Callable[[], tuple[Mapping[str, Tensor], bool] | None]
+    ) -> Came:
         """Check a model that the site received, log each alarm, and write down one that isn't let in.
 
         Args:
             key: job and site.
             who: the site and the round, in words.
+            index: of the round; None: it isn't known.
             read: returns the model, and whether it is a difference, which is no model to try on examples; None where
                 what came in is no model.
         """
@@ -242,7 +245,7 @@ class SiteGuard:
             state, difference = found
             kept, own = self.kept(key), None if difference else examples
             history = None if difference else copy.deepcopy(kept.received)
-            checks = check_received(state, agreed, loss=cross_entropy, examples=own, history=history)
+            checks = check_received(state, agreed, loss=cross_entropy, examples=own, history=history, index=index)
             alarms = [f"{check.name}: {check.text}" for check in checks if check.alarm]
             for text in alarms:
                 self._log.warning("fedaudit guard: %s: the received model is suspicious: %s; %s", who, text, done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ KEPT = 8  # changes that are remembered
 FEWEST = 3  # changes by which the next one is judged
 _FLOOR = 0.25  # least scatter of a change's logarithm: by so much ordinary ones differ
 _NORMAL = 1.4826  # times the median absolute deviation is a normal variable's standard deviation
+_TIMES = 2.0  # the largest of the last rounds: up to there a measured value is ordinary
 
 
 @dataclass
@@ -23,39 +25,53 @@ class ReceivedHistory:
 
     Attributes:
         last: the last model's parameters of two axes or more (float32, on the CPU).
+        index: the last one's round; -1: not known.
         changes: of each of up to 8 rounds, layer to |W_t − W_(t−1)| / |W_(t−1)|.
+        gaps: of as many, rounds that lay between t − 1 and t; 1 where they aren't known.
         rows: of as many, layer to the number of rows that count, (Σ ‖w‖)² / Σ ‖w‖².
-        losses: of as many, on the client's own examples, in those of guessing.
+        values: of as many, what checks measured on the client's own examples, by the check's name.
     """
 
     last: dict[str, Tensor] = field(default_factory=dict)
+    index: int = -1
     changes: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    gaps: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
     rows: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    values: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is remembered, as plain values and tensors."""
-        numbers = {name: list(getattr(self, name)) for name in ("changes", "rows", "losses")}
-        return {"last": self.last, **numbers}
+        return {"last": self.last, "index": self.index, **{name: list(getattr(self, name)) for name in _NUMBERS}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Remember what :meth:`state_dict` returned."""
-        self.last = dict(state["last"])
-        for name in ("changes", "rows", "losses"):
-            setattr(self, name, deque(state[name], maxlen=KEPT))
+        self.last, self.index = dict(state["last"]), int(state.get("index", -1))
+        for name in _NUMBERS:
+            setattr(self, name, deque(state.get(name, ()), maxlen=KEPT))
+        if len(self.gaps) < len(self.changes):  # as 0.2.0 kept them
+            self.gaps = deque([1] * len(self.changes), maxlen=KEPT)
 
-    def add(self, state: Mapping[str, Tensor], loss: float | None) -> tuple[dict[str, float], dict[str, float], float]:
+    def limit(self, check: str, fixed: float) -> float:
+        """Return twice the largest value of a check in the last rounds, at least ``fixed``: more isn't ordinary."""
+        return max([fixed, *(_TIMES * one[check] for one in self.values if check in one)])
+
+    def add(
+        self, state: Mapping[str, Tensor], values: Mapping[str, float], index: int | None = None
+    ) -> tuple[dict[str, float], dict[str, float], float]:
         """Compare a model with the last ones, then remember it.
 
         Args:
             state: as received.
-            loss: on the client's own examples, in those of guessing; None: it isn't known.
+            values: of checks on the client's own examples, by their names; ``loss``: in those of guessing.
+            index: of the round; None: it isn't known, and taken for the one after the last.
 
         Returns:
             Layer to how many robust standard deviations the logarithm of its change lies above the median of the last
-            ones'; layer to the share of its rows that count no more; by how much the loss lies above the median of the
-            last ones. Empty, and 0, where fewer than 3 are remembered.
+            ones', of changes as they are or by round, whichever says less; layer to the share of its rows that count no
+            more; by how much the loss lies above the largest of the last ones and twice their range. Empty, and 0,
+            where fewer than 3 are remembered.
         """
+        gap = max(1, index - self.index) if index is not None and self.index >= 0 else 1
         layers = {
             name: tensor.detach().float().cpu().clone()
             for name, tensor in state.items()
@@ -67,30 +83,45 @@ class ReceivedHistory:
             for name, w in fits.items()
         }
         rows = {name: _rows(w) for name, w in layers.items()}
-        jumps = {name: self._jump(name, value) for name, value in change.items()}
+        jumps = {name: self._jump(name, value, gap) for name, value in change.items()}
         lost = {name: self._lost(name, value) for name, value in rows.items()}
+        losses = [one["loss"] for one in self.values if "loss" in one]
         rise = 0.0
-        if loss is not None and len(self.losses) >= FEWEST:
-            rise = loss - statistics.median(self.losses)
-        self.last = layers
+        if "loss" in values and len(losses) >= FEWEST:
+            rise = values["loss"] - max(losses) - 2 * (max(losses) - min(losses))
+        self.last, self.index = layers, self.index if index is None else index
         self.rows.append(rows)
         if change:
             self.changes.append(change)
-        if loss is not None:
-            self.losses.append(loss)
+            self.gaps.append(gap)
+        if values:
+            self.values.append(dict(values))
         return jumps, lost, rise
 
-    def _jump(self, name: str, change: float) -> float:
-        past = torch.tensor([one[name] for one in self.changes if name in one], dtype=torch.float64)
-        past = past[past > 0].log()  # a layer that came back as it was says nothing of how far it moves
+    def _jump(self, name: str, change: float, gap: int) -> float:
+        """Return the smaller of two: who wasn't asked for long meets larger changes, but not in proportion to that."""
+        past = [
+            (one[name], rounds)
+            for one, rounds in zip(self.changes, self.gaps, strict=True)
+            if one.get(name, 0) > 0  # a layer that came back as it was says nothing of how far it moves
+        ]
         if len(past) < FEWEST or not change > 0:
             return 0.0
-        scatter = _NORMAL * float((past - past.median()).abs().median())
-        return (float(torch.tensor(change, dtype=torch.float64).log()) - float(past.median())) / max(scatter, _FLOOR)
+        whole = _deviations([moved for moved, _ in past], change)
+        return min(whole, _deviations([moved / rounds for moved, rounds in past], change / gap))
 
     def _lost(self, name: str, count: float) -> float:
         past = [one[name] for one in self.rows if one.get(name)]
         return max(0.0, 1 - count / statistics.median(past)) if len(past) >= FEWEST else 0.0
+
+
+_NUMBERS = ("changes", "gaps", "rows", "values")
+
+
+def _deviations(past: list[float], now: float) -> float:
+    logs = torch.tensor(past, dtype=torch.float64).log()
+    scatter = _NORMAL * float((logs - logs.median()).abs().median())
+    return (math.log(now) - float(logs.median())) / max(scatter, _FLOOR)
 
 
 def _rows(weight: Tensor) -> float:

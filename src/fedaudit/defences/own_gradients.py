@@ -24,9 +24,10 @@ class Gradients(NamedTuple):
     Attributes:
         outputs: (n, ...) of the model.
         loss: mean over the examples.
-        flows: layer to (n, outputs) ∂L/∂z, of fully connected hidden layers that see one vector an example.
-        sizes: layer (fully connected or convolution) to (2, m) lengths of m examples' gradients by its weight: with
+        flows: layer to (2, n, outputs) ∂L/∂z, of fully connected hidden layers that see one vector an example: with
             their own targets, and with others.
+        sizes: layer (fully connected or convolution) to (2, m) lengths of m examples' gradients by its weight, with
+            both targets likewise.
         probed: (2, m) the targets, where they are classes; otherwise None.
     """
 
@@ -88,9 +89,13 @@ def own_gradients(
         ]
     last = ends[-1] if ends else None
     flows = {
-        name: flow.detach()
-        for (name, part, _, output), flow in zip(used, both[0], strict=True)
-        if isinstance(part, nn.Linear) and flow is not None and output.ndim == 2 and output is not last
+        name: torch.stack([flow, probe])
+        for (name, part, _, output), flow, probe in zip(used, *both, strict=True)
+        if isinstance(part, nn.Linear)
+        and flow is not None
+        and probe is not None
+        and output.ndim == 2
+        and output is not last
     }
     sizes: dict[str, Tensor] = {}
     rows = range(min(len(inputs), _MOST))
@@ -135,11 +140,11 @@ def _lengths(part: nn.Module, weight: Tensor, given: Tensor, flow: Tensor, rows:
 def d_snr(sizes: Tensor) -> float:
     """Return max ‖g‖ / (Σ ‖g‖ − max ‖g‖) of (2, m) lengths, the smaller of both targets' (Garov et al. 2024).
 
-    Infinite where one example alone has a gradient.
+    At most 10⁹: where one example alone has a gradient.
     """
     most = sizes.amax(dim=1)
     rest = sizes.sum(dim=1) - most
-    return float((most / rest).min())
+    return float((most / torch.maximum(rest, 1e-9 * most)).min())
 
 
 def uneven(sizes: Tensor) -> float:

@@ -58,6 +58,7 @@ LIMITS: dict[str, float] = {
     "lost rows": 0.5,
     "loss jump": 0.5,
 }
+_MEASURED = ("loss", "lone neurons", "disaggregation", "uneven gradients")  # on examples: limits go by the last rounds
 
 
 def check_received(
@@ -68,6 +69,7 @@ def check_received(
     loss: Loss | None = None,
     examples: tuple[Tensor, Tensor] | None = None,
     history: ReceivedHistory | None = None,
+    index: int | None = None,
 ) -> list[Check]:
     """Check a model that a server sent, without training it.
 
@@ -89,10 +91,12 @@ def check_received(
       that add nothing to the gradient beside the rest (a model that lets few examples through).
     - *jump*: how many robust standard deviations the logarithm of a layer's change lies above those of the last rounds.
     - *lost rows*: the largest share of a layer's rows that counted in the last rounds and don't any more.
-    - *loss jump*: how far the loss on the examples lies above that of the last rounds, in losses of guessing.
+    - *loss jump*: how far the loss on the examples lies above the largest of the last rounds and twice their range, in
+      losses of guessing.
 
-    *Loss* to *uneven gradients* need ``examples`` and ``loss``; the last three a ``history`` of three rounds or more,
-    *loss jump* both.
+    *Loss* to *uneven gradients* need ``examples`` and ``loss``, and with a ``history`` their limit is twice the largest
+    of the last rounds where that is more: among uneven clients trained networks come near the largest values there are.
+    The last three need a history of three rounds or more, *loss jump* both.
 
     Args:
         state: parameters and buffers by name, as received.
@@ -103,6 +107,7 @@ def check_received(
         loss: mean over a batch.
         examples: the client's own, as the model sees them, and their targets.
         history: of the models that this client received before; the model is added to it.
+        index: of the round, by which the history knows how many rounds the client missed; None: none.
 
     Raises:
         BadInput: the model or the loss can't take the examples.
@@ -132,7 +137,6 @@ def check_received(
         text = f"{silent:.0%} of the rows of the last layer ('{last}') are nothing beside the longest, or another's"
         checks.append(_made("silent outputs", silent, text))
     run = agreed if module is None else module
-    relative = None
     if (
         run is not None
         and examples is not None
@@ -146,7 +150,9 @@ def check_received(
         if len(examples[0]) >= FEWEST:
             checks += _of_gradients(found)
     if history is not None:
-        checks += _of_history(history, state, relative)
+        checks = [replace(c, limit=history.limit(c.name, c.limit)) if c.name in _MEASURED else c for c in checks]
+        values = {c.name: c.value for c in checks if c.name in _MEASURED and math.isfinite(c.value)}
+        checks += _of_history(history, state, values, index)
     return checks
 
 
@@ -173,14 +179,16 @@ def _of_gradients(found: Gradients) -> list[Check]:
     return checks
 
 
-def _of_history(history: ReceivedHistory, state: Mapping[str, Tensor], loss: float | None) -> list[Check]:
-    jumps, lost, rise = history.add(state, loss)
+def _of_history(
+    history: ReceivedHistory, state: Mapping[str, Tensor], values: dict[str, float], index: int | None
+) -> list[Check]:
+    jumps, lost, rise = history.add(state, values, index)
     checks = [
         _worst("jump", jumps, "'{1}' has changed by {0:.2g} standard deviations more than in the last rounds"),
         _worst("lost rows", lost, "{:.0%} of the rows of '{}' that counted in the last rounds don't any more"),
     ]
-    if loss is not None:
-        text = f"on the client's examples {rise:+.2g} losses of guessing against the last rounds"
+    if "loss" in values:
+        text = f"on the client's examples {rise:+.2g} losses of guessing against what the last rounds let expect"
         checks.append(_made("loss jump", rise, text))
     return checks
 
@@ -212,8 +220,12 @@ def _bare(kernels: Tensor) -> float:
     return float(((size > _NOTHING * size.max()).sum(dim=1) <= 1).double().mean())
 
 
-def _lone(flow: Tensor) -> float:
-    """Return the share of active neurons, of (n, neurons) gradients, whose gradient is one example's alone."""
+def _lone(flows: Tensor) -> float:
+    """Return the share of active neurons, of (2, n, neurons), whose gradient is one example's, the smaller of two."""
+    return min(map(_one_alone, flows))
+
+
+def _one_alone(flow: Tensor) -> float:
     size = flow.abs().double()
     whole = size.sum(dim=0)
     active = whole > _ACTIVE * whole.max()

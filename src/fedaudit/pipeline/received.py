@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -36,8 +37,8 @@ def noticed(recording: Recording) -> list[ReceivedCheck]:
             examples = (transcript.task_info.normalise(truth.inputs[key][first]), truth.labels[key][first])
             state = record.sent_to(update.client)
             history = histories.setdefault(update.client, ReceivedHistory()) if len(transcript.rounds) > 1 else None
-            loss = transcript.loss
-            for check in check_received(state, agreed, module=module, loss=loss, examples=examples, history=history):
+            known: dict[str, Any] = {"module": module, "loss": transcript.loss, "examples": examples}
+            for check in check_received(state, agreed, **known, history=history, index=record.index):
                 found.setdefault(check.name, []).append(check)
     return [_together(checks) for checks in found.values()]
 

@@ -90,7 +90,8 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
             except Exception as error:
                 log.warning("fedaudit guard: what came in can't be read: %s", in_words(error))
             with no_validation():  # the model may be tried on examples
-                came = self.receives(key, _who(fl_ctx, _round(shareable, fl_ctx)), lambda: _model(shareable))
+                came_in = _round(shareable, fl_ctx)
+                came = self.receives(key, _who(fl_ctx, came_in), came_in, lambda: _model(shareable))
             if not came.let_in:
                 raise ContentBlockedException(NOT_LET_IN)
             _came[key] = came
