@@ -179,15 +179,15 @@ def test_a_limit_is_twice_the_largest_of_the_last_rounds():
 
 
 def test_a_neuron_that_only_the_one_wrong_example_moves_is_no_bin():
-    first = nn.Linear(6, 16)
-    net = nn.Sequential(first, nn.ReLU(), nn.Linear(16, CLASSES))
+    first, last = nn.Linear(6, 16), nn.Linear(16, CLASSES)
+    net = nn.Sequential(first, nn.ReLU(), last)
     inputs = drawn(32, 6).abs()
     with torch.no_grad():
         first.weight.copy_(drawn(16, 6).abs())
         first.bias.zero_()
-        net[2].weight.zero_()
-        net[2].weight[0] = 100.0  # sure of class 0
-        net[2].bias.zero_()
+        last.weight.zero_()
+        last.weight[0] = 100.0  # sure of class 0
+        last.bias.zero_()
     labels = torch.zeros(32, dtype=torch.long)
     labels[7] = 1  # the one that it gets wrong
     found = checks(net, inputs, labels)

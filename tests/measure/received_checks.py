@@ -48,10 +48,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # with its da
     "resnet20": ({"name": "resnet20", "width": 4}, CIFAR, 160),
     "vit": ({"name": "vit", "width": 32}, DIGITS, 300),
     "vit-adapters": ({"name": "vit-adapters", "width": 64}, DIGITS, 300),
-    "mlp, Adult": ({"name": "mlp", "width": 64}, {"name": "adult", "split": "test", "limit": 4000}, 250),
+    "mlp, Adult": ({"name": "mlp", "width": 64}, {"name": "adult", "split": "test", "limit": 4000}, 150),
     "cnn-1d, ECGs": ({"name": "cnn-1d"}, {"name": "ecg-synthetic", "split": "train"}, 100),
     "encoder, notes": ({"name": "encoder"}, {"name": "notes", "split": "test"}, 150),
-    "lenet-5, MNIST": ({"name": "lenet-5"}, {"name": "mnist", "split": "test", "limit": 4000}, 400),
+    "lenet-5, MNIST": ({"name": "lenet-5"}, {"name": "mnist", "split": "test", "limit": 4000}, 150),
 }
 WAYS: dict[str, dict[str, Any]] = {
     "even": {"learning_rate": 0.05, "local_epochs": 1},
@@ -105,7 +105,7 @@ def federation_of(model: str, way: str, seed: int, data_dir: Path | None) -> Fed
             "seed": seed,
             "data": data,
             "model": spec,
-            "federations": [of | way_of | {"examples": examples * way_of.get("clients", 5) // 5}],
+            "federations": [of | way_of | {"examples": min(350, examples * way_of.get("clients", 5) // 5)}],
             "threat": {"adversary": "server"},
             "attacks": ["labels"],
         }
