@@ -16,6 +16,7 @@ from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.utils.errors import BadInput, NotApplicable
 from tests.attacks.server_cases import examples, played, seen_in
+from tests.measure.received_checks import federation_of, manipulated
 
 SGD: dict[str, Any] = {"algorithm": "fedsgd", "clients": 1, "examples": 12, "batch_size": 12}
 AVG: dict[str, Any] = {"algorithm": "fedavg", "clients": 1, "examples": 12, "batch_size": 12, "local_steps": 1}
@@ -164,6 +165,13 @@ def test_a_batch_without_the_class_is_refused():
 def test_what_can_not_be_is_refused(changes, says):
     with pytest.raises(BadInput, match=says):
         played(scenario(SGD, **changes))
+
+
+def test_a_dead_network_has_no_feature_to_fish_by():
+    federation = federation_of("lenet", "even", 0, None)
+    dead = {name: torch.zeros_like(old) for name, old in federation.model.state_dict().items()}
+    with pytest.raises(BadInput, match="a dead network"):
+        manipulated(federation, {"name": "fishing", "target": 3, "members": 20}, dead, 0)
 
 
 def test_other_models_and_methods_are_refused():

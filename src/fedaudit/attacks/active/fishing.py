@@ -79,7 +79,7 @@ class FishingServer(ServerBehaviour):
         """Return the weights with the last layer's altered.
 
         Raises:
-            BadInput: there are too few public examples of the class to know the features by.
+            BadInput: there are too few public examples of the class to know the features by, or they are all alike.
         """
         name = last_layer(step.model, step.task_info)
         assert name is not None  # check() saw to it
@@ -108,6 +108,11 @@ class FishingServer(ServerBehaviour):
         step.model.load_state_dict(step.weights)
         values = _features(step.model, name, step.public[held])
         spread = values.std(dim=0)
+        if not float(spread.max()) > 0:
+            raise BadInput(
+                f"fishing with members: {self.members} needs a feature that differs between examples of class "
+                f"{self.target}, and of these weights none does (a dead network?); set members: 1"
+            )
         scores = ((values - values.mean(dim=0)) / spread.clamp(min=1e-30)).sort(dim=0).values
         ranks = (torch.arange(len(held), dtype=torch.float64)[:, None] + 0.5) / len(held)
         unlike = (torch.special.ndtr(scores) - ranks).abs().amax(dim=0)  # Kolmogorov and Smirnov's
