@@ -48,10 +48,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # with its da
     "resnet20": ({"name": "resnet20", "width": 4}, CIFAR, 160),
     "vit": ({"name": "vit", "width": 32}, DIGITS, 300),
     "vit-adapters": ({"name": "vit-adapters", "width": 64}, DIGITS, 300),
-    "mlp, Adult": ({"name": "mlp", "width": 64}, {"name": "adult", "split": "test", "limit": 4000}, 150),
+    "mlp, Adult": ({"name": "mlp", "width": 64}, {"name": "adult", "split": "test", "limit": 4000}, 250),
     "cnn-1d, ECGs": ({"name": "cnn-1d"}, {"name": "ecg-synthetic", "split": "train"}, 100),
     "encoder, notes": ({"name": "encoder"}, {"name": "notes", "split": "test"}, 150),
-    "lenet-5, MNIST": ({"name": "lenet-5"}, {"name": "mnist", "split": "test", "limit": 4000}, 150),
+    "lenet-5, MNIST": ({"name": "lenet-5"}, {"name": "mnist", "split": "test", "limit": 4000}, 250),
 }
 WAYS: dict[str, dict[str, Any]] = {
     "even": {"learning_rate": 0.05, "local_epochs": 1},
@@ -60,19 +60,20 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "two of five clients a round": {"learning_rate": 0.1, "local_epochs": 1, "clients_per_round": 2},
 }  # fmt: skip
-# few clients a round, for long, which is harder on a client that compares with what it remembers
+# few clients a round, small batches, for long: harder on a client that compares with what it remembers
 HARD: dict[str, dict[str, Any]] = {
-    "one of eight": {"learning_rate": 0.1, "local_epochs": 2, "clients": 8, "clients_per_round": 1, "rounds": 40},
-    "three of ten": {"learning_rate": 0.05, "local_epochs": 2, "clients": 10, "clients_per_round": 3, "rounds": 40},
+    "one of eight": {"batch_size": 8, "learning_rate": 0.1, "local_epochs": 2, "clients": 8, "clients_per_round": 1, "rounds": 40},
+    "three of ten": {"batch_size": 8, "learning_rate": 0.05, "local_epochs": 2, "clients": 10, "clients_per_round": 3, "rounds": 40},
     "two of twelve, uneven, momentum": {
-        "learning_rate": 0.05, "local_epochs": 3, "momentum": 0.9, "clients": 12, "clients_per_round": 2, "rounds": 60,
+        "batch_size": 8, "learning_rate": 0.05, "local_epochs": 3, "momentum": 0.9, "clients": 12, "clients_per_round": 2, "rounds": 60,
         "partition": {"scheme": "dirichlet", "alpha": 0.3},
     },
     "four, uneven, momentum": {
-        "learning_rate": 0.05, "local_epochs": 2, "momentum": 0.9, "clients": 4, "rounds": 30,
+        "batch_size": 8, "learning_rate": 0.05, "local_epochs": 2, "momentum": 0.9, "clients": 4, "rounds": 30,
         "partition": {"scheme": "dirichlet", "alpha": 0.3},
     },
 }  # fmt: skip
+_SPLIT = {"digits": 350}  # no more examples than that
 ORDINARY = ("mlp", "lenet", "convnet-small", "strided-cnn", "resnet20", "vit")
 IN_HARD = ("mlp", "lenet", "convnet-small", "mlp, Adult", "cnn-1d, ECGs", "encoder, notes", "lenet-5, MNIST")
 # of vit-adapters alone: what peftleak reads
@@ -105,7 +106,11 @@ def federation_of(model: str, way: str, seed: int, data_dir: Path | None) -> Fed
             "seed": seed,
             "data": data,
             "model": spec,
-            "federations": [of | way_of | {"examples": min(350, examples * way_of.get("clients", 5) // 5)}],
+            "federations": [
+                of
+                | way_of
+                | {"examples": min(_SPLIT.get(data["name"], examples * 3), examples * way_of.get("clients", 5) // 5)}
+            ],
             "threat": {"adversary": "server"},
             "attacks": ["labels"],
         }
