@@ -62,14 +62,14 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # few clients a round, small batches, for long: harder on a client that compares with what it remembers
 HARD: dict[str, dict[str, Any]] = {
-    "one of eight": {"batch_size": 8, "learning_rate": 0.1, "local_epochs": 2, "clients": 8, "clients_per_round": 1, "rounds": 40},
-    "three of ten": {"batch_size": 8, "learning_rate": 0.05, "local_epochs": 2, "clients": 10, "clients_per_round": 3, "rounds": 40},
+    "one of eight": {"learning_rate": 0.1, "local_epochs": 2, "clients": 8, "clients_per_round": 1, "rounds": 40},
+    "three of ten": {"learning_rate": 0.05, "local_epochs": 2, "clients": 10, "clients_per_round": 3, "rounds": 40},
     "two of twelve, uneven, momentum": {
-        "batch_size": 8, "learning_rate": 0.05, "local_epochs": 3, "momentum": 0.9, "clients": 12, "clients_per_round": 2, "rounds": 60,
+        "learning_rate": 0.05, "local_epochs": 3, "momentum": 0.9, "clients": 12, "clients_per_round": 2, "rounds": 60,
         "partition": {"scheme": "dirichlet", "alpha": 0.3},
     },
     "four, uneven, momentum": {
-        "batch_size": 8, "learning_rate": 0.05, "local_epochs": 2, "momentum": 0.9, "clients": 4, "rounds": 30,
+        "learning_rate": 0.05, "local_epochs": 2, "momentum": 0.9, "clients": 4, "rounds": 30,
         "partition": {"scheme": "dirichlet", "alpha": 0.3},
     },
 }  # fmt: skip
@@ -99,8 +99,8 @@ FIELDS = ("seed", "model", "way", "server", "when", "round", "check", "value", "
 def federation_of(model: str, way: str, seed: int, data_dir: Path | None) -> Federation:
     """Return an honest federation, whose clients hold test data; servers look at training data."""
     spec, data, examples = MODELS[model]
-    of = {"name": "f", "algorithm": "fedavg", "clients": 5, "examples": examples, "rounds": ROUNDS, "batch_size": 16}
-    way_of = (WAYS | HARD | FEDSGD)[way]
+    of = {"name": "f", "algorithm": "fedavg", "clients": 5, "examples": examples, "rounds": ROUNDS}
+    way_of = {"batch_size": 8 if way in HARD else 16} | (WAYS | HARD | FEDSGD)[way]
     made = scenario_from(
         {
             "seed": seed,
