@@ -99,18 +99,15 @@ FIELDS = ("seed", "model", "way", "server", "when", "round", "check", "value", "
 def federation_of(model: str, way: str, seed: int, data_dir: Path | None) -> Federation:
     """Return an honest federation, whose clients hold test data; servers look at training data."""
     spec, data, examples = MODELS[model]
-    of = {"name": "f", "algorithm": "fedavg", "clients": 5, "examples": examples, "rounds": ROUNDS}
-    way_of = {"batch_size": 8 if way in HARD else 16} | (WAYS | HARD | FEDSGD)[way]
+    of: dict[str, Any] = {"name": "f", "algorithm": "fedavg", "clients": 5, "rounds": ROUNDS}
+    of |= {"batch_size": 8 if way in HARD else 16} | (WAYS | HARD | FEDSGD)[way]
+    of["examples"] = min(_SPLIT.get(data["name"], 3 * examples), examples * of["clients"] // 5)
     made = scenario_from(
         {
             "seed": seed,
             "data": data,
             "model": spec,
-            "federations": [
-                of
-                | way_of
-                | {"examples": min(_SPLIT.get(data["name"], examples * 3), examples * way_of.get("clients", 5) // 5)}
-            ],
+            "federations": [of],
             "threat": {"adversary": "server"},
             "attacks": ["labels"],
         }
