@@ -105,7 +105,7 @@ class BoosterRecorder:
         self.messages += 1
         self._features = booster.features
         if seen.booster is None:
-            self._note("a client's training wasn't seen: it runs in a thread or process of its own")
+            self._note("a client's training wasn't seen: it runs in a process of its own")
             return
         try:
             own = _rows_of(seen.matrix)
