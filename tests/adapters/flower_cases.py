@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
+from string import Template
 from typing import Any
+
+import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 NODES = [1000, 1001, 1002]  # what three of them are called in process
@@ -168,3 +173,39 @@ def audited(folder: Path, **replacements: dict[str, str]) -> Path:
         for old, new in pairs.items():
             file.write_text(replaced(file.read_text(), old, new))
     return folder
+
+
+def quickstart(folder: Path, framework: str, datasets: str) -> tuple[Path, dict[str, str]]:
+    """Write Flower's own quickstart of ``framework``, of the last Flower that had its template inside.
+
+    Args:
+        folder: for it.
+        framework: as Flower writes it.
+        datasets: what stands in place of ``flwr_datasets``, which downloads.
+
+    Returns:
+        The app's folder, and the environment in which it is run.
+    """
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), "flwr==1.24.0"]
+    if subprocess.run(pip, capture_output=True, timeout=120, check=False).returncode:
+        pytest.skip("flwr 1.24.0 can't be downloaded")
+    name = framework.lower()
+    with zipfile.ZipFile(next(folder.glob("flwr-1.24.0*.whl"))) as wheel:
+        wheel.extractall(folder, [member for member in wheel.namelist() if f".{name}." in member])
+    templates, app = folder / "flwr/cli/new/templates/app", folder / "app"
+    (app / "quickstart").mkdir(parents=True)
+    (app / "quickstart" / "__init__.py").touch()
+    names = {"import_name": "quickstart", "package_name": "quickstart", "project_name": "q", "username": "me",
+             "framework_str": framework}  # fmt: skip
+    files = {f"code/{part}.{name}.py.tpl": f"quickstart/{part}_app.py" for part in ("client", "server")}
+    files |= {f"code/task.{name}.py.tpl": "quickstart/task.py", f"pyproject.{name}.toml.tpl": "pyproject.toml"}
+    for template, file in files.items():
+        (app / file).write_text(Template((templates / template).read_text()).safe_substitute(names))
+    stub = folder / "stub" / "flwr_datasets"
+    stub.mkdir(parents=True)
+    (stub / "__init__.py").write_text(datasets)
+    (stub / "partitioner.py").write_text(
+        "class IidPartitioner:\n    def __init__(self, num_partitions):\n        self.num_partitions = num_partitions\n"
+    )
+    own = Path(__file__).parents[2] / "src"
+    return app, {"PYTHONPATH": f"{folder / 'stub'}:{own}", "OMP_NUM_THREADS": "1"}

@@ -6,8 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +22,7 @@ from tests.adapters.flower_cases import (
     SERVER,
     TASK,
     audited,
+    quickstart,
     replaced,
     write_app,
 )
@@ -408,30 +407,9 @@ class Own(Part):
 
 
 @pytest.mark.slow
-def test_flowers_own_quickstart_is_audited_unchanged(tmp_path, monkeypatch):
-    """The last Flower that had the template of its PyTorch quickstart inside; only its data set is local."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path), "flwr==1.24.0"]
-    if subprocess.run(pip, capture_output=True, timeout=120).returncode:
-        pytest.skip("flwr 1.24.0 can't be downloaded")
-    with zipfile.ZipFile(next(tmp_path.glob("flwr-1.24.0*.whl"))) as wheel:
-        wheel.extractall(tmp_path, [name for name in wheel.namelist() if ".pytorch." in name])
-    templates, app = tmp_path / "flwr/cli/new/templates/app", tmp_path / "app"
-    (app / "quickstart").mkdir(parents=True)
-    (app / "quickstart" / "__init__.py").touch()
-    names = {"import_name": "quickstart", "package_name": "quickstart", "project_name": "q", "framework_str": "PyTorch",
-             "username": "me"}  # fmt: skip
-    files = {"client": "quickstart/client_app.py", "server": "quickstart/server_app.py", "task": "quickstart/task.py"}
-    for name, file in files.items():
-        _render(templates / "code" / f"{name}.pytorch.py.tpl", app / file, names)
-    _render(templates / "pyproject.pytorch.toml.tpl", app / "pyproject.toml", names)
-    stub = tmp_path / "stub" / "flwr_datasets"
-    stub.mkdir(parents=True)
-    (stub / "__init__.py").write_text(DATASETS)
-    text = (
-        "class IidPartitioner:\n    def __init__(self, num_partitions):\n        self.num_partitions = num_partitions\n"
-    )
-    (stub / "partitioner.py").write_text(text)
-    environment = {"PYTHONPATH": f"{tmp_path / 'stub'}:{Path(__file__).parents[2] / 'src'}", "OMP_NUM_THREADS": "1"}
+def test_flowers_own_quickstart_is_audited_unchanged(tmp_path):
+    """Of PyTorch; only its data set is local."""
+    app, environment = quickstart(tmp_path, "PyTorch", DATASETS)
     words = [sys.executable, "-m", "fedaudit", "audit", "--flower", str(app), "--nodes", "2", "--run-config",
              "num-server-rounds=1", "--attack", "labels", "--no-controls", "--out", str(tmp_path / "out")]  # fmt: skip
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
@@ -439,7 +417,3 @@ def test_flowers_own_quickstart_is_audited_unchanged(tmp_path, monkeypatch):
     assert errors(tmp_path / "out") == {(0, 0): 0.0, (0, 1): 0.0}
     entry = json.loads((tmp_path / "out/recording/round-00000.json").read_text())
     assert entry["messages"][0]["training"]["optimiser"] == "adam"
-
-
-def _render(template, file, names):
-    file.write_text(re.sub(r"\$(\w+)", lambda m: names[m[1]], template.read_text()))

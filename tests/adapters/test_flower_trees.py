@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +20,10 @@ from fedaudit.simulation.trees import grow
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.trees import TreeSpec, tree_record
+from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import Quiet
 from fedaudit.utils.seeds import generator
+from tests.adapters.flower_cases import quickstart, replaced
 from tests.attacks.test_timberstrike import attacked
 
 pytestmark = pytest.mark.peers
@@ -35,6 +41,7 @@ clientapp = "clinics_app.client:app"
 sent = ""
 strategy = "FedXgbBagging"
 base-score = 0.5
+form = "json"
 """
 SERVER = """
 from pathlib import Path
@@ -86,7 +93,7 @@ def train(msg, context):
         booster = xgboost.train(known, data, 1)
     if config["strategy"] == "FedXgbBagging":
         booster = booster[booster.num_boosted_rounds() - 1 :]
-    arrays = ArrayRecord([np.frombuffer(booster.save_raw("json"), dtype=np.uint8)])
+    arrays = ArrayRecord([np.frombuffer(booster.save_raw(config["form"]), dtype=np.uint8)])
     content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": len(rows["labels"])})})
     return Message(content, reply_to=msg)
 
@@ -100,21 +107,27 @@ FACTS = "learning_rate: 0.3\ntrees: {{protocol: {}}}\ncolumns:\n" + "".join(
 )
 
 
-def ran(folder: Path, strategy: str, base: float = 0.5) -> tuple[Path, list[Split]]:
-    """Run the app with three clients of 30 rows; return what was sent, with the rows, and these."""
+def written(folder: Path, client: str = CLIENT) -> tuple[Path, Path, list[Split]]:
+    """Write the app, and three clients of 30 rows; return both folders, the second for what is sent, and the rows."""
     pytest.importorskip("xgboost")
-    from fedaudit.adapters.flower import run_app
-
     app, sent = folder / "app", folder / "sent"
     for place in (app / "clinics_app", sent):
         place.mkdir(parents=True)
     (app / "pyproject.toml").write_text(PYPROJECT)
-    for name, text in {"__init__": "", "server": SERVER, "client": CLIENT}.items():
+    for name, text in {"__init__": "", "server": SERVER, "client": client}.items():
         (app / "clinics_app" / f"{name}.py").write_text(text)
     train = load_dataset("breast-cancer").train
     held = [Split(train.inputs[i : i + 30], train.targets[i : i + 30]) for i in (0, 30, 60)]
-    for client, own in enumerate(held):
-        np.savez(sent / f"rows-{1000 + client}.npz", inputs=own.inputs.numpy(), labels=own.targets.numpy())
+    for number, own in enumerate(held):
+        np.savez(sent / f"rows-{1000 + number}.npz", inputs=own.inputs.numpy(), labels=own.targets.numpy())
+    return app, sent, held
+
+
+def ran(folder: Path, strategy: str, base: float = 0.5) -> tuple[Path, list[Split]]:
+    """Run the app; return what was sent, with the rows, and these."""
+    from fedaudit.adapters.flower import run_app
+
+    app, sent, held = written(folder)
     (sent / "trees.yaml").write_text(FACTS.format(strategy.removeprefix("FedXgb").lower()))
     run = run_app(app, nodes=3, config={"sent": str(sent), "strategy": strategy, "base-score": base})
     assert run.failures == []
@@ -151,3 +164,132 @@ def test_base_scores_that_xgboost_estimates_itself_are_taken_as_they_are(tmp_pat
     assert read.trees is not None
     assert len({m.booster.base for m in read.trees.messages if m.round == 0}) == 3
     assert all(r.verifies for r in check_replay(read, truth, None, Quiet()).replays.values())
+
+
+def messages(folder: Path) -> dict[tuple[int, int], bytes]:
+    return {(int(p.stem.split("-")[1]), int(p.stem.split("-")[3])): p.read_bytes() for p in folder.glob("round-*")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "form", "adversary", "attacked"),
+    [("FedXgbBagging", "json", "server", {0, 1, 2}), ("FedXgbCyclic", "ubj", "client", {1, 2})],
+)
+def test_an_app_is_audited_as_it_is(
+    tmp_path: Path, strategy: str, form: str, adversary: str, attacked: set[int]
+) -> None:
+    from fedaudit.adapters.flower import audit_flower
+
+    app, sent, held = written(tmp_path)
+    config, out = {"sent": str(sent), "strategy": strategy, "form": form}, tmp_path / "out"
+    asked: dict[str, Any] = {"threat": {"adversary": adversary}, "controls": False, "progress": False}
+    audit = audit_flower(app, nodes=3, config=config, out=out, **asked)
+    assert messages(out / "boosters") == messages(sent)
+    assert {p.suffix for p in (out / "boosters").glob("round-*")} == {f".{form}"}
+    for number, own in enumerate(held):
+        with np.load(out / "boosters" / f"rows-{1000 + number}.npz") as rows:
+            assert np.array_equal(rows["inputs"], own.inputs.numpy())
+            assert np.array_equal(rows["labels"], own.targets.numpy())
+    (federation,), (summary,) = audit.result.federations, audit.result.summaries
+    assert federation.name == "clinics"
+    assert federation.learning_rate == pytest.approx(0.3)
+    assert federation.recording is not None
+    assert federation.recording.facts == "verified"
+    assert {f.client for f in audit.result.findings} == attacked
+    assert summary.attack == "timberstrike"
+    assert summary.evidence is not None
+    assert summary.evidence.n == 30 * len(attacked)
+    assert audit.result.adversary.adversary == adversary
+    assert "one a round" in federation.description or strategy == "FedXgbBagging"
+    assert (out / "report.html").is_file()
+    with pytest.raises(BadInput, match="is there already"):
+        audit_flower(app, nodes=3, config=config, out=out, **asked)
+    audit_flower(app, nodes=3, config=config, out=out, overwrite=True, **asked)
+
+
+INPUTS = 'rows["inputs"]'
+MATRIX = f'xgboost.DMatrix({INPUTS}, rows["labels"])'
+UNSEEN = replaced(
+    replaced(CLIENT, "app = ClientApp()", "app, update = ClientApp(), xgboost.Booster.update"),
+    "booster = xgboost.train(known, data, 1)",
+    "booster = xgboost.Booster(known, [data])\n        update(booster, data, 0)",
+)
+UNSEEN = replaced(UNSEEN, "booster.update(data, ", "update(booster, data, ")
+
+
+@pytest.mark.parametrize(
+    ("client", "says"),
+    [
+        (
+            replaced(CLIENT, MATRIX, MATRIX.replace(INPUTS, f"np.where({INPUTS} > 2, np.nan, {INPUTS})")),
+            "client 1000 trains on rows with missing values.*what was recovered is listed in",
+        ),
+        (UNSEEN, "training wasn't seen.*write learning_rate and trees into .*trees.yaml, then: fedaudit convert"),
+        (
+            replaced(CLIENT, '"binary:logistic"', '"count:poisson"'),
+            "no update could be recorded: .*objective count:poisson; gbtree of binary:logistic or reg:squarederror",
+        ),
+        (
+            replaced(CLIENT, '"nthread": 1', '"nthread": 1, "alpha": 1.0'),
+            "no update could be recorded: .*reg_alpha is 1, and leaves tell no sums of gradients",
+        ),
+    ],
+    ids=["missing values", "not seen", "another objective", "alpha"],
+)  # fmt: skip
+def test_what_isnt_known_of_an_app_is_said_in_a_line(tmp_path: Path, client: str, says: str) -> None:
+    from fedaudit.adapters.flower import audit_flower
+
+    app, sent, _ = written(tmp_path, client)
+    config, out = {"sent": str(sent), "strategy": "FedXgbBagging"}, tmp_path / "out"
+    with pytest.raises(BadInput, match=says) as refused:
+        audit_flower(app, nodes=3, config=config, out=out, controls=False, progress=False)
+    assert "\n" not in str(refused.value)
+    if client is UNSEEN:
+        (out / "boosters" / "trees.yaml").write_text("learning_rate: 0.3\n")
+        assert read_boosters(out / "boosters")[0].trees is not None
+    elif "missing values" in says:
+        assert len(json.loads((out / "findings.json").read_text())) == 3
+
+
+DATASETS = """
+from sklearn.datasets import load_breast_cancer
+
+
+class Part(dict):
+    def __len__(self):
+        return len(self["label"])
+
+    def set_format(self, name):
+        assert name == "numpy"
+
+    def train_test_split(self, test_size, seed):
+        n = int(len(self) * test_size)
+        return {"train": self.rows(slice(n, None)), "test": self.rows(slice(n))}
+
+    def rows(self, chosen):
+        return Part({name: values[chosen] for name, values in self.items()})
+
+
+class FederatedDataset:
+    def __init__(self, dataset, partitioners):
+        self.parts = partitioners["train"].num_partitions
+
+    def load_partition(self, i, split):
+        inputs, labels = load_breast_cancer(return_X_y=True)
+        return Part(inputs=inputs, label=labels).rows(slice(i, 40 * self.parts, self.parts))
+"""
+
+
+@pytest.mark.slow
+def test_flowers_own_quickstart_of_xgboost_is_audited_unchanged(tmp_path: Path) -> None:
+    """Only its data set is local."""
+    pytest.importorskip("xgboost")
+    app, environment = quickstart(tmp_path, "XGBoost", DATASETS)
+    words = [sys.executable, "-m", "fedaudit", "audit", "--flower", str(app), "--nodes", "2", "--run-config",
+             "num-server-rounds=2 fraction-train=1.0", "--no-controls", "--out", str(tmp_path / "out")]  # fmt: skip
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out/results.json").read_text())
+    assert result["federations"][0]["recording"]["facts"] == "verified"
+    assert "depth 8 at most" in result["federations"][0]["description"]
+    assert [(f["client"], f["num_examples"]) for f in result["findings"]] == [(0, 32), (1, 32)]

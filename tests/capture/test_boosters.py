@@ -9,13 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 
 import fedaudit
+from fedaudit.attacks.findings import RowFinding
 from fedaudit.capture.boosters import convert_boosters, read_boosters
+from fedaudit.capture.boosting import BoosterCapture, BoosterRecorder
 from fedaudit.models.trees import read_booster
 from fedaudit.pipeline.recordings import check_replay
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import Quiet
 from tests.attacks.test_timberstrike import attacked
@@ -199,3 +204,57 @@ def test_ubjson_is_read_as_json_is(tmp_path: Path) -> None:
     deep = b"{" + b"L\0\0\0\0\0\0\0\x01a{" * 100_000
     with pytest.raises(BadInput, match="ends while it tries"):
         read_boosters(folder(tmp_path / "deep", {"round-0-client-a.ubj": deep}))
+
+
+def test_numbers_are_judged_by_the_rows_own_deviations_where_the_columns_arent_given(tmp_path: Path) -> None:
+    rows = X * np.array([1.0, 5.0, 0.1], dtype=np.float32)
+    whole = boosted(rows.astype(np.float64), Y, rounds=3, depth=3)[0]
+    convert_boosters(
+        folder(tmp_path / "sent", {"round-0-client-a.json": whole}, rows={"a": (rows, Y)}), tmp_path / "out"
+    )
+    (finding,) = fedaudit.attack(tmp_path / "out", progress=False)
+    assert isinstance(finding, RowFinding)
+    columns = Transcript.load(tmp_path / "out").task_info.columns
+    assert max(abs(c.std / own - 1) for c, own in zip(columns, rows.std(axis=0), strict=True)) > 0.3, "by the splits"
+    found = finding.rows.numpy() * np.array([c.std for c in columns]) + np.array([c.mean for c in columns])
+    wrong = (np.abs(rows[:, None] - found) > 0.319 * rows.std(axis=0)).sum(axis=2)
+    audit = fedaudit.audit_transcript(tmp_path / "out", controls=False, progress=False)
+    (metric,) = (m for m in audit.result.findings[0].metrics if m.name == "cell_accuracy")
+    assert metric.value == pytest.approx(1 - wrong[linear_sum_assignment(wrong)].sum() / rows.size)
+
+
+@pytest.mark.peers
+def test_what_is_seen_of_xgboosts_training_is_written_as_it_is_read(tmp_path: Path) -> None:
+    """Names and types of columns, settings and rows as xgboost was given them; no rows of who has others each round."""
+    pytest.importorskip("xgboost")
+    import xgboost
+
+    rows = np.column_stack([X[:, 0] * 20 + 50, X[:, 1] > 0]).astype(np.float32)
+    known = {"objective": "binary:logistic", "eta": 0.2, "lambda": 2.0, "max_depth": 3}
+    recorder = BoosterRecorder(tmp_path / "sent", name="clinics", mean=[50.0, 0.5], std=[20.0, 0.5])
+    own = xgboost.Booster.update
+    for client, start in (("north", 0), ("south", 20)):
+        sent = b""
+        for index in range(2):
+            part = slice(start + (index if client == "south" else 0), start + 20)
+            matrix = xgboost.DMatrix(rows[part], Y[part], feature_names=["age", "smokes"], feature_types=["float", "i"])
+            with BoosterCapture() as seen:
+                grown = xgboost.train(known, matrix, 1, xgb_model=bytearray(sent) if sent else None)
+            recorder.message(index, client, bytes(grown.save_raw("json")), sent, seen)
+            sent = bytes(grown.save_raw("json"))
+    assert xgboost.Booster.update is own
+    recorder.close((rows[:5], Y[:5]))
+    assert recorder.notes == ["client south trains on other rows in another round, so these aren't evaluated"]
+    facts = plain_yaml.read(tmp_path / "sent" / "trees.yaml", "trees.yaml")
+    assert facts["learning_rate"] == pytest.approx(0.2)
+    assert (facts["trees"]["protocol"], facts["trees"]["reg_lambda"], facts["trees"]["max_depth"]) == ("cyclic", 2, 3)
+    (tmp_path / "sent" / "round-00000-client-south.json").unlink()  # of one client a round
+    (tmp_path / "sent" / "round-00001-client-south.json").unlink()
+    read, truth = read_boosters(tmp_path / "sent")
+    assert [(c.name, c.mean, c.std, c.codes) for c in read.task_info.columns] == [
+        ("age", 50.0, 20.0, ()), ("smokes", 0.0, 1.0, (0.0, 1.0))
+    ]  # fmt: skip
+    assert truth is not None
+    assert len(truth.candidates) == 25
+    np.testing.assert_allclose(truth.inputs[0, 0][:, 0].numpy() * 20 + 50, rows[:20, 0], rtol=1e-5)
+    assert all(r.verifies for r in check_replay(read, truth, None, Quiet()).replays.values())

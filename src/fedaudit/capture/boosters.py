@@ -113,7 +113,8 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
         raise BadInput(f"{folder}: its messages differ in objective or number of features, or have no new tree")
     for (index, client), booster in boosters.items():
         _check_step(booster, facts, f"{folder}: round {index}, client {names[client]}")
-    columns, notes = _columns(facts, boosters.values(), first.features, folder)
+    columns, guessed = _columns(facts, boosters.values(), first.features, folder)
+    notes = (f"mean and std of {len(guessed)} columns aren't given: they are those of the splits",) * bool(guessed)
     boosters = {key: _standardised(booster, columns) for key, booster in boosters.items()}
     rows = {m[1]: path for name, path in files.items() if (m := _ROWS.fullmatch(name))}
     if len(rows) < sum(bool(_ROWS.fullmatch(name)) for name in files):
@@ -124,7 +125,7 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
     held = {names.index(name): _rows(path, columns, classes) for name, path in rows.items()}
     others = [_rows(path, columns, classes) for name, path in files.items() if _OTHERS.fullmatch(name)]
     transcript = _transcript(facts, names, boosters, columns, held, notes)
-    return transcript, _truth(held, others, transcript) if held else None
+    return transcript, _truth(held, others, transcript, guessed) if held else None
 
 
 def convert_boosters(folder: Path, out: Path) -> tuple[str, ...]:
@@ -215,11 +216,11 @@ def _check_step(booster: Booster, facts: BoosterFacts, where: str) -> None:
 
 def _columns(
     facts: BoosterFacts, boosters: Iterable[Booster], features: int, folder: Path
-) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    """Return the columns, of which numbers have a mean and std, and a note where these are the splits'."""
+) -> tuple[tuple[Column, ...], list[str]]:
+    """Return the columns, of which numbers have a mean and std, and the names of those where these are the splits'."""
     known = facts.columns or tuple(ColumnFacts(name=c.name) for c in numbers(features))
     trees = [tree for booster in boosters for tree in booster.trees]
-    columns, place, guessed = list[Column](), 0, 0
+    columns, place, guessed = list[Column](), 0, list[str]()
     for column in known:
         width = len(column.categories) if column.categories and not column.codes else 1
         positions = tuple(range(place, place + width))
@@ -230,14 +231,13 @@ def _columns(
         mean, std = column.mean, column.std
         if mean is None or std is None:
             splits = _splits(trees, positions[0])
-            guessed += 1
+            guessed.append(column.name)
             mean = float(splits.mean()) if len(splits) else 0.0
             std = float(splits.std()) or max(abs(mean), 1.0) if len(splits) else 1.0
         columns.append(Column(column.name, "numeric", positions, mean=mean, std=std))
     if place != features:
         raise BadInput(f"{folder / BOOSTERS}: its columns have {place} positions, and the trees {features} features")
-    note = f"mean and std of {guessed} columns aren't given: they are those of the splits"
-    return tuple(columns), (note,) * bool(guessed)
+    return tuple(columns), guessed
 
 
 def _splits(trees: Sequence[Tree], feature: int) -> Floats:
@@ -316,10 +316,13 @@ def _transcript(
     return made
 
 
-def _truth(held: dict[int, Rows], others: Sequence[Rows], transcript: Transcript) -> Truth:
-    """Return the truth: the rows of client c under (0, c); the candidates are these and other people's."""
+def _truth(held: dict[int, Rows], others: Sequence[Rows], transcript: Transcript, guessed: list[str]) -> Truth:
+    """Return the truth: the rows of client c under (0, c); the candidates are these and other people's.
+
+    Whose std is ``guessed``, which columns these are stands in it: they are judged by that of the candidates.
+    """
     everybody = [*held.values(), *others]
     candidates, targets = (torch.cat([pair[i] for pair in everybody]) for i in (0, 1))
     inputs, labels = ({(0, client): own[i] for client, own in sorted(held.items())} for i in (0, 1))
-    about = {"transcript": transcript.fingerprint()}
+    about = {"transcript": transcript.fingerprint(), "std_guessed": guessed}
     return Truth(inputs, labels, candidates, targets, about, {key: torch.arange(len(x)) for key, x in inputs.items()})

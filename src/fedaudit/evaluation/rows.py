@@ -72,12 +72,16 @@ class _Table:
 
     @classmethod
     def of(cls, task_info: TaskInfo, truth: Truth) -> _Table:
-        """Return it; where columns aren't known, the candidates' standard deviations stand for the numbers' own."""
+        """Return it; the candidates' standard deviations stand for those of columns of which they aren't known."""
         names = task_info.packed_inputs.names() if task_info.packed_inputs else ()
         columns = task_info.columns or numbers(task_info.input_shape[0], names)
         spread = torch.ones(len(columns), dtype=torch.float64)
         if not task_info.columns:
             spread = truth.candidates.double().std(dim=0, correction=0)
+        guessed = truth.about.get("std_guessed")
+        for i, column in enumerate(columns):
+            if isinstance(guessed, list) and column.name in guessed:
+                spread[i] = truth.candidates[:, column.positions[0]].double().std(correction=0)
         return cls(columns, torch.tensor([c.kind == "numeric" for c in columns]), TOLERANCE * spread)
 
     def right(self, true: Tensor, found: Tensor) -> Tensor:

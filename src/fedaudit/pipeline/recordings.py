@@ -173,12 +173,15 @@ def _about_trees(transcript: Transcript, trees: TreeRecord) -> tuple[Scenario, D
 
 
 def with_known_victims(transcript: Transcript, truth: Truth) -> Transcript:
-    """Return recorded trees with those victims only whose rows the truth has; others can't be evaluated."""
+    """Return recorded trees with those victims only whose rows the truth has, and a note on the others."""
     trees = transcript.trees
     if trees is None or transcript.recording is None:
         return transcript
     victims = tuple(client for client in trees.victims if (0, client) in truth.inputs)
-    return dataclasses.replace(transcript, trees=dataclasses.replace(trees, victims=victims))
+    notes, lost = transcript.notes, len(trees.victims) - len(victims)
+    if lost:
+        notes += (f"{lost} of {len(trees.victims)} clients weren't attacked: their rows weren't captured",)
+    return dataclasses.replace(transcript, trees=dataclasses.replace(trees, victims=victims), notes=notes)
 
 
 def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, display: Display) -> Transcript:

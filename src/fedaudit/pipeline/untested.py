@@ -40,6 +40,8 @@ def not_tried(
             why = "the adversary has no records to ask about (threat.records)"
             if any(r.transcript.recording for r in recordings):
                 why = "no examples are known that nobody trained on; give some: --records FILE"
+        if any(r.transcript.trees for r in recordings):
+            why = "no attack on boosted trees asks that"
         lines.append(f"nobody asked whether a given record was used: {why}")
     left_out = [f.reason for f in findings if f.reason and f.reason.startswith("not run: ")]
     lines += [

@@ -35,7 +35,7 @@ FILE = "truth.safetensors"  # where a simulation's lies in its transcript's fold
 FOLDER = "truth"  # where a recorder's files of it lie
 COINS = "canaries.safetensors"
 CANDIDATES = "candidates.safetensors"
-ABOUT = ("scenario", "data", "model", "accuracy", "device", "promise", "transcript")
+ABOUT = ("scenario", "data", "model", "accuracy", "device", "promise", "std_guessed", "transcript")
 _WHOLE = ("candidates", "candidate_labels", "owners", "matched", "values", "shares", "coins")
 _OF_UPDATE = re.compile(r"round-(\d{5})-client-(\d{5})\.safetensors")
 _OF_UPDATES = ("inputs", "labels", "rows", "members", "seen/inputs", "seen/targets", "seen/randomness")
@@ -54,7 +54,8 @@ class Truth:
         candidates: (m, C, H, W) the victims and all held-out examples: identification is among these.
         candidate_labels: (m,).
         about: data, model and scenario in words, for the report; the fingerprint of the transcript; and where there are
-            records and differential privacy, what is promised (``promise``).
+            records and differential privacy, what is promised (``promise``); of recorded trees the names of the columns
+            whose standard deviation in the transcript is a guess (``std_guessed``).
         rows: (round, client) to (n,) the examples' positions among the client's own, which tell one that was used twice
             from two that are equal; empty where they weren't recorded.
         owners: (n,) of each of the adversary's records the client that trained on it, or -1 for nobody, or -2 where a

@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from fedaudit import api
 from fedaudit.adapters.flower.in_process import App, Call, Run, lies_in, loaded, run_app
-from fedaudit.adapters.flower.messages import MODEL, check_names, is_training, num_examples, state_in
+from fedaudit.adapters.flower.messages import MODEL, booster_in, check_names, is_training, num_examples, state_in
+from fedaudit.capture.boosters import convert_boosters
+from fedaudit.capture.boosting import BoosterCapture, BoosterRecorder
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from fedaudit.api import Audit, Verdict
 
 RECORDING = "recording"  # the folder in OUT
+SENT = "boosters"  # likewise, of an app of xgboost's: what travelled, of which the recording is made
 _TESTED, _OF_NODE = 2000, 200  # most examples that are kept of all nodes' evaluations, and of one's
 
 
@@ -71,17 +74,21 @@ def audit_flower(
         app: its folder, the one with pyproject.toml.
         nodes, config, rounds: as of :func:`run_app`; where ``attacked`` names rounds, the app stops after the last.
         attacked: which rounds are attacked, from 0; default: the last, whose model has been trained, or where
-            ``threat`` says which rounds the adversary sees, or which clients it is, all that it sees; None: all.
+            ``threat`` says which rounds the adversary sees, or which clients it is, all that it sees; None: all. Of
+            boosted trees always all.
         records: examples that nobody trained on, as of :func:`fedaudit.attack`; default: what the clients' evaluation
-            used, or the server's where clients have none, and no training did.
+            used, or the server's where clients have none, and no training did. Of boosted trees: other people's rows,
+            with which what is found is compared, beside those of the other clients.
         clients: of how many clients the updates are attacked, the first ones; default: of all.
         max_minutes: the app gets half of so long, then it is stopped; attacks are stopped at the end. The report says
             what is missing.
         attacks, threat, workers, fail_above, fail_on, fail_below, controls: as of
             :func:`fedaudit.audit_transcript`; without ``attacks`` those that fit.
-        mean, std: of the app's preprocessing, per channel; default: estimated from the range of the inputs.
+        mean, std: of the app's preprocessing, per channel; default: estimated from the range of the inputs. Of boosted
+            trees, as the adversary knows them, per column; default: those of the splits.
         seed: of the global random generators before the app begins, and of the attacks.
-        out: folder for the report; the recording is in its ``recording``, for ``fedaudit attack``.
+        out: folder for the report; the recording is in its ``recording``, for ``fedaudit attack``, and boosters as
+            they travelled are in ``boosters``, for ``fedaudit convert``.
         overwrite: whether another audit's results in ``out``, and its recording, may go.
         progress: show how far it is.
 
@@ -112,7 +119,7 @@ def audit_flower(
     with loaded(app) as found, _sent_by_value(found):
         with live_display(progress) as display:
             started = time.perf_counter()
-            _make_room(folder / RECORDING, overwrite=overwrite)
+            _make_room(folder, overwrite=overwrite)
             named: dict[str, Any] = {
                 "mean": None if mean is None else tuple(mean),
                 "std": None if std is None else tuple(std),
@@ -121,7 +128,8 @@ def audit_flower(
                 planned = rounds or {**found.config, **dict(config or {})}.get("num-server-rounds")
                 total = float(planned) if isinstance(planned, int) and planned > 0 else math.inf
                 report = display.stage(f"the Flower app {found.name}", total)
-                watcher = _Watcher(recorder, report)
+                trees = BoosterRecorder(folder / SENT, name=found.name, **named)
+                watcher = _Watcher(recorder, trees, report)
                 try:
                     with one_thread(), watcher.server:  # one thread as the replay, so that it can give the same bits
                         _seed(seed)
@@ -139,12 +147,17 @@ def audit_flower(
                         shutil.rmtree(folder / RECORDING, ignore_errors=True)
             if run.stopped:
                 display.say(f"note: half of the time was spent: the app was stopped in round {run.rounds}")
+            watcher.notes += trees.notes
+            if trees.messages:  # all that a client sent is attacked together
+                trees.close(records)
+                watcher.notes += convert_boosters(folder / SENT, folder / RECORDING)
+                attacked = records = None
             for note in watcher.notes:
                 display.say(f"note: {note}")
-            module = _module(watcher, run, folder / RECORDING)
+            module = None if trees.messages else _module(watcher, run, folder / RECORDING)
             display.say(
-                f"{watcher.updates} updates in {run.rounds} round(s) recorded in {folder / RECORDING} "
-                f"({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
+                f"{watcher.updates or trees.messages} updates in {run.rounds} round(s) recorded in "
+                f"{folder / RECORDING} ({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
             )
         asked: dict[str, Any] = {
             "threat": threat,
@@ -181,13 +194,13 @@ def audit_flower(
 class _Watcher:
     """Watches every client's training and records it."""
 
-    def __init__(self, recorder: Recorder, report: Report) -> None:
+    def __init__(self, recorder: Recorder, trees: BoosterRecorder, report: Report) -> None:
         self.module: nn.Module | None = None
         self.loss: nn.Module | None = None  # of the app's own
         self.updates = 0
         self.rounds: set[int] = set()  # of which there are updates
         self.notes: list[str] = []
-        self._recorder, self._report = recorder, report
+        self._recorder, self._trees, self._report = recorder, trees, report
         self._round: int | None = None
         self._weights: dict[str, Tensor] = {}
         self._tested: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by node, what its first evaluation used
@@ -202,11 +215,14 @@ class _Watcher:
             return self._evaluated(message, context, call)
         sent = copy.deepcopy(message.content)  # the client may change what it is given
         self._report(index)
-        with Capture() as seen:
+        with Capture() as seen, BoosterCapture() as grown:
             reply = call(message, context)
         if not reply.has_error():
             try:
-                self._record(index, context.node_id, sent, seen, reply.content)
+                if model := booster_in(reply.content):
+                    self._trees.message(index, str(context.node_id), model, booster_in(sent) or b"", grown)
+                else:
+                    self._record(index, context.node_id, sent, seen, reply.content)
             except FedAuditError as error:
                 self._note(f"an update of node {context.node_id} isn't recorded: {error}")
         return reply
@@ -279,20 +295,21 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
     )
 
 
-def _make_room(recording: Path, *, overwrite: bool) -> None:
-    """Make room for a new recording.
+def _make_room(folder: Path, *, overwrite: bool) -> None:
+    """Make room in ``folder`` for a new recording, and for the boosters of which one is made.
 
     Raises:
-        BadInput: there is one, or something else is there.
+        BadInput: there are some, or something else is there.
     """
-    if not recording.exists():
-        return
-    if not overwrite or not (recording / INDEX).is_file():
-        raise BadInput(
-            f"'{recording}' is there already: attack it with 'fedaudit attack {recording} --model MODULE:NAME', take "
-            "another --out, or give --overwrite"
-        )
-    shutil.rmtree(recording)
+    for place, own, use in (
+        (folder / RECORDING, INDEX, "attack it with 'fedaudit attack {}' (of a network: --model MODULE:NAME)"),
+        (folder / SENT, "round-*", "make a recording of it with 'fedaudit convert {} TRANSCRIPT'"),
+    ):
+        if not place.exists():
+            continue
+        if not overwrite or not any(place.glob(own)):
+            raise BadInput(f"'{place}' is there already: {use.format(place)}, take another --out, or give --overwrite")
+        shutil.rmtree(place)
 
 
 def _seed(seed: int) -> None:

@@ -1,0 +1,199 @@
+"""Watches xgboost's training in this process, and writes what travels as the folder that ``read_boosters`` reads."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedaudit.data.own import pairs_of
+from fedaudit.modalities.columns import numbers
+from fedaudit.models.trees import Tree, read_booster
+from fedaudit.simulation.trees import as_json, is_json
+from fedaudit.transcript.files import BOOSTERS
+from fedaudit.utils import plain_yaml
+from fedaudit.utils.errors import BadInput
+
+_DEEPEST = 16  # that a TreeSpec has
+Rows = tuple[NDArray[np.float32], NDArray[np.float32]]
+
+
+class BoosterCapture:
+    """While it is entered, sees what ``xgboost.Booster.update`` is called with; ``xgboost.train`` calls that, too.
+
+    Attributes:
+        booster, matrix: of the last call, with its ``xgboost.DMatrix``; None: there was none.
+    """
+
+    def __init__(self) -> None:
+        self.booster: Any = None
+        self.matrix: Any = None
+        self._kind: Any = None
+
+    def __enter__(self) -> Self:
+        self._kind = getattr(sys.modules.get("xgboost"), "Booster", None)  # nothing is trained by what isn't loaded
+        if self._kind is not None:
+            self._own = own = self._kind.update
+
+            @functools.wraps(own)
+            def update(booster: Any, dtrain: Any, *arguments: Any, **options: Any) -> None:
+                own(booster, dtrain, *arguments, **options)
+                self.booster, self.matrix = booster, dtrain
+
+            self._kind.update = update
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._kind is not None:
+            self._kind.update = self._own
+
+
+class BoosterRecorder:
+    """Writes boosters as they travel, and what is seen of their training, for :func:`read_boosters`.
+
+    Args:
+        folder: is made with the first message.
+        name: of the federation.
+        mean, std: (d,) of the columns, where everybody knows them.
+
+    Attributes:
+        messages: that were written.
+        notes: what couldn't be recorded, for the user.
+    """
+
+    def __init__(
+        self, folder: Path, *, name: str, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> None:
+        self.messages = 0
+        self.notes: list[str] = []
+        self._folder, self._name, self._mean, self._std = folder, name, mean, std
+        self._features = 0
+        self._protocol: str | None = None  # until a message shows it; of one round both are the same
+        self._settings: dict[str, Any] = {}
+        self._names: Sequence[str] | None = None
+        self._types: Sequence[str] | None = None
+        self._rows: dict[str, Rows | None] = {}
+
+    def message(self, index: int, client: str, model: bytes, start: bytes, seen: BoosterCapture) -> None:
+        """Write one message.
+
+        Args:
+            index: of the round, from 0.
+            client: its name.
+            model: that it sent, JSON or UBJSON.
+            start: the model that it was sent; empty: none.
+            seen: while it trained.
+
+        Raises:
+            BadInput: the model isn't one that :func:`read_boosters` reads, or was trained in a way that it isn't for.
+        """
+        where = f"round {index}, client {client}"
+        booster = read_booster(as_json(model, where), where)
+        if self._protocol is None and start and (before := read_booster(as_json(start, where), where).trees):
+            self._protocol = "cyclic" if booster.trees and _same(booster.trees[0], before[0]) else "bagging"
+        if seen.booster is not None and not self._settings:
+            self._take_settings(seen.booster)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        form = "json" if is_json(model) else "ubj"
+        (self._folder / f"round-{index:05d}-client-{client}.{form}").write_bytes(model)
+        self.messages += 1
+        self._features = booster.features
+        if seen.booster is None:
+            self._note("a client's training wasn't seen: it runs in a process of its own")
+            return
+        try:
+            own = _rows_of(seen.matrix)
+        except Exception as error:  # a matrix in external memory, say
+            self._note(f"client {client}'s rows can't be had of its {type(seen.matrix).__name__}: {error}")
+            own = None
+        if own is not None and not np.isfinite(own[0]).all():
+            self._note(f"client {client} trains on rows with missing values, which aren't evaluated")
+            own = None
+        known = self._rows.setdefault(client, own)
+        if known is not None and (own is None or not all(map(np.array_equal, known, own))):
+            self._note(f"client {client} trains on other rows in another round, so these aren't evaluated")
+            self._rows[client] = None
+
+    def close(self, records: Any | None = None) -> None:
+        """Write what was seen: ``trees.yaml``, the clients' rows and, as of :func:`pairs_of`, other people's.
+
+        Raises:
+            BadInput: no training was seen, so that the step isn't known; or mean and std are of other columns.
+        """
+        if not self._settings:
+            raise BadInput(
+                f"{'; '.join(self.notes)}; write learning_rate and trees into {self._folder / BOOSTERS}, then: "
+                f"fedaudit convert {self._folder} TRANSCRIPT"
+            )
+        facts: dict[str, Any] = {"name": self._name, **self._settings}
+        facts["trees"]["protocol"] = self._protocol or "bagging"
+        if self._names or self._mean or self._std:
+            facts["columns"] = self._columns()
+        (self._folder / BOOSTERS).write_text(plain_yaml.dumps(facts), encoding="utf-8")
+        for client, own in self._rows.items():
+            if own is not None:
+                np.savez(self._folder / f"rows-{client}.npz", inputs=own[0], labels=own[1])
+        if records is not None:
+            inputs, labels = pairs_of(records)
+            np.savez(self._folder / "candidates.npz", inputs=inputs.numpy(), labels=labels.numpy())
+
+    def _take_settings(self, booster: Any) -> None:
+        """Take from a booster what everybody in a federation knows of its training, and how columns are called.
+
+        Raises:
+            BadInput: the leaves aren't what their sums make them.
+        """
+        found = json.loads(booster.save_config())["learner"]["gradient_booster"]["tree_train_param"]
+        for name in ("reg_alpha", "max_delta_step"):
+            if float(found[name]):
+                raise BadInput(f"not read: {name} is {float(found[name]):g}, and leaves tell no sums of gradients")
+        depth = int(found["max_depth"])
+        if not 1 <= depth <= _DEEPEST:
+            self._note(f"trees have a max_depth of {depth}, which stands as {_DEEPEST} in the report")
+            depth = _DEEPEST
+        trees = {
+            "max_depth": depth,
+            "min_child_weight": float(found["min_child_weight"]),
+            "reg_lambda": float(found["reg_lambda"]),
+            "max_bin": int(found["max_bin"]),
+            "columns": float(found["colsample_bytree"]),
+        }
+        self._settings = {"learning_rate": float(found["learning_rate"]), "trees": trees}
+        self._names, self._types = booster.feature_names, booster.feature_types
+
+    def _columns(self) -> list[dict[str, Any]]:
+        names = self._names or [column.name for column in numbers(self._features)]
+        columns: list[dict[str, Any]] = [{"name": name} for name in names]
+        for key, values in (("mean", self._mean), ("std", self._std)):
+            if values is None:
+                continue
+            if len(values) != len(columns):
+                raise BadInput(f"{key}: {len(values)} values, and rows have {len(columns)} columns; give one for each")
+            for column, value in zip(columns, values, strict=True):
+                column[key] = float(value)
+        for column, kind in zip(columns, self._types or (), strict=False):
+            if kind == "i":  # xgboost's name of a column of 0 and 1
+                column.update(categories=["0", "1"], codes=[0.0, 1.0])
+        return columns
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _same(one: Tree, other: Tree) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("left", "feature", "value"))
+
+
+def _rows_of(matrix: Any) -> Rows:
+    """Return the rows (n, d) of a DMatrix, NaN where a value is missing, and the labels (n,)."""
+    held = matrix.get_data()
+    rows = np.full(held.shape, np.nan, dtype=np.float32)
+    rows[np.repeat(np.arange(len(rows)), np.diff(held.indptr)), held.indices] = held.data
+    return rows, np.asarray(matrix.get_label(), dtype=np.float32)
