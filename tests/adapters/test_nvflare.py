@@ -55,6 +55,7 @@ def _a_process_of_its_own():
         evaluation.stop()
     for kept in (of_site._evaluations, of_site._wanted, of_site._validated):
         kept.clear()
+    of_site._looked.clear()
     of_site._turn = None
 
 
@@ -784,20 +785,21 @@ def test_a_budget_outlasts_the_process_and_stops_before_the_round_that_would_exc
     assert [one.epsilon for one in rounds_of()] == [account.spent(1), account.spent(2), None, None]
 
 
-def test_filters_around_the_guard_are_read_of_the_site_and_of_the_job(tmp_path):
+NOISE = {"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": {"fraction": 0.2}}
+
+
+def configured(folder: Path, scope: list[dict[str, Any]], filters: list[dict[str, Any]], job: str) -> FLContext:
+    """Return the context of a site whose privacy.json and whose job have these filters of results."""
     for part in ("startup", "local"):
-        (tmp_path / part).mkdir()
-    workspace = Workspace(str(tmp_path), site_name="site-1")
-    guard = {"path": "fedaudit.adapters.nvflare.GuardFilter", "args": {}}
-    noise = {"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": {"fraction": 0.2}}
-    largest = {"path": "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy", "args": {}}
+        (folder / part).mkdir(parents=True)
+    workspace = Workspace(str(folder), site_name="site-1")
     policy = Path(workspace.get_site_config_dir()) / "privacy.json"
     policy.parent.mkdir(parents=True, exist_ok=True)
-    scopes = [{"name": "a", "task_result_filters": [largest, guard]}, {"name": "b", "task_result_filters": []}]
+    scopes = [{"name": "a", "task_result_filters": scope}, {"name": "b", "task_result_filters": []}]
     policy.write_text(json.dumps({"scopes": scopes, "default_scope": "a"}))
-    config = Path(workspace.get_app_config_dir("job-1")) / "config_fed_client.json"
+    config = Path(workspace.get_app_config_dir(job)) / "config_fed_client.json"
     config.parent.mkdir(parents=True)
-    config.write_text(json.dumps({"task_result_filters": [{"tasks": ["train"], "filters": [noise]}]}))
+    config.write_text(json.dumps({"task_result_filters": [{"tasks": ["train"], "filters": filters}]}))
 
     class Engine:
         def get_workspace(self) -> Workspace:
@@ -806,13 +808,40 @@ def test_filters_around_the_guard_are_read_of_the_site_and_of_the_job(tmp_path):
     class Scope:
         name = "a"
 
-    here = context()
+    here = context(job=job)
     here.set_prop(ReservedKey.ENGINE, Engine(), private=True, sticky=False)
     here.set_prop(FLContextKey.SCOPE_OBJECT, Scope())
+    return here
+
+
+def test_filters_around_the_guard_are_read_of_the_site_and_of_the_job(tmp_path):
+    guard = {"path": "fedaudit.adapters.nvflare.GuardFilter", "args": {}}
+    largest = {"path": "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy", "args": {}}
+    here = configured(tmp_path, [largest, guard], [NOISE], "job-1")
     before, after = of_site.filters_around(here, "GuardFilter")
     assert [kind for kind, _ in before] == ["PercentilePrivacy"]
     assert after == [("SVTPrivacy", {"fraction": 0.2})]
     assert of_site.filters_around(context(), "GuardFilter") == ([], [])
+
+
+@pytest.mark.parametrize("kind", [GuardFilter, RecorderFilter])
+@pytest.mark.parametrize("by", ["the site", "the job"])
+def test_whole_weights_of_which_a_filter_leaves_nothing_are_told_once_a_job(tmp_path, caplog, kind, by):
+    filters: tuple[Any, Any] = ([NOISE], []) if by == "the site" else ([], [NOISE])
+    words = () if kind is GuardFilter else (str(tmp_path / "recordings"),)
+    before, after = trained(1)
+    moved = {name: after[name] - before[name] for name in after}
+    told = []
+    for job, sent, form in (("a", after, DataKind.WEIGHTS), ("b", moved, DataKind.WEIGHT_DIFF)):
+        here = configured(tmp_path / job, *filters, job)
+        received, leaving = pair(*words, kind=kind)
+        for index in range(2):
+            received.process(shareable(before, index=index), here)
+            leaving.process(shareable(sent, form, index=index), here)
+        told += [line for line in caplog.messages if "TransferType.DIFF" in line]
+        caplog.clear()
+    (line,) = told
+    assert line.startswith("fedaudit: a: SVTPrivacy clips each number at 1e-05 a local step: of whole weights")
 
 
 def test_what_a_site_validates_on_is_held_out_for_the_guard_and_recorded_too(tmp_path):

@@ -32,6 +32,7 @@ from fedaudit.adapters.nvflare.site import (
     taken,
     validated,
     want_validation,
+    warn_of_whole_weights,
 )
 from fedaudit.capture.capture import Capture
 from fedaudit.utils.errors import BadInput
@@ -99,6 +100,8 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
         if (failed or not kind or kind in _NO_MODEL) and few_numbers(_content(shareable)):
             return shareable
         defended = not failed and _defended(shareable, kind)
+        if defended:
+            warn_of_whole_weights(kind, fl_ctx, type(self).__name__)
         seen, received = taken("guard"), _memory.take(fl_ctx)  # in rounds that aren't audited, too: not for the next
         index = _round(shareable, fl_ctx) if received is None or received.index is None else received.index
         kept = self.kept(key)
