@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedaudit.adapters import in_words
 from fedaudit.adapters.attacked import Passing
-from fedaudit.adapters.guard import NOT_LET_IN, Came, Decision, Key, SiteGuard, clipped, few_numbers
+from fedaudit.adapters.guard import NOT_LET_IN, Decision, InspectedModel, Key, SiteGuard, clipped, few_numbers
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
@@ -40,7 +40,7 @@ from fedaudit.utils.errors import BadInput
 _NO_MODEL = (DataKind.METRICS, DataKind.ANALYTIC, DataKind.STATISTICS, DataKind.PSI)
 
 _memory = Memory()
-_came: dict[Key, Came] = {}  # what was made of what came in last: the two chains are objects of their own
+_came: dict[Key, InspectedModel] = {}  # what was made of what came in last: the two chains are objects of their own
 
 
 class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
