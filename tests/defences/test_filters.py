@@ -421,4 +421,5 @@ def test_a_report_says_by_which_adjacency_epsilon_is_reckoned(tmp_path: Path) ->
     done.save(tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Of fed-local-dp it is by replacement." in page
+    assert "of a privacy budget at δ = 1e-05, or at 0.0001, by add/remove adjacency" in page
     assert "promises no ε" in page

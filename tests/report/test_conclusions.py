@@ -143,6 +143,8 @@ def test_what_could_not_be_run_is_no_table_of_images(tmp_path, capsys):
         assert "Dlg is for images" in page
         assert ("value [95 %]" in said) == (result is beside)
     assert frontier.scale(nothing).label == "not measured"
+    print_summary(result_with(tmp_path, refused, refused.model_copy(update={"federation": "fedavg-4"})))
+    assert "dlg on fedsgd, fedavg-4: dlg is for images" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("n", "bracket"), [(1, False), (2, True)])

@@ -80,7 +80,8 @@ def composition(course: HistoryRecord) -> Chart | None:
     else:
         lines = [Line(name=name, x=x, y=[row[i] for row in spread]) for i, name in enumerate(_LINES)]
     by = "add/remove" if course.epsilon_adjacency == "add-remove" else "replacement"
-    return Chart(title=f"ε spent (Rényi, {by})", caption="", x_label="rounds", y_label="ε", lines=lines)
+    at = "" if course.epsilon_delta is None else f", δ = {course.epsilon_delta:g}"
+    return Chart(title=f"ε spent (Rényi, {by}{at})", caption="", x_label="rounds", y_label="ε", lines=lines)
 
 
 def _composed(chart: Chart) -> str:

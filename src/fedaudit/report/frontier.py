@@ -387,7 +387,7 @@ def _row(result: AuditResult, record: FederationRecord, price: Price, base: Pric
     best = strongest(result, summaries)
     leak = "not attacked"
     if best:
-        leak = best.verdict_text
+        leak = best.verdict_text if best.verdict != "not applicable" else "no attack could be run"
         for first in best.measured[:1]:
             by = Scale(first.name, first.unit, first.higher_is_better)
             unit = " dB" if by == PSNR else ""

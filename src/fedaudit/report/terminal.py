@@ -78,9 +78,12 @@ def print_summary(result: AuditResult) -> None:
     for line in dict.fromkeys(f"{s.federation}: {setting_text(result, s)}" for s in result.summaries if s.setting):
         if not line.endswith(f": {said.setting}"):
             print(line)
+    told: dict[tuple[str, str], list[str]] = {}  # of several federations a refusal is one line
     for row in result.summaries:
         if row.verdict == "not applicable" or row.metrics:
-            print(f"{row.attack} on {row.federation}: {row.verdict_text}")
+            told.setdefault((row.attack, row.verdict_text), []).append(row.federation)
+    for (attack, text), federations in told.items():
+        print(f"{attack} on {', '.join(federations)}: {text}")
     for c in result.comparisons:
         print(f"{c.federation}: {comparison_text(c)}")
     for control in result.controls:
