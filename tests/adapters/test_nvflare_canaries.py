@@ -31,7 +31,7 @@ from fedaudit import CanaryClients  # noqa: E402
 from fedaudit.adapters.nvflare import CanaryExecutor, CanaryRecorder  # noqa: E402
 from fedaudit.transcript.truth import Truth  # noqa: E402
 from fedaudit.utils.errors import BadInput  # noqa: E402
-from tests.adapters.test_nvflare import context, python, write_job  # noqa: E402
+from tests.adapters.nvflare_cases import context, python, write_job  # noqa: E402
 from tests.capture.recording_cases import Net, held, train  # noqa: E402
 
 COUNT, ROUNDS, CLIP, SIGMA = 200, 4, 0.5, 4.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,26 @@ def test_exit_codes_follow_the_limits(run, words, code, line):
     assert sum(text.startswith(("PASS", "FAIL", "NOT TESTED")) for text in outcome.out.splitlines()) == 1
     assert any(text.startswith(line) for text in outcome.out.splitlines()), outcome.out
     assert line in Path("out/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["data={name: notes}", "model={name: decoder, width: 16}"],
+        ["data={name: breast-cancer}", "attacks=[dager]"],
+        ["federations=[{name: sgd, algorithm: split, clients: 1, examples: 2, vertical: {cut: 2}}]"],
+    ],
+    ids=["text", "a table", "split learning"],
+)
+def test_where_every_attack_is_refused_no_limit_is_kept(run, changes):
+    settings = [word for change in changes for word in ("--set", change)]
+    assert run(*settings).code == 0
+    for limit in (("--fail-on", "inferred"), ("--fail-above", "rouge1=1"), ("--fail-below", "margin=1")):
+        outcome = run(*settings, *limit)
+        assert outcome.code == 3, outcome
+        assert "NOT TESTED: " in outcome.out
+        assert "exact-linear could not be run" in outcome.out or "dager could not be run" in outcome.out
+        assert not re.search("PSNR|SSIM|identified", outcome.out)
 
 
 def test_a_broken_limit_outweighs_one_that_was_not_tested(run):

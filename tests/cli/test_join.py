@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 
 from fedaudit.report.join import join_audits
-from fedaudit.results import AuditResult, Digests, EpsilonBound, FindingResult, RecordEpsilon, Threshold, Timing
+from fedaudit.results import (
+    AuditResult,
+    Digests,
+    EpsilonBound,
+    FindingResult,
+    HistoryRecord,
+    HistoryTiming,
+    RecordEpsilon,
+    Threshold,
+    Timing,
+)
 from tests.conftest import Command, refused
 from tests.report.output_cases import images_of, result
 
@@ -158,10 +168,44 @@ def test_the_largest_epsilon_stands_beside_its_claim(sites, tmp_path, command: C
     assert told is not None
     shown = told.model_copy(update={"bound": told.bound.model_copy(update={"delta": 1e-3})})
     another = rows.model_copy(update={"findings": [findings[0].model_copy(update={"record_epsilon": shown})]})
-    said = "sites' ε can't be compared: of one record at δ = 1e-05 in a, c; of one record at δ = 0.001 in b"
+    said = "of one record by replacement at δ = 1e-05 in a, c; of one record by replacement at δ = 0.001 in b"
     cautions = join_audits({"a": (rows, True), "b": (another, True), "c": (rows, True)}).cautions
-    assert [one for one in cautions if "ε" in one] == [said]
+    assert [one for one in cautions if "ε" in one] == [f"sites' ε can't be compared: {said}"]
     assert not any("ε" in one for one in join_audits({"a": (rows, True), "c": (rows, True)}).cautions)
+
+
+def test_what_is_only_promised_is_compared_at_one_delta(sites, tmp_path, command: Command):
+    timing = HistoryTiming(training=1.0, sanitising=0.0)
+
+    def promise(folder: Path, *promised: dict[str, Any]) -> None:
+        record = AuditResult.load(folder / "results.json").federations[0]
+        courses = [HistoryRecord(bytes=1, parameters=1, timing=timing, **one) for one in promised]
+        named = [record, *(record.model_copy(update={"name": f"other-{i}"}) for i in range(1, len(courses)))]
+        change(folder, federations=[f.model_copy(update={"course": c}) for f, c in zip(named, courses, strict=True)])
+
+    one = {"epsilon_pld": 2.0, "epsilon_delta": 1e-5, "epsilon_unit": "client"}
+    promise(sites[0], one, {"epsilon_pld": 3.0, "epsilon_delta": 1e-6, "epsilon_unit": "client"}, {})
+    promise(sites[1], one)
+    promise(sites[2], {**one, "epsilon_adjacency": "replace"})
+    promise(sites[3], {"epsilon_pld": 4.0})  # as older results have it
+    assert command("share", sites[0], "--out", tmp_path / "shared" / "berlin").code == 0
+    done = command("join", tmp_path / "shared" / "berlin", *sites[1:], "--out", tmp_path / "j")
+    told = json.loads((tmp_path / "j" / "joined.json").read_text())["sites"]
+    assert [[row[key] for key in ("claimed", "delta", "unit", "adjacency")] for row in told] == [
+        [3.0, 1e-6, "client", "add-remove"],
+        [2.0, 1e-5, "client", "add-remove"],
+        [2.0, 1e-5, "client", "replace"],
+        [4.0, None, "", "add-remove"],
+        [None, None, "", ""],
+    ]
+    assert (
+        "sites' ε can't be compared: of one client by add/remove at δ = 1e-06 in berlin; of one client by add/remove "
+        "at δ = 1e-05 in paris; of one client by replacement at δ = 1e-05 in lyon; by add/remove at a δ that isn't "
+        "told in rome"
+    ) in " ".join(done.err.split())
+    promise(sites[0], one)
+    assert "ε" not in command("join", *sites[:2], "--out", tmp_path / "j").err
+    assert "δ = 1e-05" in (tmp_path / "j" / "joined.html").read_text()
 
 
 def test_shared_files_are_joined_like_whole_ones(sites, tmp_path, command: Command):

@@ -250,6 +250,18 @@ def test_a_finding_made_with_other_native_code_is_found_by_its_key(
     assert "note: made with native code " in outcome.out
 
 
+def test_an_audit_in_which_every_attack_was_refused_follows_from_nothing_kept(tmp_path: Path, command: Command) -> None:
+    import fedaudit
+
+    folder = tmp_path / "out"
+    fedaudit.audit({**SCENARIO, "attacks": ["dager"]}, out=folder, progress=False)
+    assert not (folder / "findings").exists()
+    assert command("verify", folder, "--workers", 1).code == 0
+    rewritten(lambda values: values["findings"][0].update(reason="it was a Monday"))(folder)
+    lines = differing(command("verify", folder, "--workers", 1))
+    assert [line for line in lines if line.startswith("findings[0].reason: results.json says 'it was a Monday'")]
+
+
 def test_without_findings_or_results_it_is_one_line(folder: Path, command: Command, tmp_path: Path) -> None:
     shutil.rmtree(folder / "findings")
     assert "keeps no findings" in command("verify", folder).err

@@ -401,20 +401,25 @@ def test_a_report_says_by_which_adjacency_epsilon_is_reckoned(tmp_path: Path) ->
         "defences": [
             {"sanitiser": {"name": "local-dp", "sensitivity": 2.0}},
             {"sanitiser": {"name": "percentile-privacy"}},
-            {"sanitiser": {"name": "dp", "noise": 5.0}},
+            {"sanitiser": {"name": "dp", "noise": 5.0, "delta": 1e-4}},
+            {"name": "sample", "sanitiser": {"name": "dp", "noise": 5.0, "level": "sample", "epsilon": None}},
         ],
     }
     done = fedaudit.audit(values, progress=False)
-    courses = {f.sanitiser: f.course for f in done.result.federations}
+    *courses, sample = [f.course for f in done.result.federations]
     expected = pld.PLDAccountant().compose(GaussianDpEvent(math.sqrt(2 * math.log(1.25e5))), 2)
-    local, nothing, dp = (courses[name] for name in ("local-dp", "percentile-privacy", "dp"))
+    local, nothing, dp = courses
     assert local is not None
     assert local.epsilon_pld == pytest.approx(expected.get_epsilon(1e-5), rel=1e-3)
     assert nothing is not None
     assert not nothing.epsilon
     assert dp is not None
     assert (local.epsilon_adjacency, dp.epsilon_adjacency) == ("replace", "add-remove")
+    assert sample is not None
+    assert [c.epsilon_delta for c in (local, nothing, dp, sample)] == [1e-5, None, 1e-4, 1e-5]
+    assert [c.epsilon_unit for c in (local, nothing, dp, sample)] == ["client", None, "client", "record"]
     done.save(tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Of fed-local-dp it is by replacement." in page
+    assert "of a privacy budget at δ = 1e-05, or at 0.0001, by add/remove adjacency" in page
     assert "promises no ε" in page

@@ -21,7 +21,7 @@ from typing import Any
 from fedaudit.utils.machine import proc_field
 from fedaudit.utils.progress import Quiet
 from fedaudit_lab.studies.backends import processes
-from fedaudit_lab.studies.running import Played, Task, check_versions, run_study, run_trial
+from fedaudit_lab.studies.running import Task, TrialOutput, check_versions, run_study, run_trial
 from fedaudit_lab.studies.spec import StudySpec, expand, study_from
 from fedaudit_lab.studies.store import FILE, Store
 
@@ -67,7 +67,7 @@ def state(process: int | str = "self") -> str:
     return f"{memory:.0f} MB, {handles(process)} handles"
 
 
-def short(task: tuple[Task, Played]) -> Played:
+def short(task: tuple[Task, TrialOutput]) -> TrialOutput:
     """Return what a real trial returned."""
     return task[1]
 

@@ -16,7 +16,7 @@ import yaml
 from fedaudit.utils.progress import Quiet
 from fedaudit_lab.studies.backends import Backend, processes
 from fedaudit_lab.studies.backends import ray as on_ray
-from fedaudit_lab.studies.running import Played, Task, run_study, run_trial
+from fedaudit_lab.studies.running import Task, TrialOutput, run_study, run_trial
 from fedaudit_lab.studies.spec import expand
 from fedaudit_lab.studies.store import Store
 from tests.measure.long_run import study
@@ -60,7 +60,7 @@ def federation(data_dir: str) -> None:
             print(f"{clients:6,} clients: peak {mib:,.0f} MiB, {seconds:.0f} CPU seconds, status {status}", flush=True)
 
 
-def copied(task: tuple[Task, Played]) -> Played:
+def copied(task: tuple[Task, TrialOutput]) -> TrialOutput:
     """A trial without an attack: it returns what a real one returned."""
     return task[1]
 

@@ -194,6 +194,46 @@ def test_a_site_s_privacy_file_has_a_ledger_by_scope(tmp_path: Path) -> None:
     }
 
 
+CLIENT_API = "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
+PERCENTILE = {"path": "nvflare.app_common.filters.PercentilePrivacy", "args": {}}
+
+
+@pytest.mark.parametrize(
+    ("executor", "chain", "clip"),
+    [
+        ({"path": CLIENT_API, "args": {}}, [svt()], "SVTPrivacy clips each number at 1e-05"),
+        ({"path": CLIENT_API, "args": {"params_transfer_type": "FULL"}}, [svt(gamma=0.002)], "at 0.002 a local step"),
+        (
+            {"path": "mine.PTClientAPILauncherExecutor"},
+            [PERCENTILE, svt()],
+            "PercentilePrivacy clips each number at 0.01",
+        ),
+        ({"path": CLIENT_API, "args": {"params_transfer_type": "{kind}"}}, [svt()], ""),
+        ({"path": CLIENT_API, "args": {"params_transfer_type": "DIFF"}}, [svt()], ""),
+        ({"path": CLIENT_API, "args": {}}, [svt(gamma=5)], ""),
+        ({"path": CLIENT_API, "args": {}}, [svt(data_kinds=["WEIGHT_DIFF"])], ""),
+        ({"path": "mine.Learner", "args": {}}, [svt()], ""),
+    ],
+)
+def test_filters_that_clip_each_number_are_told_to_leave_no_model_of_whole_weights(
+    tmp_path: Path, executor: dict[str, Any], chain: list[dict[str, Any]], clip: str
+) -> None:
+    folder = job(tmp_path / "j", *chain)
+    executors = [{"tasks": ["validate"], "executor": {"path": CLIENT_API}}, {"tasks": ["*"], "executor": executor}]
+    write(folder / "app/config/config_fed_client.json", executors=executors, kind="DIFF")
+    _, (found,) = run(folder, "--parameters", "500")
+    told = [note for note in found["notes"] if "params_transfer_type=TransferType.DIFF" in note]
+    assert len(told) == bool(clip)
+    assert clip in " ".join(told)
+
+
+def test_a_site_s_privacy_file_is_for_any_job_and_so_for_those_that_send_whole_weights(tmp_path: Path) -> None:
+    file = tmp_path / "privacy.json"
+    file.write_text(json.dumps({"scopes": [{"name": "a", "task_result_filters": [svt()]}], "default_scope": "a"}))
+    _, (found,) = run(file, "--rounds", "2", "--parameters", "500")
+    assert any("of whole weights, which NVFlare's jobs send unless" in note for note in found["notes"])
+
+
 def write(file: Path, **changes: Any) -> None:
     """Change the top level of a JSON file."""
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))

@@ -127,6 +127,26 @@ def test_what_is_true_of_images_is_said_of_images_only(tmp_path):
     assert "Two attacks are compared on the same updates, clients or records, one by one" in others
 
 
+def test_what_could_not_be_run_is_no_table_of_images(tmp_path, capsys):
+    told = {"federation": "fedsgd", "update_kind": "gradient", "updates": 3, "images": 0, "verdict": "not applicable"}
+    refused = AttackSummary.model_validate({**told, "attack": "dlg", "verdict_text": "dlg is for images"})
+    nothing, beside = result_with(tmp_path, refused), result_with(tmp_path, refused, summary("a", "rouge1", 0.6))
+    for result in (nothing, beside):
+        page = render_report(result, tmp_path)
+        print_summary(result)
+        said = capsys.readouterr().out
+        assert not re.search(r"PSNR|SSIM", said)
+        assert not re.search(r"<th[^>]*>(PSNR|SSIM|LPIPS)", page)
+        assert not [text for text in OF_IMAGES if text in page]
+        assert "not applicable" in said
+        assert "dlg on fedsgd: dlg is for images" in said
+        assert "Dlg is for images" in page
+        assert ("value [95 %]" in said) == (result is beside)
+    assert frontier.scale(nothing).label == "not measured"
+    print_summary(result_with(tmp_path, refused, refused.model_copy(update={"federation": "fedavg-4"})))
+    assert "dlg on fedsgd, fedavg-4: dlg is for images" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("n", "bracket"), [(1, False), (2, True)])
 def test_one_value_has_no_interval(tmp_path, capsys, n, bracket):
     one = summary("a", "membership_auc", 0.772, n=n)

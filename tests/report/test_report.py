@@ -235,7 +235,7 @@ def test_reasons_settings_and_scenario_are_told(pages: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("mode", "sentence"), [("train", "ran in train mode"), ("none", "has no BatchNorm")])
 def test_batch_norm_is_explained(tmp_path: Path, mode: str, sentence: str) -> None:
-    result = empty(tmp_path)
+    result = sample(tmp_path, curve=False)
     result = result.model_copy(update={"model": result.model.model_copy(update={"batch_norm": mode})})
     write_report(result, tmp_path, tmp_path / "report.html")
     words = Page((tmp_path / "report.html").read_text(encoding="utf-8")).words

@@ -45,7 +45,7 @@ class Kept:
 
 
 @dataclass
-class Judged:
+class CheckResults:
     """What the checks of a round say.
 
     Attributes:
@@ -96,7 +96,9 @@ class Checks:
 
         return MemberWatch(held_out, math.inf, self.loss)
 
-    def judge(self, kept: Kept, who: str, index: int | None, passing: Passing | None, problem: str | None) -> Judged:
+    def judge(
+        self, kept: Kept, who: str, index: int | None, passing: Passing | None, problem: str | None
+    ) -> CheckResults:
         """Play what is due, and return what every check says.
 
         Args:
@@ -109,7 +111,7 @@ class Checks:
         names = list(self.attacks) if kept.plan.rounds % self.every == 0 else []
         names += [MEMBERS] * (kept.held_out is not None)
         due = kept.plan.begin(names, passing.seen.seconds if passing is not None else 0.0)
-        judged = Judged({name: CheckRecord(outcome="not played") for name in (*self.attacks, MEMBERS)})
+        judged = CheckResults({name: CheckRecord(outcome="not played") for name in (*self.attacks, MEMBERS)})
         if kept.held_out is None:
             judged.checks[MEMBERS] = CheckRecord(outcome="not played", text=_NO_HELD_OUT)
         if passing is None:
@@ -135,7 +137,7 @@ class Checks:
         passing: Passing,
         who: str,
         sanitised: SanitiserInfo | None,
-        judged: Judged,
+        judged: CheckResults,
     ) -> CheckRecord:
         """Watch what a round tells of the site's own training examples."""
         assert kept.held_out is not None
@@ -169,7 +171,7 @@ class Checks:
         who: str,
         index: int | None,
         sanitised: SanitiserInfo | None,
-        judged: Judged,
+        judged: CheckResults,
     ) -> dict[str, CheckRecord]:
         """Play attacks on the update."""
         from fedaudit import api

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit.adapters import in_words
 from fedaudit.adapters.attacked import Passing
-from fedaudit.adapters.checks import LONGEST, RECEIVED, Checks, Examples, Judged, Kept
+from fedaudit.adapters.checks import LONGEST, RECEIVED, CheckResults, Checks, Examples, Kept
 from fedaudit.adapters.own import agreed_network, own_examples
 from fedaudit.defences.received import check_received
 from fedaudit.pipeline.plan import Plan
@@ -45,7 +45,7 @@ _ALARMED = {"refuse": "it doesn't leave", "warn": "it leaves nevertheless", "cli
 
 
 @dataclass(frozen=True)
-class Came:
+class InspectedModel:
     """What was made of a model that came in: whether it may be trained on, and what its checks say."""
 
     let_in: bool
@@ -223,7 +223,7 @@ class SiteGuard:
 
     def receives(
         self, key: Key, who: str, index: int | None, read: Callable[[], tuple[Mapping[str, Tensor], bool] | None]
-    ) -> Came:
+    ) -> InspectedModel:
         """Check a model that the site received, log each alarm, and write down one that isn't let in.
 
         Args:
@@ -234,13 +234,13 @@ class SiteGuard:
                 what came in is no model.
         """
         if self.on_received == "ignore":
-            return Came(True, CheckRecord(outcome="not played", text="on_received is 'ignore'"))
+            return InspectedModel(True, CheckRecord(outcome="not played", text="on_received is 'ignore'"))
         began, refuses = perf_counter(), self.on_received == "refuse"
         done = "it isn't trained on" if refuses else "it is trained on nevertheless"
         try:
             found = read()
             if found is None:
-                return Came(True, CheckRecord(outcome="not played", text="no model came in"))
+                return InspectedModel(True, CheckRecord(outcome="not played", text="no model came in"))
             agreed, examples = self._own
             state, difference = found
             kept, own = self.kept(key), None if difference else examples
@@ -256,7 +256,7 @@ class SiteGuard:
             self._log.warning("fedaudit guard: %s: what came in can't be checked: %s; %s", who, in_words(error), done)
             check = CheckRecord(outcome="unable", text=in_words(error)[:LONGEST])
         check = check.model_copy(update={"seconds": perf_counter() - began})
-        came = Came(check.outcome == "quiet" or not refuses, check)
+        came = InspectedModel(check.outcome == "quiet" or not refuses, check)
         if not came.let_in:
             self._end(who, _line(key, None, "not let in", {RECEIVED: check}, spent=check.seconds))
         return came
@@ -283,7 +283,7 @@ class SiteGuard:
         who: str,
         index: int | None,
         read: Callable[[], Passing],
-        came: Came | None = None,
+        came: InspectedModel | None = None,
         through: Sequence[Filter] | None = (),
         elements: int | None = None,
     ) -> Decision:
@@ -306,13 +306,15 @@ class SiteGuard:
         except Exception as error:
             passing, problem = None, in_words(error)
         if passing is None and through is None:
-            judged = Judged({RESULT: CheckRecord(outcome="unable", text=(problem or "")[:LONGEST])}, problem=problem)
+            judged = CheckResults(
+                {RESULT: CheckRecord(outcome="unable", text=(problem or "")[:LONGEST])}, problem=problem
+            )
         else:
             with local_randomness(0):  # the process may train on after the audit
                 try:
                     judged = self._checks.judge(kept, who, index, passing, problem)
                 except Exception as error:
-                    judged = Judged({}, problem=in_words(error))
+                    judged = CheckResults({}, problem=in_words(error))
         decision = self._decide(kept, who, judged)
         checks = judged.checks if came is None else {RECEIVED: came.check, **judged.checks}
         before = kept.plan.writing + (came.check.seconds if came is not None else 0.0)
@@ -359,7 +361,7 @@ class SiteGuard:
             self._sites[key] = Kept(Plan.of(rounds, self.share), self._others)
         return self._sites[key]
 
-    def _decide(self, kept: Kept, who: str, judged: Judged) -> Decision:
+    def _decide(self, kept: Kept, who: str, judged: CheckResults) -> Decision:
         """Return what the policy makes of what the checks say."""
         if any(check.outcome == "alarm" for check in judged.checks.values()):
             if self.on_fail != "clip":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaudit.cli import options
-from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.errors import BadInput, NotApplicable, unknown_name
 
 if TYPE_CHECKING:
     from fedaudit.pipeline.run import Audit
@@ -232,9 +232,13 @@ def attack(
         "overwrite": overwrite,
     }
     if not any(limits.values()) and truth is None and truth_beside(transcript) is None:
-        api.attack(transcript, **asked)
+        found = api.attack(transcript, **asked)
+        refused = [(t.attack.name, str(t.outcome)) for t in found.trials if isinstance(t.outcome, NotApplicable)]
+        for name, reason in dict.fromkeys(refused):
+            print(f"{name} could not be run: {reason}")
         unwritten = ", so nothing is written for --write" if formats else ""
-        print(f"not evaluated: no ground truth{unwritten}; what was recovered is listed in {out / 'findings.json'}")
+        what = "no attack could be run, see" if len(refused) == len(found) else "what was recovered is listed in"
+        print(f"not evaluated: no ground truth{unwritten}; {what} {out / 'findings.json'}")
         return
     finished = api.audit_transcript(transcript, **asked, **limits, controls=not no_controls)
     _conclude(finished, out, formats)

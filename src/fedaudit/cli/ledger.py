@@ -99,7 +99,7 @@ def _ledgers(
         planned = question.rounds or job.rounds
         if planned is None:
             raise BadInput(f"'{source}' doesn't say how many rounds there are; give --rounds")
-        return pipeline.of_filters(job.name, job.sites, planned, parameters, question)
+        return pipeline.of_filters(job.name, job.sites, planned, parameters, question, job.whole)
     if (source / "pyproject.toml").is_file():
         from fedaudit.adapters.flower.in_process import mods_of
 

@@ -180,6 +180,8 @@ def _course_record(history: History, spec: FederationSpec) -> HistoryRecord:
         parameters=sum(history.parameters) / updates,
         epsilon=history.epsilon,
         epsilon_adjacency=history.epsilon_adjacency,
+        epsilon_delta=history.epsilon_delta,
+        epsilon_unit=history.epsilon_unit,
         epsilon_of_clients=history.epsilon_of_clients,
         epsilon_pld=history.epsilon_pld,
         stopped=history.stopped,

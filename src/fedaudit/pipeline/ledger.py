@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from fedaudit.defences.filters import PercentilePrivacy, SVTPrivacy
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, Sanitiser
 from fedaudit.epsilon.accounting import Account, PrivacyAccount, RecordedGaussians, SparseVectorAccount, TakingPart
@@ -102,7 +103,12 @@ def of_federation(federation: Federation, question: Question) -> Ledger:
 
 
 def of_filters(
-    name: str, sites: Mapping[str, Sequence[Filter]], rounds: int, elements: int | None, question: Question
+    name: str,
+    sites: Mapping[str, Sequence[Filter]],
+    rounds: int,
+    elements: int | None,
+    question: Question,
+    whole: Collection[str] = (),
 ) -> list[Ledger]:
     """Return a ledger for all sites that send through the same filters of NVFlare, or mods of Flower.
 
@@ -113,21 +119,33 @@ def of_filters(
         rounds: that are planned; every site sends in each.
         elements: of the model's whole state; None: not known.
         question: what is asked.
+        whole: the sites that may send whole weights.
 
     Raises:
         BadInput: an ε depends on what isn't known, or the settings aren't possible.
     """
     alike: dict[str, list[str]] = {}
     for site, filters in sites.items():
-        alike.setdefault(repr(filters), []).append(site)
-    return [_of_chain(name, names, sites[names[0]], rounds, elements, question) for names in alike.values()]
+        alike.setdefault(repr((filters, site in whole)), []).append(site)
+    return [
+        _of_chain(name, names, sites[names[0]], rounds, elements, question, whole=names[0] in whole)
+        for names in alike.values()
+    ]
 
 
 def _of_chain(
-    name: str, sites: Sequence[str], filters: Sequence[Filter], rounds: int, elements: int | None, question: Question
+    name: str,
+    sites: Sequence[str],
+    filters: Sequence[Filter],
+    rounds: int,
+    elements: int | None,
+    question: Question,
+    *,
+    whole: bool,
 ) -> Ledger:
     chain = chain_account(name, filters, elements, sites=len(sites))
     account, notes = chain.account, chain.notes
+    notes += filter(None, [of_whole_weights(filters) if whole else ""])
     ledger = Ledger(
         federation=name,
         mechanism=", then ".join(chain.shown) or "nothing",
@@ -169,6 +187,26 @@ def known_sanitiser(kind: str, settings: Mapping[str, Any]) -> Sanitiser | None:
     if known is None:
         return None
     return make(SANITISERS, known, {key: value for key, value in settings.items() if key != "data_kinds"})
+
+
+def of_whole_weights(filters: Sequence[Filter]) -> str:
+    """Return what NVFlare's filters that clip each number leave of whole weights, in a line; empty: they don't matter.
+
+    They are made for differences of one local step. Larger clips than 1 aren't told: hardly a weight is above that.
+
+    Raises:
+        BadInput: their settings aren't possible.
+    """
+    for kind, settings in filters:
+        if "WEIGHTS" not in (settings.get("data_kinds") or ["WEIGHTS"]):
+            continue
+        made = known_sanitiser(kind, settings)
+        if isinstance(made, PercentilePrivacy | SVTPrivacy) and made.gamma < 1:
+            return (
+                f"{kind} clips each number at {made.gamma:g} a local step: of whole weights, which NVFlare's jobs send "
+                "unless they say params_transfer_type=TransferType.DIFF, it leaves no model"
+            )
+    return ""
 
 
 def chain_account(name: str, filters: Sequence[Filter], elements: int | None, sites: int = 1) -> Chain:

@@ -101,7 +101,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Look:
+class MembershipCheck:
     """What one round was found to tell.
 
     Attributes:
@@ -177,7 +177,7 @@ class MemberWatch:
         *,
         seconds: float | None = None,
         sanitised: SanitiserInfo | None = None,
-    ) -> Look:
+    ) -> MembershipCheck:
         """Look at a round.
 
         Args:
@@ -214,7 +214,7 @@ class MemberWatch:
         took = time.perf_counter() - began
         needs = self._needs and self._needs + self._costs.get("preparing", 0.0)
         why = unable[0] if unable else None
-        return Look(tuple(told), tuple(notes), why, took, took / (seen.seconds or 1e-9), needs)
+        return MembershipCheck(tuple(told), tuple(notes), why, took, took / (seen.seconds or 1e-9), needs)
 
     # --- the models that came in ------------------------------------------------------------------------------------
 

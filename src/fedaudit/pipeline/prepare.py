@@ -403,13 +403,13 @@ def _one_logit(module: nn.Module | None, dataset: Dataset, loss: str) -> bool:
         return False
 
 
-def _recognised(loss: Loss, dataset: Dataset, num_targets: int, spare: int) -> LossOptions | None:
+def _recognised(loss: Loss, dataset: Dataset, num_targets: int, extra_classes: int) -> LossOptions | None:
     """Return which registered loss a user's own one is; None: none, or of a form that tasks don't have."""
     if dataset.tokens is not None and dataset.tokens.causal:
         return None
-    outputs = num_targets if dataset.num_classes is None else dataset.num_classes + spare
+    outputs = num_targets if dataset.num_classes is None else dataset.num_classes + extra_classes
     read = recognise(loss, outputs, dataset.num_classes, dataset.task, len(dataset.input_shape) - 1)
-    return None if read is not None and spare and read.class_weights is not None else read
+    return None if read is not None and extra_classes and read.class_weights is not None else read
 
 
 def _check_causal(scenario: Scenario, task_info: TaskInfo) -> None:

@@ -180,7 +180,7 @@ def known_of(filters: Sequence[Filter], update: Update, context: ClientContext) 
 
 
 @dataclass(frozen=True)
-class Ended:
+class WrittenRound:
     """A round that was written down, or wasn't.
 
     Attributes:
@@ -244,7 +244,7 @@ class Book:
 
     def end(
         self, line: SiteRound, through: Sequence[Filter] | None = (), elements: int | None = None, *, draw: bool = True
-    ) -> Ended:
+    ) -> WrittenRound:
         """Write a round down, before its update leaves, and draw the page, if that is wanted.
 
         Args:
@@ -254,7 +254,7 @@ class Book:
             draw: whether to draw the page.
         """
         if (folder := self.folder) is None:
-            return Ended(line.done)
+            return WrittenRound(line.done)
         why: str | None = None
         problems: list[str] = []
 
@@ -280,14 +280,14 @@ class Book:
         except Exception as error:
             problem = _unwritten(folder, error)
             if self.target is not None and line.done in LEFT:  # what isn't counted isn't sent
-                return Ended("stopped", f"it can't be counted: {problem}")
-            return Ended(line.done, problems=(f"a round isn't written down: {problem}",))
+                return WrittenRound("stopped", f"it can't be counted: {problem}")
+            return WrittenRound(line.done, problems=(f"a round isn't written down: {problem}",))
         try:
             if draw:
                 write_site(written.rounds, folder)
         except Exception as error:
             problems.append(f"the page isn't drawn: {_unwritten(folder, error)}")
-        return Ended(line.done, why or "", tuple(problems))
+        return WrittenRound(line.done, why or "", tuple(problems))
 
     def _epsilon(
         self, written: Written, job: str, site: str, through: Sequence[Filter] | None, elements: int | None

@@ -242,7 +242,8 @@ def _check_place(stored: AuditResult, folder: Path) -> None:
             f"'{folder}' is a shared version, without what its numbers follow from: ask the site to verify the whole; "
             "whether the file was changed fedaudit join tells"
         )
-    if not (folder / "findings").is_dir():
+    ran = any(finding.status == "done" for finding in stored.findings)  # what was refused leaves no finding
+    if ran and not (folder / "findings").is_dir():
         raise BadInput(f"'{folder}' keeps no findings: there is no folder findings in it; repeat the audit")
     if stored.digests and stored.digests.code != code_digest():
         raise BadInput(

@@ -80,7 +80,7 @@ def headline(result: AuditResult) -> Headline:
                 "(--max-minutes), or attack fewer updates (--clients 1)."
             )
         else:
-            detail = "Every attack was refused before it began; the reasons are listed under “What was not tested”."
+            detail = "Every attack was refused before it began; the reasons are listed below."
         return Headline("No attack could be run, so this audit gives no answer.", "", "", detail, "not applicable")
     groups: dict[tuple[str, str | None], list[AttackSummary]] = {}
     for summary in ran:

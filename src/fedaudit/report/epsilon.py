@@ -38,7 +38,9 @@ def _chapter(federation: str, found: EpsilonResult, course: HistoryRecord | None
     return {
         "federation": federation,
         "found": found,
-        "picture": figures.to_svg(figures.draw_room(room(found), found.claimed), f"{prefix}r-", alt(federation, found)),
+        "picture": figures.to_svg(
+            figures.draw_epsilon(epsilon_rows(found), found.claimed), f"{prefix}r-", alt(federation, found)
+        ),
         "rows": [
             (o.observer, o.covered, b, METHODS[b.method]) for o in found.observers for b in (*o.bounds, *o.estimates)
         ],
@@ -47,12 +49,12 @@ def _chapter(federation: str, found: EpsilonResult, course: HistoryRecord | None
     }
 
 
-def room(found: EpsilonResult) -> list[figures.Room]:
+def epsilon_rows(found: EpsilonResult) -> list[figures.EpsilonRow]:
     """Return the picture's rows: of each observer what is demonstrated and estimated."""
     rows = []
     for one in found.observers:
         estimate = max((e.epsilon for e in one.estimates), default=None)
-        rows.append(figures.Room(one.observer, one.covered, one.demonstrated, estimate))
+        rows.append(figures.EpsilonRow(one.observer, one.covered, one.demonstrated, estimate))
     return rows
 
 
@@ -78,7 +80,8 @@ def composition(course: HistoryRecord) -> Chart | None:
     else:
         lines = [Line(name=name, x=x, y=[row[i] for row in spread]) for i, name in enumerate(_LINES)]
     by = "add/remove" if course.epsilon_adjacency == "add-remove" else "replacement"
-    return Chart(title=f"ε spent (Rényi, {by})", caption="", x_label="rounds", y_label="ε", lines=lines)
+    at = "" if course.epsilon_delta is None else f", δ = {course.epsilon_delta:g}"
+    return Chart(title=f"ε spent (Rényi, {by}{at})", caption="", x_label="rounds", y_label="ε", lines=lines)
 
 
 def _composed(chart: Chart) -> str:

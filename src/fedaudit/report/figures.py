@@ -137,7 +137,7 @@ def spreads(result: AuditResult, federation: str) -> list[Spread]:
 
 
 @dataclass(frozen=True)
-class Room:
+class EpsilonRow:
     """One row of the picture of ε: an observer, whether the claim is made against it, what it shows."""
 
     observer: str
@@ -175,7 +175,7 @@ def draw_intervals(rows: list[Measured], label: str) -> Figure:
     return figure
 
 
-def draw_room(rows: list[Room], claimed: float | None) -> Figure:
+def draw_epsilon(rows: list[EpsilonRow], claimed: float | None) -> Figure:
     """Draw what each observer demonstrates and, hollow, what is estimated; a line at the claim, and the room to it."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _new_figure(height=82 + 44 * len(rows))

@@ -62,6 +62,7 @@ class Scale:
 
 
 PSNR = Scale("psnr", "dB", higher_is_better=True)
+UNMEASURED = Scale("not measured", "", higher_is_better=True)
 
 
 def scales(result: AuditResult) -> list[Scale]:
@@ -73,7 +74,7 @@ def scales(result: AuditResult) -> list[Scale]:
 
 def scale(result: AuditResult) -> Scale:
     """Return what the leakage of this result's federations is compared by."""
-    return next(iter(scales(result)), PSNR)
+    return next(iter(scales(result)), UNMEASURED)
 
 
 def strength(summary: AttackSummary, by: Sequence[Scale]) -> tuple[int, float]:
@@ -386,7 +387,7 @@ def _row(result: AuditResult, record: FederationRecord, price: Price, base: Pric
     best = strongest(result, summaries)
     leak = "not attacked"
     if best:
-        leak = best.verdict_text
+        leak = best.verdict_text if best.verdict != "not applicable" else "no attack could be run"
         for first in best.measured[:1]:
             by = Scale(first.name, first.unit, first.higher_is_better)
             unit = " dB" if by == PSNR else ""
@@ -438,6 +439,8 @@ def _recommendation(rows: Sequence[Defended]) -> str:
     plain = next((row for row in rows if row.undefended), None)
     if plain is None:
         return "Inconclusive: there is no undefended federation to compare with; add one (defences: [none, …])."
+    if plain.verdict == "not applicable":
+        return "Meaningless here: no attack could be run on the undefended federation."
     if plain.verdict not in LEAKS:
         return (
             f"Meaningless here: without a defence the verdict is “{plain.verdict}”, too. The attack must first find "

@@ -28,6 +28,7 @@ from fedaudit.utils.integrity import file_sha256
 from fedaudit.utils.version import __version__
 
 Outcome = Literal["pass", "fail", "not tested"]
+_NEIGHBOURS = {"add-remove": "add/remove", "replace": "replacement"}
 _PLAIN = ("none", "mean", "fedavg")  # no defences
 
 
@@ -75,8 +76,9 @@ class Site:
         who: the adversary, as a sentence begins with it.
         told: by kind of finding.
         demonstrated, claimed: the largest ε that was demonstrated, and what is claimed where it was; None: none.
-        delta: δ, at which these are told; None: there are none.
-        unit: whom this ε protects; empty where there is none.
+        delta: δ, at which these are told; None: there are none, or an older fedaudit didn't write it.
+        unit: whom this ε protects; empty where that isn't known, or there is none.
+        adjacency: by which it is told, ``add-remove`` or ``replace``; as ``unit``.
         defences: names of the sanitisers and aggregators in use that are defences.
         limits: the site's own.
         outcome: of all of them; None where it set none.
@@ -92,6 +94,7 @@ class Site:
     claimed: float | None
     delta: float | None
     unit: str
+    adjacency: str
     defences: tuple[str, ...]
     limits: tuple[Limit, ...]
     outcome: Outcome | None
@@ -264,7 +267,7 @@ def _site(name: str, result: AuditResult, sealed: bool) -> Site:
     for summary in result.summaries:
         if summary.federation in used and summary.kind:
             groups.setdefault(summary.kind, []).append(summary)
-    demonstrated, claimed, delta, unit = _epsilon(result, used)
+    demonstrated, claimed, delta, unit, adjacency = _epsilon(result, used)
     defences = dict.fromkeys(d for f in records for d in (f.sanitiser, f.aggregator) if d not in _PLAIN)
     outcomes = {t.outcome for t in result.thresholds}
     return Site(
@@ -276,6 +279,7 @@ def _site(name: str, result: AuditResult, sealed: bool) -> Site:
         claimed=claimed,
         delta=delta,
         unit=unit,
+        adjacency=adjacency,
         defences=tuple(defences),
         limits=tuple(Limit(t.outcome, threshold_text(t)) for t in result.thresholds),
         outcome="fail"
@@ -300,21 +304,27 @@ def _told(kind: str, group: list[AttackSummary]) -> Told:
     return replace(told, what=e.what, value=e.value, low=e.low, high=e.high, n=e.n, of=e.of)
 
 
-_Epsilon = tuple[float | None, float | None, float | None, str]
+_Epsilon = tuple[float | None, float | None, float | None, str, str]
 
 
 def _epsilon(result: AuditResult, used: list[str]) -> _Epsilon:
-    """Return an ε that was shown, a claim, their δ, and whom that protects: a broken promise, or else the largest."""
+    """Return an ε that was shown, a claim, their δ, whom that protects, and by which adjacency.
+
+    Where several were shown it is a broken promise, or else the largest; where none was, the largest that is promised.
+    """
     found: list[_Epsilon] = []
     for one in (f for f in result.findings if f.federation in used):
-        if one.epsilon:
-            found.append((one.epsilon.demonstrated, one.epsilon.claimed, one.epsilon.delta, one.epsilon.unit))
+        if e := one.epsilon:
+            found.append((e.demonstrated, e.claimed, e.delta, e.unit, e.adjacency))
         if one.record_epsilon:
             bound = one.record_epsilon.bound
-            found.append((bound.epsilon, one.record_epsilon.claimed, bound.delta, bound.unit))
+            found.append((bound.epsilon, one.record_epsilon.claimed, bound.delta, bound.unit, bound.adjacency))
     if not found:
-        promised = [f.course.epsilon_pld for f in result.federations if f.name in used and f.course]
-        return None, max((p for p in promised if p is not None), default=None), None, ""
+        courses = [f.course for f in result.federations if f.name in used and f.course]
+        most = max((c for c in courses if c.epsilon_pld is not None), key=lambda c: c.epsilon_pld or 0.0, default=None)
+        if most is None:
+            return None, None, None, "", ""
+        return None, most.epsilon_pld, most.epsilon_delta, most.epsilon_unit or "", most.epsilon_adjacency
 
     def worse(one: _Epsilon) -> tuple[bool, float]:
         shown, claimed, *_ = one
@@ -404,11 +414,14 @@ def _different(sites: dict[str, tuple[AuditResult, bool]]) -> list[str]:
 
 
 def _incomparable(rows: Sequence[Site]) -> list[str]:
-    """Return a caution where sites' ε are not told at the same δ, or of the same unit; they are never added up."""
+    """Return a caution where sites' ε aren't told at one δ, of one unit, by one adjacency; they are never added up."""
     said: dict[str, list[str]] = {}
     for row in rows:
-        if row.delta is not None:
-            said.setdefault(f"of one {row.unit} at δ = {row.delta:g}", []).append(row.site)
+        if row.demonstrated is None and row.claimed is None:
+            continue
+        at = "a δ that isn't told" if row.delta is None else f"δ = {row.delta:g}"
+        of = f"of one {row.unit} " if row.unit else ""
+        said.setdefault(f"{of}by {_NEIGHBOURS[row.adjacency]} at {at}", []).append(row.site)
     told = "; ".join(f"{value} in {', '.join(names)}" for value, names in said.items())
     return [f"sites' ε can't be compared: {told}"] if len(said) > 1 else []
 

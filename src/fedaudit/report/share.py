@@ -65,8 +65,8 @@ KEPT: dict[type[Record], str] = {
     "recording checks course",
     RecordingRecord: "totals training seconds facts",
     ReceivedCheck: "*",
-    HistoryRecord: "rounds accuracy examples bytes parameters epsilon epsilon_adjacency epsilon_of_clients epsilon_pld "
-    "stopped why_stopped honest_accepted malicious_accepted timing",
+    HistoryRecord: "rounds accuracy examples bytes parameters epsilon epsilon_adjacency epsilon_delta epsilon_unit "
+    "epsilon_of_clients epsilon_pld stopped why_stopped honest_accepted malicious_accepted timing",
     HistoryTiming: "*",
     AttackRecord: "name summary paper mapping",
     MappingRecord: "*",

@@ -33,7 +33,7 @@ def print_summary(result: AuditResult) -> None:
     console.print()
     title = escape(f"{result.name}: {result.adversary.adversary}")
     images, others = with_images(result.summaries)
-    if images or not others:
+    if images:
         likeness = "correlation" if any(row.correlation for row in images) else "SSIM"
         table = _table(title, ["federation", "attack", "verdict"], ["PSNR dB [95 %]", likeness, "identified", "n"])
         for row in images:
@@ -48,14 +48,11 @@ def print_summary(result: AuditResult) -> None:
             )
         console.print(table)
     if others:
-        table = _table(
-            title if not images else "",
-            ["federation", "attack", "verdict", "measured"],
-            ["value [95 %]", "without the attack", "n"],
-        )
+        measured = ["measured", "value [95 %]", "without the attack", "n"] if any(r.metrics for r in others) else []
+        table = _table(title if not images else "", ["federation", "attack", "verdict", *measured[:1]], measured[1:])
         for row in others:
             if not row.metrics:
-                table.add_row(row.federation, row.attack, row.verdict, *["-"] * 4)
+                table.add_row(row.federation, row.attack, row.verdict, *["-"] * len(measured))
             for i, m in enumerate(row.metrics):
                 first = [row.federation, row.attack, row.verdict] if i == 0 else [""] * 3
                 name = f"{m.name} ({m.unit})" if m.unit else m.name
@@ -81,9 +78,12 @@ def print_summary(result: AuditResult) -> None:
     for line in dict.fromkeys(f"{s.federation}: {setting_text(result, s)}" for s in result.summaries if s.setting):
         if not line.endswith(f": {said.setting}"):
             print(line)
+    told: dict[tuple[str, str], list[str]] = {}  # of several federations a refusal is one line
     for row in result.summaries:
         if row.verdict == "not applicable" or row.metrics:
-            print(f"{row.attack} on {row.federation}: {row.verdict_text}")
+            told.setdefault((row.attack, row.verdict_text), []).append(row.federation)
+    for (attack, text), federations in told.items():
+        print(f"{attack} on {', '.join(federations)}: {text}")
     for c in result.comparisons:
         print(f"{c.federation}: {comparison_text(c)}")
     for control in result.controls:

@@ -20,6 +20,7 @@ from fedaudit.results.findings import (
     MarginResult,
     Record,
     Timing,
+    Unit,
     Verdict,
     optional,
 )
@@ -66,6 +67,8 @@ class HistoryRecord(Record):
         default="add-remove",
         description="by which: one client or example more or less, or one that takes another's place",
     )
+    epsilon_delta: float | None = optional("δ, at which every ε here is told; null: there is none, or it is older")
+    epsilon_unit: Unit | None = optional("whom ε protects; null: there is none, or it is older")
     epsilon_of_clients: list[list[float]] = Field(
         default=[], description="after each round, of the clients that sent least, median and most often (Rényi)"
     )

@@ -520,12 +520,11 @@ def overall(summaries: Sequence[AttackSummary]) -> Verdict:
 def with_images(summaries: Sequence[AttackSummary]) -> tuple[list[AttackSummary], list[AttackSummary]]:
     """Return the summaries for a table of images, and those for a table of other metrics.
 
-    What could not be run goes to the images, unless there are only others.
+    What could not be run goes to the images, unless no images came out.
     """
-    others = [s for s in summaries if s.metrics]
-    if others and not any(s.images for s in summaries):
+    if all(s.psnr is None for s in summaries):
         return [], list(summaries)
-    return [s for s in summaries if not s.metrics or s.psnr is not None], others
+    return [s for s in summaries if not s.metrics or s.psnr is not None], [s for s in summaries if s.metrics]
 
 
 class Comparison(Record):

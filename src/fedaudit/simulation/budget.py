@@ -39,7 +39,9 @@ class PrivacyBudget:
         self.account: PrivacyAccount | None = own or federation.aggregator.account(who)
         self.central = own is None
         if self.account:
-            history.epsilon_adjacency = self.account.adjacency
+            history.epsilon_adjacency, history.epsilon_delta = self.account.adjacency, self.account.delta
+            sample = isinstance(sanitiser, DifferentialPrivacy) and sanitiser.level == "sample"
+            history.epsilon_unit = "record" if sample else "client"
         if isinstance(sanitiser, DifferentialPrivacy):
             self.central = sanitiser.where == "central"
             guests = federation.canaries.count if federation.canaries and sanitiser.level == "client" else 0

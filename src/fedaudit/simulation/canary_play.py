@@ -17,7 +17,7 @@ from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.local_training import trainable
-from fedaudit.simulation.server import Guests
+from fedaudit.simulation.server import CanaryUpdates
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import derive_seed, generator
@@ -141,7 +141,7 @@ class CanaryPlay:
         ]
         return own + [None] * (spec.clients - spec.honest)
 
-    def join(self, weights: dict[str, Tensor], layers: tuple[tuple[str, ...], ...]) -> Guests | None:
+    def join(self, weights: dict[str, Tensor], layers: tuple[tuple[str, ...], ...]) -> CanaryUpdates | None:
         """Return what canary clients send in the next round; None where canaries are records."""
         if self.unit == "record":
             return None
@@ -156,7 +156,7 @@ class CanaryPlay:
                 noise, read = self._noisy(here)
                 total, own = total + noise, own + self._sign * read / self.clip
             self.readings["updates"].append(own)
-            return Guests(self._named(total), self.expected, [])
+            return CanaryUpdates(self._named(total), self.expected, [])
         context = ClientContext(weights, layers, self.per_round + self.expected)
         total, own, rows = torch.zeros(self.directions.size), nothing, []
         for number in torch.nonzero(here).flatten().tolist():
@@ -168,7 +168,7 @@ class CanaryPlay:
                 rows.append(update)
             total += vector
         self.readings["updates"].append(own)
-        return Guests(self._named(total), len(rows) if self.rows else self.expected, rows)
+        return CanaryUpdates(self._named(total), len(rows) if self.rows else self.expected, rows)
 
     def _sent(self, number: int, direction: Tensor, context: ClientContext) -> Update:
         federation = self.federation
@@ -191,7 +191,7 @@ class CanaryPlay:
     def look(
         self,
         updates: Sequence[Update],
-        guests: Guests | None,
+        canary_updates: CanaryUpdates | None,
         before: dict[str, Tensor],
         after: dict[str, Tensor],
     ) -> None:
@@ -199,13 +199,13 @@ class CanaryPlay:
 
         Args:
             updates: of the clients.
-            guests: of the canaries, where they are clients.
+            canary_updates: of the canaries, where they are clients.
             before: the global model that they started from.
             after: the next one.
         """
         total = torch.zeros(self.directions.size)
-        if guests is not None:
-            for sent in (guests.total, *(update.tensors for update in updates)):
+        if canary_updates is not None:
+            for sent in (canary_updates.total, *(update.tensors for update in updates)):
                 total += _flat(sent, self.shapes)
         else:
             own = torch.full((self.spec.count,), torch.nan, dtype=torch.float64)
@@ -221,7 +221,7 @@ class CanaryPlay:
         self.readings["sum"].append(self._sign * self._unit(self.batch) * self.directions.project(total))
         last = _flat(after, self.shapes)
         moved = last - _flat(before, self.shapes)
-        taking_part = len(updates) + (guests.count if guests else 0)
+        taking_part = len(updates) + (canary_updates.count if canary_updates else 0)
         scale = taking_part * self._unit(self.batch) / self._step
         self.readings["models"].append(self._sign * scale * self.directions.project(moved))
         self.last = scale * last

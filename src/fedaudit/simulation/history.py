@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
-from fedaudit.results.findings import Adjacency
+from fedaudit.results.findings import Adjacency, Unit
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import class_logits
 
@@ -31,6 +31,8 @@ class History:
         sanitising_seconds: of all sanitisers.
         epsilon: after each round, where there is differential privacy (Rényi).
         epsilon_adjacency: by which ε is reckoned.
+        epsilon_delta: δ, at which ε is told; None: there is no ε.
+        epsilon_unit: whom ε protects.
         epsilon_of_clients: after each round, of the clients that sent least, median and most often.
         epsilon_pld: after the last, by the privacy loss distribution.
         stopped: after how many rounds the budget ended the federation, if it did.
@@ -52,6 +54,8 @@ class History:
     sanitising_seconds: float = 0.0
     epsilon: list[float] = field(default_factory=list)
     epsilon_adjacency: Adjacency = "add-remove"
+    epsilon_delta: float | None = None
+    epsilon_unit: Unit | None = None
     epsilon_of_clients: list[list[float]] = field(default_factory=list)
     epsilon_pld: float | None = None
     stopped: int | None = None

@@ -15,7 +15,7 @@ from fedaudit.utils.finite import all_finite
 
 
 @dataclass(frozen=True)
-class Guests:
+class CanaryUpdates:
     """What canary clients send in a round: see :mod:`fedaudit.simulation.canary_play`.
 
     Attributes:
@@ -63,7 +63,7 @@ class Server:
         weights: dict[str, Tensor],
         updates: list[Update],
         root: dict[str, Tensor] | None = None,
-        guests: Guests | None = None,
+        canary_updates: CanaryUpdates | None = None,
     ) -> tuple[dict[str, Tensor], Aggregate]:
         """Return the global model's state after the round, and what the aggregator said.
 
@@ -80,12 +80,12 @@ class Server:
             weights: the global model's state that the clients started from.
             updates: of the round.
             root: the server's own update, where the aggregator wants one.
-            guests: of canaries; their rows in the aggregate come after those of ``updates``.
+            canary_updates: of canaries; their rows in the aggregate come after those of ``updates``.
 
         Raises:
             BadInput: the rule can't work with these updates, or one of them isn't finite.
         """
-        updates = [*updates, *guests.rows] if guests else updates
+        updates = [*updates, *canary_updates.rows] if canary_updates else updates
         statistics: set[str] = set()
         if self.aggregator.whole:
             sent = {name for update in updates for name in update.tensors}
@@ -110,9 +110,9 @@ class Server:
                 too_few.append(str(error))
                 continue
             vector = parts[senders].vector
-            if guests and not guests.rows:
+            if canary_updates and not canary_updates.rows:
                 n = len(senders)
-                vector = (n * vector + _flat([guests.total], names)[0]) / (n + guests.count)
+                vector = (n * vector + _flat([canary_updates.total], names)[0]) / (n + canary_updates.count)
             if self.noise:
                 noise = torch.randn(vector.shape, generator=self.generator, dtype=vector.dtype)
                 vector = vector + self.noise * noise.to(vector.device)

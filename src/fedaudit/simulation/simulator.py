@@ -231,11 +231,11 @@ class _Running:
         if root or canaries:
             model.load_state_dict(weights)
         own = root.train(model, index, weights)[0] if root else None
-        guests = canaries.join(weights, self.layers) if canaries else None
-        after, aggregate = self.server.apply(weights, updates, own, guests)
+        canary_updates = canaries.join(weights, self.layers) if canaries else None
+        after, aggregate = self.server.apply(weights, updates, own, canary_updates)
         model.load_state_dict(after)
         if canaries:
-            canaries.look(updates, guests, weights, after)
+            canaries.look(updates, canary_updates, weights, after)
         rejected = {updates[row].client: why for row, why in aggregate.rejected.items() if row < len(updates)}
         history.sent.append(chosen)
         history.rejected.append(sorted(rejected))

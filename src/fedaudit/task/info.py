@@ -235,7 +235,7 @@ class TaskInfo:
 
     @property
     def outputs(self) -> int:
-        """Outputs of the model, of a mask for each pixel: one per class, and spare ones; one per label or number.
+        """Outputs of the model, of a mask for each pixel: one per class, and extra ones; one per label or number.
 
         Of several outputs their values, all together.
         """

@@ -56,7 +56,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Played:
+class TrialOutput:
     """What a worker gives back: values for the store, files for the folder beside it."""
 
     outcome: dict[str, Any]
@@ -195,7 +195,7 @@ def run_study(
 
     for task, result in backend(run_trial, tasks, beat) if tasks else ():
         when = datetime.now(UTC).isoformat(timespec="seconds")
-        if isinstance(result, Played):
+        if isinstance(result, TrialOutput):
             _keep(store.folder / "trials" / task.key, result.files)
             store.finish(task.key, result.outcome, result.seconds, result.versions, when, result.files)
         else:
@@ -211,7 +211,7 @@ def run_study(
     return failed
 
 
-def run_trial(task: Task) -> Played:
+def run_trial(task: Task) -> TrialOutput:
     """Run one trial, in a worker, which writes nothing but what it goes on from when it is killed."""
     own_process()  # Ray's workers, too
     began, cpu_began = time.perf_counter(), time.process_time()
@@ -229,7 +229,7 @@ def run_trial(task: Task) -> Played:
     cost = (None, None) if goes_on else (peak_memory(before), time.process_time() - cpu_began)  # a part of it isn't all
     outcome = _outcome(audit, *cost)
     versions = {key: str(value) for key, value in audit.result.environment.items()}
-    return Played(outcome, time.perf_counter() - began, versions, _files(audit))
+    return TrialOutput(outcome, time.perf_counter() - began, versions, _files(audit))
 
 
 class _Share(Quiet):

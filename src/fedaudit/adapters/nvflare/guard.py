@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedaudit.adapters import in_words
 from fedaudit.adapters.attacked import Passing
-from fedaudit.adapters.guard import NOT_LET_IN, Came, Decision, Key, SiteGuard, clipped, few_numbers
+from fedaudit.adapters.guard import NOT_LET_IN, Decision, InspectedModel, Key, SiteGuard, clipped, few_numbers
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
@@ -32,6 +32,7 @@ from fedaudit.adapters.nvflare.site import (
     taken,
     validated,
     want_validation,
+    warn_of_whole_weights,
 )
 from fedaudit.capture.capture import Capture
 from fedaudit.utils.errors import BadInput
@@ -39,7 +40,7 @@ from fedaudit.utils.errors import BadInput
 _NO_MODEL = (DataKind.METRICS, DataKind.ANALYTIC, DataKind.STATISTICS, DataKind.PSI)
 
 _memory = Memory()
-_came: dict[Key, Came] = {}  # what was made of what came in last: the two chains are objects of their own
+_came: dict[Key, InspectedModel] = {}  # what was made of what came in last: the two chains are objects of their own
 
 
 class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
@@ -100,6 +101,8 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
         if (failed or not kind or kind in _NO_MODEL) and few_numbers(_content(shareable)):
             return shareable
         defended = not failed and _defended(shareable, kind)
+        if defended:
+            warn_of_whole_weights(kind, fl_ctx, type(self).__name__)
         seen, received = taken("guard"), _memory.take(fl_ctx)  # in rounds that aren't audited, too: not for the next
         index = _round(shareable, fl_ctx) if received is None or received.index is None else received.index
         kept = self.kept(key)

@@ -31,11 +31,14 @@ class Job:
         rounds: that are planned; None: it doesn't say, or says several numbers.
         sites: by name, the filters on the result of a training task in the order in which they work: each a class's
             name, with its module where that isn't NVFlare's, and its arguments.
+        whole: the sites that may answer with whole weights: NVFlare's client API does unless it is told otherwise, and
+            of a privacy.json, which is for any job, nobody knows.
     """
 
     name: str
     rounds: int | None
     sites: dict[str, tuple[Filter, ...]]
+    whole: frozenset[str]
 
 
 def is_job(path: Path) -> bool:
@@ -62,12 +65,16 @@ def _read_folder(path: Path) -> Job:
     meta = read_json(path / _META) if (path / _META).is_file() else {}
     deployed = meta.get("deploy_map") if isinstance(meta, dict) else None
     sites: dict[str, tuple[Filter, ...]] = {}
+    whole = set()
     for file in _configs(path, _CLIENT):
         app = file.parent.parent.name
         if deployed is not None and app not in deployed:
             continue
-        filters = tuple(_results(_mapping(file), file))
+        config = _mapping(file)
+        filters = tuple(_results(config, file))
         for site in _places(deployed[app]) if deployed is not None else [_ALL_SITES]:
+            if _sends_whole(config):
+                whole.add(site)
             if sites.setdefault(site, filters) != filters:
                 raise BadInput(f"{shown(path)}: two apps are for {site}; say in meta.json's deploy_map which is whose")
     if not sites:
@@ -76,7 +83,8 @@ def _read_folder(path: Path) -> Job:
         raise BadInput(f"{shown(path)}: an app is for every site, and another for some; name the sites in deploy_map")
     rounds = [number for file in _configs(path, _SERVER) for number in _rounds(_mapping(file))]
     name = meta.get("name") if isinstance(meta, dict) else None
-    return Job(name if isinstance(name, str) else path.name, rounds[0] if len(rounds) == 1 else None, sites)
+    name = name if isinstance(name, str) else path.name
+    return Job(name, rounds[0] if len(rounds) == 1 else None, sites, frozenset(whole))
 
 
 def _places(named: Any) -> list[str]:
@@ -105,7 +113,8 @@ def _read_privacy(path: Path) -> Job:
         if label in sites:
             raise BadInput(f"{shown(path)} has two scopes '{name}', which NVFlare refuses")
         sites[label] = tuple(_filters(scope.get("task_result_filters") or [], {}, path))
-    return Job(path.parent.parent.name if path.parent.name == "local" else path.name, None, sites)
+    name = path.parent.parent.name if path.parent.name == "local" else path.name
+    return Job(name, None, sites, frozenset(sites))
 
 
 def _configs(folder: Path, name: str) -> Iterator[Path]:
@@ -145,13 +154,27 @@ def _filters(filters: list[Any], config: dict[str, Any], file: Path) -> Iterator
     for one in filters:
         if not _leaves(one):
             continue
-        path = next((one[key] for key in ("path", "class_path", "name") if one.get(key)), None)
+        path = _class_of(one)
         args = one.get("args") or {}
         if not isinstance(path, str) or not isinstance(args, dict):
             raise BadInput(f"{shown(file)}: a filter has no 'path' or 'name', or 'args' that aren't a mapping")
         module, _, name = path.rpartition(".")
         known = not module or module.partition(".")[0] in _OURS
         yield name if known else path, {key: _resolved(value, config) for key, value in args.items()}
+
+
+def _class_of(written: dict[str, Any]) -> Any:
+    return next((written[key] for key in ("path", "class_path", "name") if written.get(key)), None)
+
+
+def _sends_whole(config: dict[str, Any]) -> bool:
+    """Return whether NVFlare's client API trains, and isn't told to send differences."""
+    for one in config.get("executors") or []:
+        executor = one.get("executor") or {}
+        if {_TASK, "*"} & set(one.get("tasks") or []) and "ClientAPI" in str(_class_of(executor)):
+            kind = _resolved((executor.get("args") or {}).get("params_transfer_type"), config)
+            return str(kind).upper() != "DIFF"
+    return False
 
 
 def _resolved(value: Any, config: dict[str, Any]) -> Any:

@@ -30,6 +30,7 @@ from fedaudit.adapters.nvflare.site import (
     taken,
     validated,
     want_validation,
+    warn_of_whole_weights,
 )
 from fedaudit.capture.recorder import Recorder
 from fedaudit.utils.errors import BadInput
@@ -81,6 +82,7 @@ class RecorderFilter(Filter):  # type: ignore[misc]
                 _memory.keep(shareable, fl_ctx)
                 want_validation(fl_ctx, "recorder")
             elif shareable.get_return_code() == ReturnCode.OK and (dxo := model_in(shareable)) is not None:
+                warn_of_whole_weights(dxo.data_kind, fl_ctx, type(self).__name__)
                 self._record(dxo, shareable, fl_ctx)
         except Exception as error:  # recording must never stop a federation
             if (line := f"fedaudit recorder: not recorded: {in_words(error)}") not in self._told:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fedaudit.adapters.nvflare.job import Filter, is_job, read_job
 from fedaudit.capture.capture import Capture, current_mode
 from fedaudit.capture.evaluation import Evaluation, joined
+from fedaudit.pipeline.ledger import of_whole_weights
 from fedaudit.transcript.files import Form
 from fedaudit.utils.errors import BadInput
 
@@ -38,6 +39,7 @@ _turn: _Site | None = None  # whose task came in last
 _wanted: dict[_Site, dict[str, bool]] = {}  # who waits for what it validates on; False: it has had it
 _validated: dict[_Site, list[tuple[Tensor, Tensor]]] = {}  # in its turns, until all who wait have it
 _evaluations: dict[int, Evaluation] = {}  # by thread: what is done there between trainings
+_looked: set[str] = set()  # jobs whose filters were looked at, for what they leave of whole weights
 
 
 @contextmanager
@@ -203,6 +205,20 @@ def filters_around(context: FLContext, own: str) -> tuple[list[Filter], list[Fil
         return [], []
     place = next((place for place, (kind, _) in enumerate(chain) if kind.rpartition(".")[2] == own), 0)
     return chain[:place], [one for one in chain[place:] if one[0].rpartition(".")[2] != own]
+
+
+def warn_of_whole_weights(kind: str, context: FLContext, own: str) -> None:
+    """Warn once a job where a result holds whole weights, and filters around ``own`` leave no model of these."""
+    if kind != DataKind.WEIGHTS or (job := job_of(context)) in _looked:
+        return
+    _looked.add(job)
+    before, after = filters_around(context, own)
+    try:
+        line = of_whole_weights([*before, *after])
+    except BadInput:
+        return
+    if line:
+        log.warning("fedaudit: %s: %s", job, line)
 
 
 def round_of(shareable: Shareable, context: FLContext) -> int | None:

@@ -112,7 +112,7 @@ def _range(info: TaskInfo) -> tuple[Tensor, Tensor]:
     return black[0, :, 0, 0], white[0, :, 0, 0]
 
 
-class Owned(NamedTuple):
+class OwnedExamples(NamedTuple):
     """Examples, the strongest first, and whose they are.
 
     Attributes:
@@ -160,7 +160,7 @@ class Loki(ClosedForm):
             )
         return measured(observation, self.name)
 
-    def read_out(self, observation: Observation) -> Owned:
+    def read_out(self, observation: Observation) -> OwnedExamples:
         """Return the examples of one message, as many as it has at most.
 
         Raises:
@@ -196,7 +196,7 @@ class Loki(ClosedForm):
             raise NotApplicable("no bin of the server's module was hit: all examples lie outside of them")
         strength, inputs, labels, clients = (torch.cat(part) for part in zip(*parts, strict=True))
         order = strength.argsort(descending=True, stable=True)[: message.update.num_examples]
-        return Owned(inputs[order], labels[order], clients[order])
+        return OwnedExamples(inputs[order], labels[order], clients[order])
 
     def _run(self, observation: Observation, _generator: torch.Generator, _device: str, progress: Progress) -> Finding:
         found = self.read_out(observation)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.first_layer import FirstLayer, Recovered, comparable, own_labels
 from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, none_yet, refine
-from fedaudit.attacks.analytic.spear import SEARCHED, Opened, Spear
+from fedaudit.attacks.analytic.spear import SEARCHED, FactoredUpdate, Spear
 from fedaudit.attacks.base import Case, register
 from fedaudit.task.info import TaskInfo
 from fedaudit.utils.validation import Count
@@ -55,24 +55,24 @@ class Cocktail(Spear):
     def fits(cls, case: Case) -> bool:
         return case.solves(cls.examples) and case.examples > 1 and (case.examples > SEARCHED or not case.rectified)
 
-    def _begin(self, opened: Opened, generator: torch.Generator) -> tuple[Directions, Tensor | None]:
+    def _begin(self, factored: FactoredUpdate, generator: torch.Generator) -> tuple[Directions, Tensor | None]:
         """Return the certain directions to which the sources lead, and the directions of all sources (r, r).
 
         The combinations that are orthogonal to the certain directions are mixed of the other examples alone, so these
         are told apart again among themselves, and better, as long as that leads to further certain directions.
         """
-        parts = opened.parts
+        parts = factored.parts
         found, sources = none_yet(parts), None
         rest = torch.eye(parts.rank, dtype=torch.float64)
         while len(rest):
-            rows = unmix(_images(opened, rest @ parts.right), generator) @ rest
+            rows = unmix(_images(factored, rest @ parts.right), generator) @ rest
             if sources is None:
                 sources = nn.functional.normalize(torch.linalg.inv(rows), dim=0)
-                found = refine(parts, sources if opened.layer.relu else sources[:, :0])
+                found = refine(parts, sources if factored.layer.relu else sources[:, :0])
                 new = len(found)
             else:
                 before = len(found)
-                found = found.and_(refine(parts, _silent(opened, rows)))
+                found = found.and_(refine(parts, _silent(factored, rows)))
                 new = len(found) - before
             if not new or len(found) >= parts.rank:
                 break
@@ -80,12 +80,12 @@ class Cocktail(Spear):
         return found, sources
 
     def _guess(
-        self, opened: Opened, found: Directions, sources: Tensor | None, generator: torch.Generator
+        self, factored: FactoredUpdate, found: Directions, sources: Tensor | None, generator: torch.Generator
     ) -> Recovered:
         """Return the sources as they are, but for the directions that are certain."""
         if sources is None:
-            return super()._guess(opened, found, sources, generator)
-        module, observation, layer, parts, _ = opened
+            return super()._guess(factored, found, sources, generator)
+        module, observation, layer, parts, _ = factored
         values = _with_certain(parts, found, sources)
         rows = torch.linalg.solve(values, parts.right)
         columns = torch.zeros(len(rows), layer.module.out_features, dtype=torch.float64)
@@ -109,17 +109,17 @@ class Cocktail(Spear):
         return Recovered(inputs, labels, torch.zeros(len(inputs), dtype=torch.bool), tuple(notes))
 
 
-def _images(opened: Opened, rows: Tensor) -> Tensor:
+def _images(factored: FactoredUpdate, rows: Tensor) -> Tensor:
     """Return rows (k, n + 1) of the layer's inputs and a one as examples (k, ...)."""
     images = torch.zeros(len(rows), rows.shape[1] - 1, dtype=rows.dtype)
-    images[:, opened.layer.places] = rows[:, :-1]
-    return images.view(-1, *opened.observation.task_info.input_shape)
+    images[:, factored.layer.places] = rows[:, :-1]
+    return images.view(-1, *factored.observation.task_info.input_shape)
 
 
-def _silent(opened: Opened, rows: Tensor) -> Tensor:
+def _silent(factored: FactoredUpdate, rows: Tensor) -> Tensor:
     """Return the directions (r, k) whose scores are least for the neurons that images (k, r) activate least."""
-    layer, parts = opened.layer, opened.parts
-    inputs = _scaled(rows @ parts.right, layer, opened.observation.task_info)
+    layer, parts = factored.layer, factored.parts
+    inputs = _scaled(rows @ parts.right, layer, factored.observation.task_info)
     before = (inputs @ layer.module.weight.detach().T + layer.module.bias.detach())[:, parts.live]
     scores = parts.scores / parts.noise[:, None]
     directions = []

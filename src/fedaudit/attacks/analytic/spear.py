@@ -51,7 +51,7 @@ _FLIPPED = 0.05  # of an example's neurons, the most that may change sides durin
 _OWN = 0.02  # relative distance up to which an example's own gradient is its column of L
 
 
-class Opened(NamedTuple):
+class FactoredUpdate(NamedTuple):
     """An update as the product that it is.
 
     Attributes:
@@ -139,13 +139,13 @@ class Spear(ClosedForm):
         message = observation.single()
         parts = low_rank(product, most, generator)
         several = message.update.training is not None and message.update.training.local_steps > 1
-        opened = Opened(module, observation, layer, parts, several)
-        found, sources = self._begin(opened, generator) if parts.rank else (none_yet(parts), None)
+        factored = FactoredUpdate(module, observation, layer, parts, several)
+        found, sources = self._begin(factored, generator) if parts.rank else (none_yet(parts), None)
         known = sure = chosen(parts, found)
         best: Recovered | None = None
         before = whole = last = 0
         for done in range(self.rounds if parts.rank and layer.relu else 0):
-            found = _more(opened, found, known, done, generator)
+            found = _more(factored, found, known, done, generator)
             new, before = len(found) > before, len(found)
             own = chosen(parts, found)
             known = own if best is None else sure
@@ -155,28 +155,28 @@ class Spear(ClosedForm):
                 break
             if not new or len(own) < parts.rank:
                 continue
-            result = _judged(opened, own)
+            result = _judged(factored, own)
             if best is None or int(result.certified.sum()) > int(best.certified.sum()):
                 best, whole, sure = result, done, own.of(result.certified)
             if bool(result.certified.all()) or len(found) > 3 * parts.rank:
                 break
         if best is None:
-            best = self._guess(opened, found, sources, generator)
+            best = self._guess(factored, found, sources, generator)
         return self._returned(observation, *_placed(layer, parts.rank, best, most))
 
-    def _begin(self, opened: Opened, generator: torch.Generator) -> tuple[Directions, Tensor | None]:  # noqa: ARG002
+    def _begin(self, factored: FactoredUpdate, generator: torch.Generator) -> tuple[Directions, Tensor | None]:  # noqa: ARG002
         """Return what is known before the search: certain directions, and likely ones of all examples, if any."""
-        return none_yet(opened.parts), None
+        return none_yet(factored.parts), None
 
     def _guess(
         self,
-        opened: Opened,
+        factored: FactoredUpdate,
         found: Directions,
         sources: Tensor | None,  # noqa: ARG002
         generator: torch.Generator,
     ) -> Recovered:
         """Return what is returned where not all directions are certain: those that are, and random ones."""
-        parts = opened.parts
+        parts = factored.parts
         why = (
             f"only {len(found)} of {parts.rank} examples' directions were found, and an example needs all of them"
             if parts.rank
@@ -194,23 +194,25 @@ class Spear(ClosedForm):
         return Recovered(inputs, none, none.bool(), (note,))
 
 
-def _more(opened: Opened, found: Directions, known: Directions, done: int, generator: torch.Generator) -> Directions:
+def _more(
+    factored: FactoredUpdate, found: Directions, known: Directions, done: int, generator: torch.Generator
+) -> Directions:
     """Return ``found`` and the certain directions that the next way finds which leads to any that are new.
 
     Args:
         found: all certain directions so far.
         known: the independent ones among them that the search builds on.
     """
-    parts, layer = opened.parts, opened.layer
-    parallel = opened.observation.task_info.num_classes == 2  # columns may be
-    parallel = parallel and not opened.several and comparable(opened.module, opened.observation)
+    parts, layer = factored.parts, factored.layer
+    parallel = factored.observation.task_info.num_classes == 2  # columns may be
+    parallel = parallel and not factored.several and comparable(factored.module, factored.observation)
 
     def with_(new: Directions) -> Directions:
         return found.and_(possible(parts, layer, new) if parallel else new)
 
     more = found
     if len(known) == parts.rank - 1:
-        more = with_(_last(opened, known))
+        more = with_(_last(factored, known))
     if len(more) == len(found):
         more = with_(alternate(parts, layer, known, _STARTS, generator))
     if len(more) == len(found) and len(known) and done % _CYCLE:
@@ -222,14 +224,14 @@ def _more(opened: Opened, found: Directions, known: Directions, done: int, gener
     return more
 
 
-def _last(opened: Opened, found: Directions) -> Directions:
+def _last(factored: FactoredUpdate, found: Directions) -> Directions:
     """Return the last direction, where all others are known; none where it isn't certain.
 
     A row of P⁻¹ is orthogonal to all other columns of P. So the last example is known before its direction is, and the
     neurons that it doesn't activate are the direction's zeros. Where these are too few, the direction is the one whose
     column is the example's own gradient, with the one label that fits.
     """
-    layer, parts = opened.layer, opened.parts
+    layer, parts = factored.layer, factored.parts
     row = torch.linalg.svd(found.values.T)[2][-1] @ parts.right
     inputs, weight, bias = row[:-1] / row[-1], layer.module.weight.detach(), layer.module.bias.detach()
     slack = _SLACK * (weight.norm(dim=1) * inputs.norm() + bias.abs())
@@ -239,9 +241,13 @@ def _last(opened: Opened, found: Directions) -> Directions:
         last = certify(parts, torch.linalg.eigh(own.T @ own)[1][:, :1])
         if bool(last.certain.all()):
             return last
-    if opened.several or not comparable(opened.module, opened.observation) or not bool(torch.isfinite(inputs).all()):
+    if (
+        factored.several
+        or not comparable(factored.module, factored.observation)
+        or not bool(torch.isfinite(inputs).all())
+    ):
         return none_yet(parts)
-    columns = own_gradients(opened.module, opened.observation, layer, inputs[None])[:, 0, parts.live].T
+    columns = own_gradients(factored.module, factored.observation, layer, inputs[None])[:, 0, parts.live].T
     directions = torch.linalg.lstsq(parts.scores, columns).solution
     unlike = (parts.scores @ directions - columns).norm(dim=0)
     best = int(unlike.argmin())
@@ -251,9 +257,9 @@ def _last(opened: Opened, found: Directions) -> Directions:
     return Directions(direction / direction.norm(), (columns[:, best : best + 1] == 0), torch.ones(1, dtype=torch.bool))
 
 
-def _judged(opened: Opened, found: Directions) -> Recovered:
+def _judged(factored: FactoredUpdate, found: Directions) -> Recovered:
     """Return the examples that r independent directions give, each certified or not."""
-    module, observation, layer, parts, several = opened
+    module, observation, layer, parts, several = factored
     result = factors(parts, found)
     inputs, weight = result.right[:, :-1], layer.module.weight.detach()
     assert layer.module.bias is not None

@@ -26,7 +26,7 @@ _REPORT_EVERY = 50
 
 
 @dataclass(frozen=True)
-class Learned:
+class MappingNetwork:
     """A fitted mapping network G, on coordinates of the weights sent: their own, or whitened ones.
 
     Attributes:
@@ -57,7 +57,7 @@ def fit_mapping(
     learning_rate: float,
     generator: torch.Generator,
     progress: Callable[[int], None] | None = None,
-) -> Learned:
+) -> MappingNetwork:
     """Minimise Σ‖G(w, θ) − Δθ‖² over w by Adam (Xu & Neglia 2021, Eq. 6).
 
     Args:
@@ -88,7 +88,7 @@ def fit_mapping(
     parameters = tuple(w.detach() for w in weights)
     left = (_apply(parameters, inputs) - targets).square().sum()
     whole = (targets - targets.mean(dim=0)).square().sum().clamp_min(1e-30)
-    return Learned(parameters, mean, basis, float(left / whole))
+    return MappingNetwork(parameters, mean, basis, float(left / whole))
 
 
 def _whitening(sent: Tensor, span: float) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def _whitening(sent: Tensor, span: float) -> tuple[Tensor, Tensor]:
 
 
 def seek_zero(
-    learned: Learned,
+    learned: MappingNetwork,
     start: Tensor,
     *,
     iterations: int,
@@ -140,7 +140,7 @@ def _apply(parameters: tuple[Tensor, ...] | list[Tensor], inputs: Tensor) -> Ten
 
 
 @dataclass(frozen=True)
-class Exchanged:
+class ExchangedModels:
     """What travelled between one client and the server, one row a round.
 
     Attributes:
@@ -168,7 +168,7 @@ class Exchanged:
         return {n: v.view(s).float() for n, v, s in zip(self.names, pieces, self.shapes, strict=True)}
 
 
-def exchanged(observation: Observation, rounds: int | None = None) -> Exchanged:
+def exchanged(observation: Observation, rounds: int | None = None) -> ExchangedModels:
     """Return the messages of ``observation`` as vectors: of the rounds in which the client sent every parameter.
 
     Args:
@@ -198,7 +198,7 @@ def exchanged(observation: Observation, rounds: int | None = None) -> Exchanged:
     eps = torch.finfo(messages[0].update.tensors[names[0]].dtype).eps
     noises = [m.update.sanitised.noise for m in messages if m.update.sanitised]
     largest = moved if observation.update_kind == "gradient" else sent
-    return Exchanged(
+    return ExchangedModels(
         names=names,
         shapes=tuple(messages[0].update.tensors[n].shape for n in names),
         sent=sent,
@@ -333,7 +333,7 @@ class LocalModelExact(_LocalModelAttack):
         note = "the client trains with weight decay: the model is its optimum with that decay"
         return _found(seen, zero, n, *[note] * decayed)
 
-    def _used(self, seen: Exchanged) -> tuple[int, int]:
+    def _used(self, seen: ExchangedModels) -> tuple[int, int]:
         n, p = seen.sent.shape
         return (n if self.rounds is None else min(n, self.rounds)), p
 
@@ -467,7 +467,7 @@ class LocalModel(_LocalModelAttack):
         )
 
 
-def _found(seen: Exchanged, zero: Zero, rounds: int, *notes: str) -> LocalModelFinding:
+def _found(seen: ExchangedModels, zero: Zero, rounds: int, *notes: str) -> LocalModelFinding:
     p = seen.sent.shape[1]
     text = f"condition number of the models sent {zero.condition:.1e}, {zero.used} of {p} directions used"
     if zero.misfit is None:
