@@ -19,6 +19,7 @@ from fedaudit.results import (
     AttackSummary,
     AuditResult,
     Comparison,
+    ControlResult,
     HistoryRecord,
     HistoryTiming,
     Interval,
@@ -208,6 +209,19 @@ def test_n_says_what_it_counts_in_the_singular_and_the_plural(tmp_path, capsys):
         n, of = counted.split(" ", 1)
         cells = page.split(f'<td data-label="Measured">{name.replace("_", " ")}')[1].split("</tr>")[0]
         assert f"{n}<small>{of}</small>" in cells
+
+
+def test_a_control_of_several_defences_is_told_once(tmp_path, capsys):
+    result = result_with(tmp_path, summary("invg", "psnr", 9.0, verdict="not demonstrated"))
+    text = "invg found something from f-none, which has no defence"
+    same = ControlResult(attack="invg", model="same", federation="f-none", case="without", won=True, text=text)
+    other = same.model_copy(update={"federation": "g-none", "text": text.replace("f-", "g-")})
+    result = result.model_copy(update={"controls": [same, same, other]})
+    print_summary(result)
+    controls = [line for line in capsys.readouterr().out.splitlines() if line.startswith("control: ")]
+    assert controls == [f"control: invg, on without: {c.text}" for c in (same, other)]
+    page = render_report(result, tmp_path)
+    assert (page.count(same.text), page.count(other.text)) == (1, 1)
 
 
 def without_counts(finding, name):

@@ -170,6 +170,11 @@ def control_text(control: ControlResult) -> str:
     return f"{control.attack}, on {control.case}: {control.text}"
 
 
+def different_controls(result: AuditResult) -> list[ControlResult]:
+    """Return the positive controls in order, once each: of several defences of a federation it is one."""
+    return [control for i, control in enumerate(result.controls) if control not in result.controls[:i]]
+
+
 def comparison_text(comparison: Comparison) -> str:
     """Return a paired comparison as a sentence, always counted in favour of the first attack that it names."""
     d, unit = comparison.difference, f" {comparison.unit}".rstrip()
