@@ -73,6 +73,14 @@ def test_every_line_for_own_parts_is_python_that_runs(tmp_path, images, monkeypa
         compile(line, "line", "eval")
 
 
+def test_defences_of_sums_are_of_those_that_send_alike():
+    few = {**SCENARIO, "threat": {"sees": "sum"}, "evaluation": {"controls": False}}
+    few |= {"attacks": [{"name": "invg", "iterations": 2}]}
+    done = fedaudit.audit(few, what_if=True, progress=False)
+    assert [f.name.rpartition("-")[2] for f in done.result.federations] == ["none", "dp", "dgc", "strong"]
+    assert [f.status for f in done.result.findings] == ["done"] * 4
+
+
 @pytest.mark.slow
 def test_a_defence_that_is_only_tried_gives_no_answer_and_fails_nobody():
     quick = {**SCENARIO, "evaluation": {"controls": False}, "attacks": [{"name": "invg", "iterations": 30}]}

@@ -211,6 +211,14 @@ def test_n_says_what_it_counts_in_the_singular_and_the_plural(tmp_path, capsys):
         assert f"{n}<small>{of}</small>" in cells
 
 
+@pytest.mark.parametrize(("algorithm", "told"), [("fedsgd", True), ("vertical", False), ("split", False)])
+def test_sums_are_proposed_where_updates_are_sent(tmp_path, algorithm, told):
+    result = result_with(tmp_path, summary("a", "psnr", 30.0))
+    federations = [f.model_copy(update={"algorithm": algorithm}) for f in result.federations]
+    page = render_report(result.model_copy(update={"federations": federations}), tmp_path)
+    assert ("--set threat.sees=sum" in page) is told
+
+
 def test_a_control_of_several_defences_is_told_once(tmp_path, capsys):
     result = result_with(tmp_path, summary("invg", "psnr", 9.0, verdict="not demonstrated"))
     text = "invg found something from f-none, which has no defence"
