@@ -10,7 +10,7 @@ import pytest
 from fedaudit.pipeline import run_audit
 from fedaudit.report import frontier
 from fedaudit.report.conclusion import headline
-from fedaudit.report.frontier import _guarantee, strongest
+from fedaudit.report.frontier import Defended, _guarantee, _recommendation, strongest
 from fedaudit.report.images import after_move
 from fedaudit.report.page import render_report
 from fedaudit.report.terminal import print_summary
@@ -165,6 +165,22 @@ def test_what_an_epsilon_means_in_words(epsilon: float | None, words: str) -> No
     assert _guarantee(epsilon) == words
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "words"),
+    [
+        (["recovered", "identifiable"], "None of these defences stops the leak"),
+        (["recovered", "inconclusive"], "whether b would hold is open; no other defence"),
+        (["not applicable", "recovered"], "whether a would hold is open; no other defence"),  # it could not be run there
+        (["not applicable", "not demonstrated"], "b stops what was found"),
+    ],
+)
+def test_what_stops_a_leak_and_what_is_open(verdicts: list[Verdict], words: str) -> None:
+    told = {"leak": "", "accuracy": "", "lost": "", "bytes": "", "guarantee": "", "defences": ""}
+    rows = [Defended("none", verdict="recovered", undefended=True, **told)]
+    rows += [Defended(n, verdict=v, undefended=False, **told) for n, v in zip("ab", verdicts, strict=True)]
+    assert words in _recommendation(rows)
+
+
 def test_a_turned_negative_in_words() -> None:
     turned = RegisteredResult(
         psnr=30.0, ssim=0.9, flipped=False, right=0, down=0, turns=1, contrast=-1.0, rank=1, psnr_nearest_other=None,
@@ -209,6 +225,14 @@ def test_n_says_what_it_counts_in_the_singular_and_the_plural(tmp_path, capsys):
         n, of = counted.split(" ", 1)
         cells = page.split(f'<td data-label="Measured">{name.replace("_", " ")}')[1].split("</tr>")[0]
         assert f"{n}<small>{of}</small>" in cells
+
+
+@pytest.mark.parametrize("how", ["", " after the best turn, contrast and brightness"])
+def test_a_card_says_which_images_were_identified(tmp_path, how):
+    seen = {"verdict_text": f"3 of 3 images came out visibly{how}; 3 of 3 identified", "images": 3}
+    made = summary("a", "psnr", 8.0).model_copy(update={**seen, "identification_rate": 0.0})
+    page = render_report(result_with(tmp_path, made), tmp_path)
+    assert f"<b>0 of 3</b> reconstructions identified{' as they came out' if how else ''}</span>" in page
 
 
 @pytest.mark.parametrize(("algorithm", "told"), [("fedsgd", True), ("vertical", False), ("split", False)])
