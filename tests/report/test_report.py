@@ -45,6 +45,7 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs), f"<{tag}> says something twice"
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
