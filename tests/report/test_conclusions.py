@@ -227,6 +227,17 @@ def test_n_says_what_it_counts_in_the_singular_and_the_plural(tmp_path, capsys):
         assert f"{n}<small>{of}</small>" in cells
 
 
+def test_of_trees_no_network_is_told(tmp_path):
+    told = {"setting": "deployment", "diagnostic_because": []}
+    result = result_with(tmp_path, summary("timberstrike", "cell_accuracy", 0.6).model_copy(update=told))
+    grown = {"algorithm": "trees", "rounds": 10, "batch_size": 60}
+    federations = [f.model_copy(update=grown) for f in result.federations]
+    said = headline(result.model_copy(update={"federations": federations}))
+    assert said.setting == "Deployment: trees over as many examples as federations in use have."
+    assert f"{result.model.name} (10 rounds" in said.tested
+    assert "trees over 60 examples a client" in said.tested
+
+
 @pytest.mark.parametrize("how", ["", " after the best turn, contrast and brightness"])
 def test_a_card_says_which_images_were_identified(tmp_path, how):
     seen = {"verdict_text": f"3 of 3 images came out visibly{how}; 3 of 3 identified", "images": 3}
