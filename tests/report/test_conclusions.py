@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,12 +171,12 @@ def test_what_an_epsilon_means_in_words(epsilon: float | None, words: str) -> No
     [
         (["recovered", "identifiable"], "None of these defences stops the leak"),
         (["recovered", "inconclusive"], "whether b would hold is open; no other defence"),
-        (["not applicable", "recovered"], "whether a would hold is open; no other defence"),  # it could not be run there
+        (["not applicable", "recovered"], "whether a would hold is open; no other defence"),  # it could not be run
         (["not applicable", "not demonstrated"], "b stops what was found"),
     ],
 )
 def test_what_stops_a_leak_and_what_is_open(verdicts: list[Verdict], words: str) -> None:
-    told = {"leak": "", "accuracy": "", "lost": "", "bytes": "", "guarantee": "", "defences": ""}
+    told: dict[str, Any] = {"leak": "", "accuracy": "", "lost": "", "bytes": "", "guarantee": "", "defences": ""}
     rows = [Defended("none", verdict="recovered", undefended=True, **told)]
     rows += [Defended(n, verdict=v, undefended=False, **told) for n, v in zip("ab", verdicts, strict=True)]
     assert words in _recommendation(rows)
