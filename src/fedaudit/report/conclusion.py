@@ -199,7 +199,8 @@ def comparison_text(comparison: Comparison) -> str:
         return f"{comparison.b} {better} than {comparison.a}: {told}"
     if comparison.outcome == "a is better":
         return f"{comparison.a} {better} than {comparison.b}: {told}"
-    return f"{comparison.a} and {comparison.b} cannot be told apart: {told}"
+    by = " by a single pair" if d.n == 1 else ""
+    return f"{comparison.a} and {comparison.b} cannot be told apart{by}: {told}"
 
 
 def threshold_text(threshold: Threshold) -> str:
