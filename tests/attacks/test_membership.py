@@ -312,7 +312,10 @@ def test_a_recorded_transcript_can_be_attacked(command: Command, tmp_path: Path)
 BAD = [
     ("threat.records=61", "records is 61; half of them are clients' examples: give an even number"),
     ("threat.records=600", "asks for 300 examples of honest clients, and they hold"),
-    ("threat.public_examples=5", "public_examples needs knows_public_data: true"),
+    (
+        "threat.public_examples=5",
+        "needs knows_public_data: true, and what uses them: records, a client_property or adversary: malicious-server",
+    ),
     ("threat.record=5", "did you mean 'records'?"),
 ]
 

@@ -138,6 +138,21 @@ def test_one_example_a_client_and_one_step_joins_nobody():
     assert len(groups.unique()) == len(groups)
 
 
+@pytest.mark.parametrize("local_steps", [1, 4])  # of one update, of which half of the examples or each twice is used
+def test_of_a_single_round_every_use_is_asked_for(local_steps):
+    made = scenario(rounds=1, local_steps=local_steps)
+    one = played(made)
+    seen = observe(one.transcript, made.threat)
+    finding = make_attack("sratta", {"levels": LEVELS})(seen)
+    assert isinstance(finding, ImageFinding)
+    assert len(finding.images) == seen.messages[0].update.num_examples == 9 * local_steps
+    off, *_ = owners(one, finding)
+    assert off.max() < 0.01
+    images = evaluate(finding, seen, one.truth, seed=0).result.images
+    assert sum(image.uses for image in images) == 9 * local_steps
+    assert sum(image.psnr > 60 for image in images) == len(off)
+
+
 @pytest.mark.parametrize(("model", "says"), [("convnet-small", "fully connected layer"), ("logistic", "no ReLU")])
 def test_what_it_can_not_read_is_refused(model, says):
     made = scenario(model, rounds=1, learning_rate=0.01)

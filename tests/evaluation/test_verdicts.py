@@ -280,6 +280,15 @@ def test_images_are_judged_by_their_definitions(images, verdict):
     assert "{who} can reconstruct" not in found.headline or verdict == "recovered"
 
 
+@pytest.mark.parametrize("named", [3, 12, 18])
+def test_small_chances_are_no_zero(named):
+    """Of equal chances the oracle is the binomial tail."""
+    images = [image(by_luck=0.05, ssim=0.1, rank=1 if i < named else 9) for i in range(18)]
+    evidence = verdict_of(images).evidence
+    assert evidence is not None
+    assert evidence.p_value == pytest.approx(stats.binom.sf(named - 1, 18, 0.05) / 0.8, rel=1e-9, abs=0)
+
+
 def test_chances_count_what_is_paired_and_what_labels_tell():
     candidates = torch.arange(40.0).view(40, 1, 1, 1).expand(40, 1, 2, 2)
     labels = torch.tensor([0] * 10 + [1] * 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_every_line_for_own_parts_is_python_that_runs(tmp_path, images, monkeypa
     assert len(done.result.federations) == 4
     for line in lines:
         compile(line, "line", "eval")
+
+
+def test_defences_of_sums_are_of_those_that_send_alike(tmp_path):
+    few = {**SCENARIO, "threat": {"sees": "sum"}, "evaluation": {"controls": False}}
+    few |= {"attacks": [{"name": "invg", "iterations": 2}]}
+    done = fedaudit.audit(few, what_if=True, out=tmp_path, progress=False)
+    assert [f.name.rpartition("-")[2] for f in done.result.federations] == ["none", "dp", "dgc", "strong"]
+    assert [f.status for f in done.result.findings] == ["done"] * 4
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count(' data-label="Still leaks"') == len(re.findall(r'<td data-label="Still leaks">', page)) == 4
 
 
 @pytest.mark.slow

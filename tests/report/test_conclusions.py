@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedaudit.pipeline import run_audit
 from fedaudit.report import frontier
 from fedaudit.report.conclusion import headline
-from fedaudit.report.frontier import _guarantee, strongest
+from fedaudit.report.frontier import Defended, _guarantee, _recommendation, strongest
 from fedaudit.report.images import after_move
 from fedaudit.report.page import render_report
 from fedaudit.report.terminal import print_summary
@@ -19,6 +20,7 @@ from fedaudit.results import (
     AttackSummary,
     AuditResult,
     Comparison,
+    ControlResult,
     HistoryRecord,
     HistoryTiming,
     Interval,
@@ -184,6 +186,22 @@ def test_what_an_epsilon_means_in_words(epsilon: float | None, words: str) -> No
     assert _guarantee(epsilon) == words
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "words"),
+    [
+        (["recovered", "identifiable"], "None of these defences stops the leak"),
+        (["recovered", "inconclusive"], "whether b would hold is open; no other defence"),
+        (["not applicable", "recovered"], "whether a would hold is open; no other defence"),  # it could not be run
+        (["not applicable", "not demonstrated"], "b stops what was found"),
+    ],
+)
+def test_what_stops_a_leak_and_what_is_open(verdicts: list[Verdict], words: str) -> None:
+    told: dict[str, Any] = {"leak": "", "accuracy": "", "lost": "", "bytes": "", "guarantee": "", "defences": ""}
+    rows = [Defended("none", verdict="recovered", undefended=True, **told)]
+    rows += [Defended(n, verdict=v, undefended=False, **told) for n, v in zip("ab", verdicts, strict=True)]
+    assert words in _recommendation(rows)
+
+
 def test_a_turned_negative_in_words() -> None:
     turned = RegisteredResult(
         psnr=30.0, ssim=0.9, flipped=False, right=0, down=0, turns=1, contrast=-1.0, rank=1, psnr_nearest_other=None,
@@ -228,6 +246,46 @@ def test_n_says_what_it_counts_in_the_singular_and_the_plural(tmp_path, capsys):
         n, of = counted.split(" ", 1)
         cells = page.split(f'<td data-label="Measured">{name.replace("_", " ")}')[1].split("</tr>")[0]
         assert f"{n}<small>{of}</small>" in cells
+
+
+def test_of_trees_no_network_is_told(tmp_path):
+    told = {"setting": "deployment", "diagnostic_because": []}
+    result = result_with(tmp_path, summary("timberstrike", "cell_accuracy", 0.6).model_copy(update=told))
+    grown = {"algorithm": "trees", "rounds": 10, "batch_size": 60}
+    federations = [f.model_copy(update=grown) for f in result.federations]
+    said = headline(result.model_copy(update={"federations": federations}))
+    assert said.setting == "Deployment: trees over as many examples as federations in use have."
+    assert f"{result.model.name} (10 rounds" in said.tested
+    assert "trees over 60 examples a client" in said.tested
+
+
+@pytest.mark.parametrize("how", ["", " after the best turn, contrast and brightness"])
+def test_a_card_says_which_images_were_identified(tmp_path, how):
+    seen = {"verdict_text": f"3 of 3 images came out visibly{how}; 3 of 3 identified", "images": 3}
+    made = summary("a", "psnr", 8.0).model_copy(update={**seen, "identification_rate": 0.0})
+    page = render_report(result_with(tmp_path, made), tmp_path)
+    assert f"<b>0 of 3</b> reconstructions identified{' as they came out' if how else ''}</span>" in page
+
+
+@pytest.mark.parametrize(("algorithm", "told"), [("fedsgd", True), ("vertical", False), ("split", False)])
+def test_sums_are_proposed_where_updates_are_sent(tmp_path, algorithm, told):
+    result = result_with(tmp_path, summary("a", "psnr", 30.0))
+    federations = [f.model_copy(update={"algorithm": algorithm}) for f in result.federations]
+    page = render_report(result.model_copy(update={"federations": federations}), tmp_path)
+    assert ("--set threat.sees=sum" in page) is told
+
+
+def test_a_control_of_several_defences_is_told_once(tmp_path, capsys):
+    result = result_with(tmp_path, summary("invg", "psnr", 9.0, verdict="not demonstrated"))
+    text = "invg found something from f-none, which has no defence"
+    same = ControlResult(attack="invg", model="same", federation="f-none", case="without", won=True, text=text)
+    other = same.model_copy(update={"federation": "g-none", "text": text.replace("f-", "g-")})
+    result = result.model_copy(update={"controls": [same, same, other]})
+    print_summary(result)
+    controls = [line for line in capsys.readouterr().out.splitlines() if line.startswith("control: ")]
+    assert controls == [f"control: invg, on without: {c.text}" for c in (same, other)]
+    page = render_report(result, tmp_path)
+    assert (page.count(same.text), page.count(other.text)) == (1, 1)
 
 
 def without_counts(finding, name):

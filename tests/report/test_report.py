@@ -45,6 +45,7 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs), f"<{tag}> says something twice"
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
@@ -313,7 +314,10 @@ def test_comparisons_in_words() -> None:
     assert told("a is better", 3.1, 1.2, 4.9) == "agic recovers better images than invg: +3.1 dB [+1.2, +4.9], n = 4"
     assert told("b is better", -3.1, -4.9, -1.2) == "invg recovers better images than agic: +3.1 dB [+1.2, +4.9], n = 4"
     assert told("undecided", -0.5, -1.5, 0.5) == "agic and invg cannot be told apart: −0.5 dB [−1.5, +0.5], n = 4"
-    assert told("undecided", -0.5, -0.5, -0.5, n=1) == "agic and invg cannot be told apart: −0.5 dB, n = 1"
+    assert (
+        told("undecided", -0.5, -0.5, -0.5, n=1)
+        == "agic and invg cannot be told apart by a single pair: −0.5 dB, n = 1"
+    )
 
 
 def test_numbers_in_words() -> None:

@@ -58,6 +58,7 @@ _RANGES: dict[str, tuple[float, ...]] = {
 }
 ALONE_DB = 10.0  # above an even image, where there is no other candidate, or above the mean one, where there are few
 SEVERAL = 4  # victims that all came out visibly are no luck, among at least twice as many candidates
+_FROM_SUMS = 1e-9  # probabilities below are added up, for one minus the others' sum has too few digits
 ENOUGH = 40  # different candidates, of which to be the nearest one by far is no luck; of fewer see ALONE_DB
 # Shares of the level of 1 %, for images as they are and for what is tried after that.
 ADJUSTED_RAND = Metric(
@@ -749,7 +750,11 @@ def _at_least(identified: int, chances: Sequence[float]) -> float:
     """
     if not identified:
         return 1.0
-    return float(np.clip(poisson_binom(np.asarray(chances)).sf(identified - 1), 0.0, 1.0))
+    luck = poisson_binom(np.asarray(chances))
+    p = luck.sf(identified - 1)
+    if p < _FROM_SUMS:
+        p = luck.pmf(np.arange(identified, len(chances) + 1)).sum()
+    return float(np.clip(p, 0.0, 1.0))
 
 
 def _chance(image: ImageResult) -> float:

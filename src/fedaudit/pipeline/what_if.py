@@ -26,7 +26,9 @@ def with_what_if(scenario: Scenario) -> Scenario:
         raise BadInput(
             "--what-if compares defences of updates, and a federation of trees sends none; change its trees' settings"
         )
-    chosen = [DefencesSpec.model_validate(v) for v in suitable(a.recovers for a in scenario.attacks)]
+    summed = scenario.threat.sees != "updates"
+    fitting = suitable((a.recovers for a in scenario.attacks), summed=summed)
+    chosen = [DefencesSpec.model_validate(v) for v in fitting]
     every = scenario.evaluation.accuracy_every or max(f.rounds for f in scenario.federations)
     return Scenario.model_validate(
         {

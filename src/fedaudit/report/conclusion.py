@@ -124,8 +124,11 @@ def setting_text(result: AuditResult, summary: AttackSummary) -> str:
         )
     if summary.setting is None:
         return ""
-    if any(f.recording for f in result.federations if f.name == summary.federation):
+    record = next(f for f in result.federations if f.name == summary.federation)
+    if record.recording:
         return "Deployment: the federation really ran, and was recorded."
+    if record.algorithm == "trees":
+        return "Deployment: trees over as many examples as federations in use have."
     return "Deployment: a trained network, and updates such as federations in use send."
 
 
@@ -138,10 +141,15 @@ def _so_far(margin: MarginResult, result: AuditResult) -> str:
 def tested(result: AuditResult, summary: AttackSummary) -> str:
     """Return in a sentence on what an attack was run, and with what effort."""
     record = next(f for f in result.federations if f.name == summary.federation)
+    trees = record.algorithm == "trees"
     state = result.model.trained if record.rounds == 1 else f"{result.model.trained} before {record.rounds} rounds"
+    state = f"{record.rounds} round{'s' * (record.rounds > 1)}" if trees else state
     model = f"{result.model.name} ({state}"
     model += f", BatchNorm in {result.model.batch_norm} mode)" if result.model.batch_norm != "none" else ")"
     batch = f"batches of {count(record.batch_size)}" if record.batch_size > 1 else "single examples"
+    updates = UPDATES[summary.update_kind]
+    if trees:
+        updates, batch = "trees", f"{count(record.batch_size)} examples a client"
     if record.summed > 1:
         batch = f"{batch}, summed over {count(record.summed)} clients"
     counted = (summary.images, "images") if summary.images else (summary.updates, "runs of the attack")
@@ -150,7 +158,7 @@ def tested(result: AuditResult, summary: AttackSummary) -> str:
     effort = f" with {count(settings['iterations'])} iterations" if isinstance(settings.get("iterations"), int) else ""
     seconds = f", {summary.timing.seconds:.0f} s" if summary.timing and summary.timing.seconds >= 1 else ""
     return (
-        f"Tested on {model}, {result.data.name}, {UPDATES[summary.update_kind]} over {batch} ({summary.federation}); "
+        f"Tested on {model}, {result.data.name}, {updates} over {batch} ({summary.federation}); "
         f"n = {count(n)} {noun(n, of)}; {summary.attack}{effort}{seconds}."
     )
 
@@ -170,6 +178,11 @@ def control_text(control: ControlResult) -> str:
     return f"{control.attack}, on {control.case}: {control.text}"
 
 
+def different_controls(result: AuditResult) -> list[ControlResult]:
+    """Return the positive controls in order, once each: of several defences of a federation it is one."""
+    return [control for i, control in enumerate(result.controls) if control not in result.controls[:i]]
+
+
 def comparison_text(comparison: Comparison) -> str:
     """Return a paired comparison as a sentence, always counted in favour of the first attack that it names."""
     d, unit = comparison.difference, f" {comparison.unit}".rstrip()
@@ -186,7 +199,8 @@ def comparison_text(comparison: Comparison) -> str:
         return f"{comparison.b} {better} than {comparison.a}: {told}"
     if comparison.outcome == "a is better":
         return f"{comparison.a} {better} than {comparison.b}: {told}"
-    return f"{comparison.a} and {comparison.b} cannot be told apart: {told}"
+    by = " by a single pair" if d.n == 1 else ""
+    return f"{comparison.a} and {comparison.b} cannot be told apart{by}: {told}"
 
 
 def threshold_text(threshold: Threshold) -> str:

@@ -448,7 +448,7 @@ def _recommendation(rows: Sequence[Defended]) -> str:
         )
     kept = [row for row in rows if not row.undefended and row.verdict == "not demonstrated"]
     if not kept:
-        unsure = [row.federation for row in rows if row.verdict == "inconclusive"]
+        unsure = [row.federation for row in rows if row.verdict in ("inconclusive", "not applicable")]
         if unsure:
             return f"Inconclusive: whether {', '.join(unsure)} would hold is open; no other defence stops the leak."
         return "None of these defences stops the leak."

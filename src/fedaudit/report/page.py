@@ -19,6 +19,7 @@ from fedaudit.report.conclusion import (
     UPDATES,
     comparison_text,
     control_text,
+    different_controls,
     headline,
     setting_text,
     threshold_text,
@@ -91,7 +92,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         limits=[(t.outcome, threshold_text(t)) for t in result.thresholds],
         controls=[
             (c, control_text(c), [(images[i.true_image], images[i.reconstruction]) for i in c.images[:1]])
-            for c in result.controls
+            for c in different_controls(result)
         ],
         margins=[
             (m, [(images[i.true_image], images[i.reconstruction], i.psnr) for i in m.pictures[:_SHOWN]])

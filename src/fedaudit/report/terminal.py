@@ -10,7 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedaudit.report.advice import is_vertical
-from fedaudit.report.conclusion import comparison_text, control_text, headline, setting_text, threshold_text
+from fedaudit.report.conclusion import (
+    comparison_text,
+    control_text,
+    different_controls,
+    headline,
+    setting_text,
+    threshold_text,
+)
 from fedaudit.report.frontier import ORDERS, PSNR, DefenceTable, defence_tables, order, prices, scale, worth_comparing
 from fedaudit.report.wording import counted, rests_on
 from fedaudit.results import AuditResult, Interval, with_images
@@ -86,7 +93,7 @@ def print_summary(result: AuditResult) -> None:
         print(f"{attack} on {', '.join(federations)}: {text}")
     for c in result.comparisons:
         print(f"{c.federation}: {comparison_text(c)}")
-    for control in result.controls:
+    for control in different_controls(result):
         print(f"control: {control_text(control)}")
     for margin in result.margins:
         if margin.steps:

@@ -92,7 +92,8 @@ class ThreatModel(BaseModel):
         used = self.records or self.client_property or self.adversary == "malicious-server"
         if self.public_examples is not None and not (self.knows_public_data and used):
             raise ValueError(
-                "public_examples needs knows_public_data: true, and records or a client_property to use them on"
+                "public_examples needs knows_public_data: true, and what uses them: records, a client_property or "
+                "adversary: malicious-server"
             )
         if self.hidden_attribute is not None and not self.records:
             raise ValueError("hidden_attribute needs records that lack it; set records to 300, for example")

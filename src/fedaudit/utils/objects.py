@@ -25,6 +25,8 @@ def load_object(name: str, what: str) -> Any:
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
+        if error.name is None:  # raised by a library's own hand (transformers: "Could not import module …")
+            raise BadInput(f"{what} '{name}': importing {module} fails: {error}") from None
         raise BadInput(
             f"{what} '{name}': there is no module '{error.name}'; run this where it lies, or install it"
         ) from None

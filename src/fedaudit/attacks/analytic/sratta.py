@@ -305,7 +305,9 @@ def _joined(count: int, related: list[tuple[list[int], list[int]]]) -> Tensor:
 
 
 def _held(observation: Observation) -> int:
-    """Return how many different examples the updates are of, at most."""
+    """Return how many images are asked for: an image a use of one update, else a different example of them all."""
+    if len(observation.messages) == 1:
+        return observation.messages[0].update.num_examples
     held: dict[tuple[int, ...], int] = {}
     for message in observation.messages:
         update = message.update
