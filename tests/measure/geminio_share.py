@@ -1,0 +1,120 @@
+"""How much of the gradient of a batch of 8 CIFAR-10 images is the matching one's, by geminio, and what inversion reads.
+
+    python -m tests.measure.geminio_share DATA [PICTURE.png]
+
+prints, for an honest server, for ``geminio`` and for ``geminio`` with bounded losses, of each draw of images
+
+- the share that the image of the class has of the sum of all single gradients' norms, and the cosine between its
+  gradient and the batch's;
+- what ``agic-plus`` with 400 iterations finds: of the batch, the PSNR of the image of the class and of the others on
+  average; where it takes the update for that of one image of the class, which is what such a server would do; and of
+  the image's own gradient, of which no other is a part.
+
+The picture has, a row each, the true batch, what was found of it, and the two single images. Five minutes of one core.
+The truth serves the measurement alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from fedaudit.attacks import ImageFinding
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.simulation.simulator import simulate
+from fedaudit.task.training import TrainingConfig
+from fedaudit.transcript.observation import Observation, observe
+from fedaudit.utils.machine import one_thread
+from tests.attacks.server_cases import best_psnr, examples, own_gradients
+
+SEEDS = 2
+TARGET = 3
+SERVERS: dict[str, dict[str, Any] | None] = {
+    "honest": None,
+    "geminio": {"name": "geminio", "target": TARGET, "epochs": 8},
+    "losses up to 5": {"name": "geminio", "target": TARGET, "epochs": 8, "most": 5.0},
+}
+ONE = TrainingConfig(1.0, 1, (1,))
+ATTACK: dict[str, Any] = {"name": "agic-plus", "iterations": 400}
+
+
+def scenario(seed: int, server: dict[str, Any] | None, model: str = "convnet-small") -> Scenario:
+    """Return a federation of one client with a batch of eight, an image of each of eight classes."""
+    threat: dict[str, Any] = {"adversary": "server", "knows_labels": True}
+    federation: dict[str, Any] = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 8, "batch_size": 8}
+    if server is not None:
+        threat |= {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 2000}
+        federation["server"] = server
+    return scenario_from(
+        {
+            "seed": seed,
+            "data": {"name": "cifar10", "split": "test"},
+            "model": {"name": model},
+            "federations": [federation],
+            "threat": threat,
+            "attacks": [ATTACK],
+        }
+    )
+
+
+def alone(seen: Observation, summed: Tensor) -> Observation:
+    """Return the observation of an update over one example of the class, whose gradient is ``summed``."""
+    message = seen.single()
+    sizes = {name: p.shape for name, p in seen.module.named_parameters()}
+    parts = summed.float().split([size.numel() for size in sizes.values()])
+    tensors = {name: part.view(size) for (name, size), part in zip(sizes.items(), parts, strict=True)}
+    labels = torch.tensor([TARGET])
+    update = dataclasses.replace(message.update, tensors=tensors, num_examples=1, labels=labels, training=ONE)
+    return dataclasses.replace(seen, messages=(dataclasses.replace(message, update=update),))
+
+
+def found(made: Scenario, seen: Observation) -> Tensor:
+    """Return (n, ...) the images that the attack finds."""
+    finding = made.attacks[0](seen, generator=torch.Generator().manual_seed(0))
+    assert isinstance(finding, ImageFinding)
+    return finding.images
+
+
+def main() -> None:
+    """Print a line a server and draw, and draw the picture."""
+    data, rows = Path(sys.argv[1]), []
+    for seed in range(SEEDS):
+        for name, server in SERVERS.items():
+            made = scenario(seed, server)
+            (federation,) = resolve(made, data_dir=data).federations
+            with one_thread():
+                recording = simulate(federation)
+                (seen,) = observe(recording.transcript, made.threat).split()
+                inputs, labels = examples(recording)
+                matching = labels == TARGET
+                own = own_gradients(recording)
+                images = [found(made, of) for of in (seen, alone(seen, own.sum(0)), alone(seen, own[matching][0]))]
+            norms = own.norm(dim=1)
+            cosine = nn.functional.cosine_similarity(own[matching].sum(dim=0), own.sum(dim=0), dim=0)
+            psnr, *single = (best_psnr(inputs, one) for one in images)
+            as_one, by_itself = (float(one[matching].mean()) for one in single)
+            print(
+                f"draw {seed}, {name}: share {float(norms[matching].sum() / norms.sum()):.3f}, cosine {cosine:.3f}; of "
+                f"the batch {float(psnr[matching].mean()):.1f} dB, others {float(psnr[~matching].mean()):.1f}; taken "
+                f"for one {as_one:.1f}; of its own gradient {by_itself:.1f}",
+                flush=True,
+            )
+            order = torch.argsort(matching.int(), descending=True, stable=True)
+            nearest = images[0][torch.cdist(inputs.flatten(1), images[0].flatten(1)).argmin(dim=1)]
+            singles = torch.cat([*images[1:], torch.zeros_like(inputs[2:])])
+            rows += [torch.cat(list(row), dim=2) for row in (inputs[order], nearest[order], singles)]
+    for path in sys.argv[2:]:
+        pixels = (torch.cat(rows, dim=1).permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()
+        drawn = Image.fromarray(pixels)
+        drawn.resize((drawn.width * 2, drawn.height * 2), Image.Resampling.NEAREST).save(path)
+
+
+if __name__ == "__main__":
+    main()
