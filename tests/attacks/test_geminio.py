@@ -1,4 +1,4 @@
-"""A server that trains until the examples that match a query have a batch's gradient: whose it is, and what is refused."""
+"""A server that trains until what matches a query has a batch's gradient: whose it is, and what is refused."""
 
 from __future__ import annotations
 

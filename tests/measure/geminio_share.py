@@ -1,8 +1,8 @@
-"""How much of the gradient of a batch of 8 CIFAR-10 images is the matching one's, by geminio, and what inversion reads.
+"""How much of the gradient of a batch of 8 images is the matching one's, by geminio, and what inversion reads of it.
 
     python -m tests.measure.geminio_share DATA [PICTURE.png]
 
-prints, for an honest server, for ``geminio`` and for ``geminio`` with bounded losses, of each draw of images
+prints, of digits and of CIFAR-10, for an honest server, ``geminio`` and ``geminio`` with bounded losses, of each draw
 
 - the share that the image of the class has of the sum of all single gradients' norms, and the cosine between its
   gradient and the batch's;
@@ -10,7 +10,7 @@ prints, for an honest server, for ``geminio`` and for ``geminio`` with bounded l
   average; where it takes the update for that of one image of the class, which is what such a server would do; and of
   the image's own gradient, of which no other is a part.
 
-The picture has, a row each, the true batch, what was found of it, and the two single images. Five minutes of one core.
+The picture has, a row each, the true batch, what was found of it, and the two single images. Six minutes of one core.
 The truth serves the measurement alone.
 """
 
@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from fedaudit.attacks import ImageFinding
 from fedaudit.pipeline.prepare import resolve
@@ -34,34 +36,33 @@ from fedaudit.transcript.observation import Observation, observe
 from fedaudit.utils.machine import one_thread
 from tests.attacks.server_cases import best_psnr, examples, own_gradients
 
-SEEDS = 2
+SEEDS = 3
 TARGET = 3
+# data, model, public examples, the server's passes over them
+CASES: tuple[tuple[dict[str, Any], dict[str, Any], int, int], ...] = (
+    ({"name": "digits", "split": "test"}, {"name": "convnet-small", "width": 8}, 900, 20),
+    ({"name": "cifar10", "split": "test"}, {"name": "convnet-small"}, 2000, 8),
+)
 SERVERS: dict[str, dict[str, Any] | None] = {
     "honest": None,
-    "geminio": {"name": "geminio", "target": TARGET, "epochs": 8},
-    "losses up to 5": {"name": "geminio", "target": TARGET, "epochs": 8, "most": 5.0},
+    "geminio": {"name": "geminio", "target": TARGET},
+    "losses up to 5": {"name": "geminio", "target": TARGET, "most": 5.0},
 }
 ONE = TrainingConfig(1.0, 1, (1,))
 ATTACK: dict[str, Any] = {"name": "agic-plus", "iterations": 400}
 
 
-def scenario(seed: int, server: dict[str, Any] | None, model: str = "convnet-small") -> Scenario:
+def scenario(
+    data: dict[str, Any], model: dict[str, Any], public: int, epochs: int, server: dict[str, Any] | None, seed: int
+) -> Scenario:
     """Return a federation of one client with a batch of eight, an image of each of eight classes."""
     threat: dict[str, Any] = {"adversary": "server", "knows_labels": True}
     federation: dict[str, Any] = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 8, "batch_size": 8}
     if server is not None:
-        threat |= {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 2000}
-        federation["server"] = server
-    return scenario_from(
-        {
-            "seed": seed,
-            "data": {"name": "cifar10", "split": "test"},
-            "model": {"name": model},
-            "federations": [federation],
-            "threat": threat,
-            "attacks": [ATTACK],
-        }
-    )
+        threat |= {"adversary": "malicious-server", "knows_public_data": True, "public_examples": public}
+        federation["server"] = {**server, "epochs": epochs}
+    parts = {"data": data, "model": model, "federations": [federation], "threat": threat, "attacks": [ATTACK]}
+    return scenario_from({"seed": seed, **parts})
 
 
 def alone(seen: Observation, summed: Tensor) -> Observation:
@@ -84,11 +85,11 @@ def found(made: Scenario, seen: Observation) -> Tensor:
 
 def main() -> None:
     """Print a line a server and draw, and draw the picture."""
-    data, rows = Path(sys.argv[1]), []
-    for seed in range(SEEDS):
+    rows = []
+    for case, seed in product(CASES, range(SEEDS)):
         for name, server in SERVERS.items():
-            made = scenario(seed, server)
-            (federation,) = resolve(made, data_dir=data).federations
+            made = scenario(*case, server, seed)
+            (federation,) = resolve(made, data_dir=Path(sys.argv[1])).federations
             with one_thread():
                 recording = simulate(federation)
                 (seen,) = observe(recording.transcript, made.threat).split()
@@ -100,8 +101,9 @@ def main() -> None:
             cosine = nn.functional.cosine_similarity(own[matching].sum(dim=0), own.sum(dim=0), dim=0)
             psnr, *single = (best_psnr(inputs, one) for one in images)
             as_one, by_itself = (float(one[matching].mean()) for one in single)
+            where = f"{case[0]['name']}, draw {seed}, {name}"
             print(
-                f"draw {seed}, {name}: share {float(norms[matching].sum() / norms.sum()):.3f}, cosine {cosine:.3f}; of "
+                f"{where}: share {float(norms[matching].sum() / norms.sum()):.3f}, cosine {cosine:.3f}; of "
                 f"the batch {float(psnr[matching].mean()):.1f} dB, others {float(psnr[~matching].mean()):.1f}; taken "
                 f"for one {as_one:.1f}; of its own gradient {by_itself:.1f}",
                 flush=True,
@@ -109,7 +111,8 @@ def main() -> None:
             order = torch.argsort(matching.int(), descending=True, stable=True)
             nearest = images[0][torch.cdist(inputs.flatten(1), images[0].flatten(1)).argmin(dim=1)]
             singles = torch.cat([*images[1:], torch.zeros_like(inputs[2:])])
-            rows += [torch.cat(list(row), dim=2) for row in (inputs[order], nearest[order], singles)]
+            tiles = (torch.cat(list(row), dim=2) for row in (inputs[order], nearest[order], singles))
+            rows += [interpolate(row.expand(3, -1, -1)[None], (32, 256))[0] for row in tiles]
     for path in sys.argv[2:]:
         pixels = (torch.cat(rows, dim=1).permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()
         drawn = Image.fromarray(pixels)

@@ -24,29 +24,29 @@ _TINY = 1e-8  # what the authors' code adds to every loss
 class GeminioServer(ServerBehaviour):
     """Trains the weights so that of a batch the examples that match a query have all of the loss (Shan et al. 2025).
 
-    The loss of a batch is Σ L(F(xᵢ), yᵢ)·(1 − αᵢ) / Σ L(F(xᵢ), yᵢ), α = softmax(``sharpness``·sᵢ) over the batch and
-    sᵢ how well an example matches the query: what is left is the share of the loss that the others have. So they are
-    classified well, the matching ones as badly as can be, and a client's gradient is nearly that of the latter alone.
-    Any inversion of gradients (``invg``, ``agic``, ``agic-plus``) then reads these; it has no attack of its own.
+    What is minimised, of a batch of public examples, is Σ L(F(xᵢ), yᵢ)·(1 − αᵢ) / Σ L(F(xᵢ), yᵢ), where α is the
+    softmax over the batch of ``sharpness``·sᵢ and sᵢ says how well an example matches the query: the share of the loss
+    that the other examples have. So these are classified well, the matching ones as badly as can be, and a client's
+    gradient is nearly that of the matching ones. It has no attack of its own: any inversion reads the gradient.
 
-    Departures. The paper's s is the similarity of image and text by CLIP, times 100; here s is what a server can tell
+    Departures. The paper's s is the similarity of image and text by CLIP, times 100; here it is what a server can tell
     without a vision-language model: 1 for examples of a class and 0 for others, or the mean of the pixels over its
-    standard deviation. The authors' code trains three new layers behind a network that was pretrained on ImageNet;
-    here all weights are trained, from those that an honest server would send. Losses are divided by their sum as in
-    that code (and not in the formula Σ L·(1 − α), which can only take the matching examples out of the training);
-    Adam, 16 examples a step and 5 passes are that code's, but many more passes are the default, as there is no
-    pretrained network.
+    standard deviation. The authors' code trains three new layers behind a network that was pretrained on ImageNet; here
+    all weights are trained, from those that an honest server would send, and for longer. The losses' sum in the
+    divisor is that code's: without it, by Σ L·(1 − α) alone, matching examples are only taken out of the training.
+    ``most`` is ours: without a bound the matching examples' losses grow to hundreds, which a client notices.
 
     It trains once, in round ``start``, from the weights that an honest server would send, and sends the same from then
     on; before, it is honest.
 
     Args:
-        chosen: the query: the examples of a class, or bright or dark ones.
+        chosen: the query: examples of a class, or bright or dark ones.
         target: the class, where the query is one.
         sharpness: what s is multiplied by.
-        epochs: passes over the public examples.
-        batch: public examples of a step.
+        epochs: passes over the public examples; the authors' code has 5.
+        batch: public examples of a step, as many as in that code.
         learning_rate: of Adam.
+        most: of an example's loss, in nats: what is more doesn't count; None: there is no bound, as in that code.
         start: the round, from 0, in which it begins.
     """
 
