@@ -12,6 +12,11 @@ prints, of digits and of CIFAR-10, for an honest server, ``geminio`` and ``gemin
 
 The picture has, a row each, the true batch, what was found of it, and the two single images. Six minutes of one core.
 The truth serves the measurement alone.
+
+    python -m tests.measure.geminio_share DATA shares
+
+prints, of the servers and federations of :mod:`tests.measure.received_checks`, the mean share and cosine over all
+batches of a matching example of clients' and seven others, drawn at random; ten minutes.
 """
 
 from __future__ import annotations
@@ -35,11 +40,14 @@ from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.utils.machine import one_thread
 from tests.attacks.server_cases import best_psnr, examples, own_gradients
+from tests.measure.received_checks import SERVERS as CHECKED
+from tests.measure.received_checks import federation_of, manipulated
 
+# data, model, public examples, the server's passes over them
+Case = tuple[dict[str, Any], dict[str, Any], int, int]
 SEEDS = 3
 TARGET = 3
-# data, model, public examples, the server's passes over them
-CASES: tuple[tuple[dict[str, Any], dict[str, Any], int, int], ...] = (
+CASES: tuple[Case, ...] = (
     ({"name": "digits", "split": "test"}, {"name": "convnet-small", "width": 8}, 900, 20),
     ({"name": "cifar10", "split": "test"}, {"name": "convnet-small"}, 2000, 8),
 )
@@ -52,10 +60,9 @@ ONE = TrainingConfig(1.0, 1, (1,))
 ATTACK: dict[str, Any] = {"name": "agic-plus", "iterations": 400}
 
 
-def scenario(
-    data: dict[str, Any], model: dict[str, Any], public: int, epochs: int, server: dict[str, Any] | None, seed: int
-) -> Scenario:
+def scenario(case: Case, server: dict[str, Any] | None, seed: int) -> Scenario:
     """Return a federation of one client with a batch of eight, an image of each of eight classes."""
+    data, model, public, epochs = case
     threat: dict[str, Any] = {"adversary": "server", "knows_labels": True}
     federation: dict[str, Any] = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 8, "batch_size": 8}
     if server is not None:
@@ -83,12 +90,43 @@ def found(made: Scenario, seen: Observation) -> Tensor:
     return finding.images
 
 
+def isolation(model: str, server: dict[str, Any], seed: int, data: Path) -> str:
+    """Return the mean share and cosine of a matching example in a batch with seven others, in words."""
+    federation = federation_of(model, "even", seed, data)
+    state = {name: tensor.clone() for name, tensor in federation.model.state_dict().items()}
+    sent, module = manipulated(federation, server, state, 0)
+    module.load_state_dict(sent)
+    inputs = torch.cat([federation.task_info.normalise(held.inputs) for held in federation.client_data])
+    labels = torch.cat([held.targets for held in federation.client_data])
+    own = []
+    for x, y in zip(inputs, labels, strict=True):
+        grads = torch.autograd.grad(federation.loss(module(x[None]), y[None]), list(module.parameters()))
+        own.append(torch.cat([g.flatten() for g in grads]).double())
+    gradients, brightness = torch.stack(own), inputs.flatten(1).mean(dim=1)
+    matching = brightness >= brightness.quantile(7 / 8) if "chosen" in server else labels == TARGET
+    others = torch.nonzero(~matching)[:, 0]
+    draws, found = torch.Generator().manual_seed(0), []
+    for one in gradients[matching]:
+        rest = gradients[others[torch.randperm(len(others), generator=draws)[:7]]]
+        cosine = nn.functional.cosine_similarity(one, one + rest.sum(dim=0), dim=0)
+        found.append(torch.stack([one.norm() / (one.norm() + rest.norm(dim=1).sum()), cosine]))
+    share, cosine = torch.stack(found).mean(dim=0)
+    return f"share {share:.2f}, cosine {cosine:.2f}"
+
+
 def main() -> None:
     """Print a line a server and draw, and draw the picture."""
+    if sys.argv[2:] == ["shares"]:
+        asked = [name for name in CHECKED if name.startswith("geminio")]
+        for model, seed, name in product(("mlp", "convnet-small", "resnet20"), range(2), asked):
+            with one_thread():
+                told = isolation(model, CHECKED[name], seed, Path(sys.argv[1]))
+            print(f"{model}, {name}, seed {seed}: {told}", flush=True)
+        return
     rows = []
     for case, seed in product(CASES, range(SEEDS)):
         for name, server in SERVERS.items():
-            made = scenario(*case, server, seed)
+            made = scenario(case, server, seed)
             (federation,) = resolve(made, data_dir=Path(sys.argv[1])).federations
             with one_thread():
                 recording = simulate(federation)

@@ -27,7 +27,7 @@ class GeminioServer(ServerBehaviour):
     What is minimised, of a batch of public examples, is Σ L(F(xᵢ), yᵢ)·(1 − αᵢ) / Σ L(F(xᵢ), yᵢ), where α is the
     softmax over the batch of ``sharpness``·sᵢ and sᵢ says how well an example matches the query: the share of the loss
     that the other examples have. So these are classified well, the matching ones as badly as can be, and a client's
-    gradient is nearly that of the matching ones. It has no attack of its own: any inversion reads the gradient.
+    gradient is nearly that of the matching ones. It has no attack of its own: ordinary inversions are run on that.
 
     Departures. The paper's s is the similarity of image and text by CLIP, times 100; here it is what a server can tell
     without a vision-language model: 1 for examples of a class and 0 for others, or the mean of the pixels over its
