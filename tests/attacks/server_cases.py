@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario
@@ -26,6 +27,20 @@ def examples(recording: Recording) -> tuple[Tensor, Tensor]:
     """Return the examples of all updates, and their labels."""
     inputs, labels = recording.truth.inputs.values(), recording.truth.labels.values()
     return torch.cat(list(inputs)), torch.cat(list(labels))
+
+
+def own_gradients(recording: Recording) -> Tensor:
+    """Return (n, numbers) each example's gradient of the model that was sent: the definition."""
+    transcript = recording.transcript
+    module = transcript.module.eval()
+    names = [name for name, _ in module.named_parameters()]
+    state = {n: t.clone().requires_grad_(n in names) for n, t in transcript.rounds[0].weights.items()}
+    inputs, labels = examples(recording)
+    found = []
+    for x, y in zip(transcript.task_info.normalise(inputs), labels, strict=True):
+        value = transcript.loss(functional_call(module, state, (x[None],)), y[None])
+        found.append(torch.cat([g.flatten() for g in torch.autograd.grad(value, [state[n] for n in names])]))
+    return torch.stack(found).double()
 
 
 def best_psnr(true: Tensor, found: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """How often the checks of a received model cry wolf, and which server they notice: seven architectures on real data.
 
-    python -m tests.measure.received_checks DATA ROWS.csv [SEED] [MODEL | hard]
+    python -m tests.measure.received_checks DATA ROWS.csv [SEED] [MODEL … | hard] [SERVER …]
 
 appends to ROWS.csv what every check finds in ordinary rounds, by a client that remembers the last ones, and in what
 malicious servers send from the weights of such a federation: at its beginning, to a client that remembers nothing, and
@@ -18,7 +18,7 @@ import copy
 import csv
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,15 @@ SERVERS: dict[str, dict[str, Any]] = {
     "trap-weights, scale 0.5": {"name": "trap-weights", "scale": 0.5},
     "seer": {"name": "seer"},
     "peftleak": {"name": "peftleak"},
+    "geminio": {"name": "geminio", "target": 3},
+    "geminio, losses up to 5": {"name": "geminio", "target": 3, "most": 5.0},
+    "geminio, bright": {"name": "geminio", "chosen": "bright"},
 }
-ONLY = {
-    "seer": ("mlp", "even"),  # what else it may train takes minutes
-    "peftleak": ("vit-adapters", "gradients"),
+_TRAINED = (("mlp", "convnet-small", "resnet20"), "even")
+ONLY = {  # models and way
+    "seer": (("mlp",), "even"),  # what else it may train takes minutes
+    "peftleak": (("vit-adapters",), "gradients"),
+    **{name: _TRAINED for name in SERVERS if name.startswith("geminio")},  # as does this
 }
 _TELLS = 0.6  # least area of a curve that is drawn
 FIELDS = ("seed", "model", "way", "server", "when", "round", "check", "value", "limit")
@@ -170,7 +175,8 @@ def checked(
     last, first = transcript.rounds[-1], transcript.rounds[0]
     examples = own_examples(federation, client)
     for name, server in servers.items():
-        if (model, way) != ONLY.get(name, (model, way)):
+        models, only = ONLY.get(name, ((model,), way))
+        if model not in models or way != only:
             continue
         for when, record, remembered in (("first", first, None), ("last", last, copy.deepcopy(histories[client]))):
             try:
@@ -183,33 +189,25 @@ def checked(
             yield name, when, record.index, found
 
 
-def collect(path: Path, seed: int, data_dir: Path | None, models: Iterable[str]) -> None:
-    """Append all rows of a seed; ``hard`` for a model: those that are trained with few clients a round."""
-    hard = list(models) == ["hard"]
+def collect(path: Path, seed: int, data_dir: Path | None, chosen: Collection[str] = ()) -> None:
+    """Append all rows of a seed, or those of the chosen models and servers; ``hard``: of few clients a round."""
+    hard = "hard" in chosen
+    models = IN_HARD if hard else [name for name in MODELS if name in chosen] or ORDINARY
+    servers = {name: server for name, server in SERVERS.items() if name in chosen} or SERVERS
     new = not path.exists()
     with path.open("a", newline="") as file, one_thread():
         writer = csv.writer(file)
         if new:
             writer.writerow(FIELDS)
-        for model in IN_HARD if hard else models:
+        for model in models:
             for way in HARD if hard else WAYS | FEDSGD if model == "vit-adapters" else WAYS:
                 if model == "encoder, notes" and "partition" in HARD.get(way, {}):
                     continue  # notes have no classes to be uneven by
                 print(model, way, flush=True)
-                for server, when, index, found in checked(model, way, seed, data_dir):
+                for server, when, index, found in checked(model, way, seed, data_dir, servers):
                     for check in found:
-                        row = (
-                            seed,
-                            model,
-                            way,
-                            server,
-                            when,
-                            index,
-                            check.name,
-                            f"{check.value:.6g}",
-                            f"{check.limit:.6g}",
-                        )
-                        writer.writerow(row)
+                        measured = f"{check.value:.6g}", f"{check.limit:.6g}"
+                        writer.writerow((seed, model, way, server, when, index, check.name, *measured))
                     file.flush()
 
 
@@ -300,7 +298,7 @@ def main() -> None:
     """Collect rows, or make the table of some."""
     files = [Path(word) for word in sys.argv[1:]]
     if files[0].is_dir():
-        collect(files[1], int(sys.argv[3]) if len(sys.argv) > 3 else 0, files[0], sys.argv[4:] or ORDINARY)
+        collect(files[1], int(sys.argv[3]) if len(sys.argv) > 3 else 0, files[0], sys.argv[4:])
     else:
         table([path for path in files if path.suffix == ".csv"], next((f for f in files if f.suffix == ".png"), None))
 

@@ -8,6 +8,7 @@ from fedaudit.attacks.active.loki import Loki
 from fedaudit.attacks.active.trap_weights import TrapWeights
 from fedaudit.attacks.active.peftleak import PeftLeak
 from fedaudit.attacks.active.seer import Seer
+from fedaudit.attacks.active import geminio as _geminio  # noqa: F401  (it has no attack of its own)
 from fedaudit.attacks.analytic.exact_linear import ExactLinear, ExactLinearRows
 from fedaudit.attacks.analytic.spear import Spear, SpearRows
 from fedaudit.attacks.analytic.cocktail import Cocktail
