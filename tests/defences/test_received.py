@@ -129,6 +129,23 @@ def test_a_jump_is_measured_in_the_scatter_of_the_last_changes():
     assert found["jump"].alarm
 
 
+def test_the_scatter_is_the_median_deviation_of_three_changes_or_more():
+    net, history, jumps = nn.Linear(6, 8), ReceivedHistory(), []
+    for change in (0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.64):
+        with torch.no_grad():
+            net.weight.mul_(1 + change)
+        found = fedaudit.check_model(net.state_dict(), net, history=history)
+        jumps.append(next(check.value for check in found if check.name == "jump"))
+    doubled = [0, 0, 0, 0, 2, 3, 4]  # above the lower median, of deviations of one doubling
+    assert jumps == pytest.approx([times / 1.4826 for times in doubled], rel=1e-3)
+
+
+def test_a_loss_jumps_from_three_remembered_on():
+    history = ReceivedHistory()
+    rises = [history.add({}, {"loss": loss})[2] for loss in (1.0, 1.2, 1.1, 2.0)]
+    assert rises == pytest.approx([0, 0, 0, 2.0 - 1.2 - 2 * 0.2])
+
+
 def test_rows_and_a_loss_that_are_lost_are_noticed():
     net, history = nn.Linear(6, 8, bias=False), ReceivedHistory()
     with torch.no_grad():
@@ -195,8 +212,8 @@ def test_rounds_that_begin_at_0_again_are_one_after_another():
     net, history = after_eight_rounds()
     for index in (0, 1, 2):
         assert jump(net, history, index, 1.01 ** (index + 1)) < 1
+        assert history.index == index
     assert list(history.gaps) == [1] * 8
-    assert history.index == 2
 
 
 def test_the_same_model_again_and_again_pushes_nothing_out():
@@ -223,13 +240,29 @@ def test_weights_that_are_no_numbers_alarm_each_time_and_the_next_model_is_compa
 def test_of_a_share_a_limit_lies_at_most_half_way_to_1():
     history = ReceivedHistory()
     for value in (0.1, 0.7, 0.3):
-        history.add({}, {"uneven gradients": value, "disaggregation": value})
+        history.add({}, {name: value for name in ("lone neurons", "uneven gradients", "disaggregation")})
     inputs, labels = drawn(16, 6), torch.arange(16) % CLASSES
     found = checks(of_a_layer(bias=False), inputs, labels, history)
     assert found["disaggregation"].limit == pytest.approx(1.4)
+    assert found["lone neurons"].limit == pytest.approx(0.85)
     assert found["uneven gradients"].limit == pytest.approx(0.85)
     history.add({}, {"uneven gradients": 0.8})
     assert checks(of_a_layer(bias=False), inputs, labels, history)["uneven gradients"].limit == pytest.approx(0.9)
+
+
+def test_a_loss_that_is_no_number_alarms_each_time_and_is_not_remembered():
+    layer, history = of_a_layer(), ReceivedHistory()
+    inputs, labels = drawn(16, 6), torch.arange(16) % CLASSES
+    for _ in range(3):
+        checks(layer, inputs, labels, history)
+    broken = copy.deepcopy(layer)
+    nn.init.constant_(broken.bias, math.nan)
+    for _ in range(9):
+        assert checks(broken, inputs, labels, history)["loss"].alarm
+    found = checks(layer, inputs, labels, history)
+    assert found["loss"].limit == 4
+    assert found["loss jump"].value == 0
+    assert not any(check.alarm for check in found.values())
 
 
 def test_what_0_2_0_remembered_is_read():
