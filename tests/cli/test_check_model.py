@@ -235,7 +235,7 @@ def test_of_several_models_the_worst_is_one_that_raises_an_alarm_and_no_number_i
     made = {
         "data": {"name": "digits"},
         "model": {"name": "mlp"},
-        "federations": [{"name": "f", "clients": 1, "examples": 16, "batch_size": 16, "rounds": 2, "server": "imprint"}],
+        "federations": [{"name": "f", "clients": 1, "examples": 4, "batch_size": 4, "rounds": 2, "server": "imprint"}],
         "threat": {"adversary": "malicious-server"},
         "attacks": ["imprint"],
     }

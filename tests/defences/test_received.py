@@ -240,7 +240,7 @@ def test_weights_that_are_no_numbers_alarm_each_time_and_the_next_model_is_compa
 def test_of_a_share_a_limit_lies_at_most_half_way_to_1():
     history = ReceivedHistory()
     for value in (0.1, 0.7, 0.3):
-        history.add({}, {name: value for name in ("lone neurons", "uneven gradients", "disaggregation")})
+        history.add({}, dict.fromkeys(("lone neurons", "uneven gradients", "disaggregation"), value))
     inputs, labels = drawn(16, 6), torch.arange(16) % CLASSES
     found = checks(of_a_layer(bias=False), inputs, labels, history)
     assert found["disaggregation"].limit == pytest.approx(1.4)
