@@ -20,7 +20,7 @@ pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
 
 from fedaudit.adapters.flower import Guard  # noqa: E402 (it needs Flower)
-from fedaudit.adapters.flower.guard import HELD_OUT, MEMBERS, STATE  # noqa: E402
+from fedaudit.adapters.flower.guard import HELD_OUT, MEMBERS, RECEIVED, STATE  # noqa: E402
 from fedaudit.adapters.flower.in_process import loaded, run_app  # noqa: E402
 from fedaudit.adapters.flower.tensors import load_state  # noqa: E402
 from fedaudit.adapters.guard import REFUSED  # noqa: E402
@@ -226,6 +226,29 @@ def test_a_received_model_that_looks_manipulated_is_told_of_or_not_trained_on(tm
     told = [line for line in logged if "suspicious: silent outputs" in line]
     assert len(told) == (0 if policy == "ignore" else 2)
     assert all(f"node {NODES[1]}, round" in line for line in told)
+
+
+@pytest.mark.parametrize("told", [lambda index: index, lambda index: 10**6 * (index == 6) or index, None])
+def test_what_came_in_is_remembered_in_the_node_s_state(tmp_path, logged, told):
+    from flwr.app import ArrayRecord, ConfigRecord
+
+    def guard(message, context, call):
+        index = round(message.content["config"]["server-round"])
+        message.content["config"] = ConfigRecord({} if told is None else {"server-round": told(index)})
+        if context.node_id == NODES[1] and index == 6:
+            swapped = {name: -tensor for name, tensor in message.content["arrays"].to_torch_state_dict().items()}
+            message.content["arrays"] = ArrayRecord(swapped)
+        every_message_is_a_process = Guard(attacks=[], share=None)
+        return every_message_is_a_process(message, context, call)
+
+    client = replaced(CLIENT, 'msg.content["config"]["server-round"]', "0")
+    client = replaced(client, 'context.run_config["nested.rate"]', "0.01")
+    _, contexts, _ = run(tmp_path / "a", guard, client=client, config={"rounds": 6})
+    (line,) = (line for line in logged if "suspicious" in line)
+    assert f"node {NODES[1]}, round {6 if told is None else told(6)}: the received model is suspicious: jump" in line
+    kept = load_state(contexts[NODES[1]].state, RECEIVED)
+    assert kept is not None
+    assert (kept["index"], len(kept["changes"])) == (-1 if told is None else told(6) - 1, 5)
 
 
 @pytest.mark.parametrize("policy", ["warn", "refuse"])

@@ -27,6 +27,8 @@ from tests.adapters.flower_cases import quickstart, replaced
 from tests.attacks.test_timberstrike import attacked
 
 pytestmark = pytest.mark.peers
+pytest.importorskip("flwr", reason="Flower isn't installed: pip install 'PATH_OF_THE_CLONE[flower]'")
+pytest.importorskip("xgboost", reason="xgboost isn't installed: pip install 'PATH_OF_THE_CLONE[trees]'")
 
 PYPROJECT = """
 [project]

@@ -344,7 +344,7 @@ def test_an_audit_says_what_was_found(tmp_path):
 
 BAD = [
     ("threat.hidden_attribute=sexx", "the data set 'diabetes' has no attribute 'sexx' to hide; it has: sex"),
-    ("threat.records=null", "needs knows_public_data: true, and records"),
+    ("threat.records=null", "needs knows_public_data: true, and what uses them: records"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,14 @@ def test_the_command_tells_by_its_exit_code(command: Command, tmp_path: Path):
     outcome = command("check-model", tmp_path / "jump.safetensors", *scenario, *before)
     assert outcome.code == 1
     assert "ALARM jump: " in outcome.out
+    assert "lost rows: 0% of the rows" in outcome.out
+    save_file({name: torch.nan * tensor for name, tensor in state.items()}, tmp_path / "nan.safetensors")
+    outcome = command("check-model", tmp_path / "nan.safetensors", *scenario, *before, "--json")
+    assert outcome.code == 1
+    told = {check["name"]: check for check in json.loads(outcome.out, parse_constant=pytest.fail)}
+    assert [told[name]["value"] for name in ("loss", "jump")] == [None, None]
+    assert told["loss"]["alarm"]
+    assert told["jump"]["alarm"]
     outcome = command("check-model", tmp_path / "none.safetensors")
     assert outcome.code == 2
     assert "no checkpoint at" in outcome.err
@@ -220,6 +229,26 @@ def test_an_audit_says_what_a_client_would_notice(capsys: pytest.CaptureFixture[
     page = audit.save(tmp_path / "out").read_text()
     assert "Would a client of f notice?" in page
     assert "A malicious server" in page
+
+
+def test_of_several_models_the_worst_is_one_that_raises_an_alarm_and_no_number_is_read_back(monkeypatch, tmp_path):
+    made = {
+        "data": {"name": "digits"},
+        "model": {"name": "mlp"},
+        "federations": [{"name": "f", "clients": 1, "examples": 4, "batch_size": 4, "rounds": 2, "server": "imprint"}],
+        "threat": {"adversary": "malicious-server"},
+        "attacks": ["imprint"],
+    }
+    found = iter([[Check("disaggregation", 1.5, 1.0, "a"), Check("loss", 9.0, 4.0, "a")],
+                  [Check("disaggregation", 2.5, 3.0, "b"), Check("loss", math.nan, 4.0, "b")]])  # fmt: skip
+    monkeypatch.setattr("fedaudit.pipeline.received.check_received", lambda *_, **__: next(found))
+    audit = run_audit(scenario_from(made))
+    page = audit.save(tmp_path / "out").read_text()
+    (federation,) = fedaudit.AuditResult.load(tmp_path / "out" / "results.json").federations
+    uneven, loss = federation.checks
+    assert (uneven.value, uneven.limit, uneven.noticed, uneven.text) == (1.5, 1.0, 0.5, "a")
+    assert (loss.value, loss.noticed, loss.text) == (None, 1.0, "b")
+    assert "Would a client of f notice?" in page
 
 
 def test_the_loss_of_masks_is_measured_by_their_classes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -128,6 +129,23 @@ def test_a_jump_is_measured_in_the_scatter_of_the_last_changes():
     assert found["jump"].alarm
 
 
+def test_the_scatter_is_the_median_deviation_of_three_changes_or_more():
+    net, history, jumps = nn.Linear(6, 8), ReceivedHistory(), []
+    for change in (0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.64):
+        with torch.no_grad():
+            net.weight.mul_(1 + change)
+        found = fedaudit.check_model(net.state_dict(), net, history=history)
+        jumps.append(next(check.value for check in found if check.name == "jump"))
+    doubled = [0, 0, 0, 0, 2, 3, 4]  # above the lower median, of deviations of one doubling
+    assert jumps == pytest.approx([times / 1.4826 for times in doubled], rel=1e-3)
+
+
+def test_a_loss_jumps_from_three_remembered_on():
+    history = ReceivedHistory()
+    rises = [history.add({}, {"loss": loss})[2] for loss in (1.0, 1.2, 1.1, 2.0)]
+    assert rises == pytest.approx([0, 0, 0, 2.0 - 1.2 - 2 * 0.2])
+
+
 def test_rows_and_a_loss_that_are_lost_are_noticed():
     net, history = nn.Linear(6, 8, bias=False), ReceivedHistory()
     with torch.no_grad():
@@ -160,7 +178,100 @@ def test_who_missed_rounds_meets_larger_changes_which_are_no_jump():
             found = fedaudit.check_model(net.state_dict(), net, history=history, index=index if told else None)
             jumps[told] = next(check for check in found if check.name == "jump").value
     assert jumps[False] == pytest.approx(math.log(0.2 / 0.02) / 0.25, rel=1e-3)
-    assert jumps[True] == pytest.approx(0, abs=1e-3)
+    assert jumps[True] == pytest.approx(math.log(0.2 / 8 / 0.01) / 0.25, rel=1e-3)  # no more than eight count
+
+
+def after_eight_rounds() -> tuple[nn.Module, ReceivedHistory]:
+    """Return a network that moves by a hundredth a round, and what is remembered of rounds 0 to 7."""
+    net, history = nn.Linear(20, 8), ReceivedHistory()
+    with torch.no_grad():
+        net.weight.copy_(drawn(8, 20))
+        for index in range(8):
+            net.weight.mul_(1.01)
+            found = fedaudit.check_model(net.state_dict(), net, history=history, index=index)
+            assert not any(check.alarm for check in found)
+    return net, history
+
+
+def jump(net: nn.Module, history: ReceivedHistory, index: int | None, times: float = 1.0) -> float:
+    state = {name: times * tensor for name, tensor in net.state_dict().items()}
+    found = fedaudit.check_model(state, net, history=history, index=index)
+    return next(check.value for check in found if check.name == "jump")
+
+
+@pytest.mark.parametrize("told", [None, 0, 7, 8, 10**9])
+def test_a_server_that_tells_another_round_hides_no_jump(told: int | None) -> None:
+    net, history = after_eight_rounds()
+    gap = 8 if told == 10**9 else 1
+    expected = math.log(2 / gap / 0.01) / 0.25
+    assert jump(net, history, told, -1) == pytest.approx(expected, rel=1e-3)
+    assert expected > 10
+
+
+def test_rounds_that_begin_at_0_again_are_one_after_another():
+    net, history = after_eight_rounds()
+    for index in (0, 1, 2):
+        assert jump(net, history, index, 1.01 ** (index + 1)) < 1
+        assert history.index == index
+    assert list(history.gaps) == [1] * 8
+
+
+def test_the_same_model_again_and_again_pushes_nothing_out():
+    net, history = after_eight_rounds()
+    for index in range(8, 20):
+        assert jump(net, history, index) == 0
+    assert jump(net, history, 20, -1) > 10
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1e30])
+def test_weights_that_are_no_numbers_alarm_each_time_and_the_next_model_is_compared_with_the_last_that_were(number):
+    net, history = after_eight_rounds()
+    last = net.state_dict()
+    for index in (8, 9, 10):
+        broken = {name: torch.full_like(tensor, number) for name, tensor in last.items()}
+        found = {c.name: c for c in fedaudit.check_model(broken, net, history=history, index=index)}
+        assert found["jump"].alarm
+        assert found["silent outputs"].alarm or number == 1e30
+    assert jump(net, copy.deepcopy(history), 11, -1) > 10
+    assert jump(net, history, 11, 1.01) < 1
+    assert all(math.isfinite(value) for one in [*history.changes, *history.rows] for value in one.values())
+
+
+def test_of_a_share_a_limit_lies_at_most_half_way_to_1():
+    history = ReceivedHistory()
+    for value in (0.1, 0.7, 0.3):
+        history.add({}, dict.fromkeys(("lone neurons", "uneven gradients", "disaggregation"), value))
+    inputs, labels = drawn(16, 6), torch.arange(16) % CLASSES
+    found = checks(of_a_layer(bias=False), inputs, labels, history)
+    assert found["disaggregation"].limit == pytest.approx(1.4)
+    assert found["lone neurons"].limit == pytest.approx(0.85)
+    assert found["uneven gradients"].limit == pytest.approx(0.85)
+    history.add({}, {"uneven gradients": 0.8})
+    assert checks(of_a_layer(bias=False), inputs, labels, history)["uneven gradients"].limit == pytest.approx(0.9)
+
+
+def test_a_loss_that_is_no_number_alarms_each_time_and_is_not_remembered():
+    layer, history = of_a_layer(), ReceivedHistory()
+    inputs, labels = drawn(16, 6), torch.arange(16) % CLASSES
+    for _ in range(3):
+        checks(layer, inputs, labels, history)
+    broken = copy.deepcopy(layer)
+    nn.init.constant_(broken.bias, math.nan)
+    for _ in range(9):
+        assert checks(broken, inputs, labels, history)["loss"].alarm
+    found = checks(layer, inputs, labels, history)
+    assert found["loss"].limit == 4
+    assert found["loss jump"].value == 0
+    assert not any(check.alarm for check in found.values())
+
+
+def test_what_0_2_0_remembered_is_read():
+    net, history = after_eight_rounds()
+    older = {name: history.state_dict()[name] for name in ("last", "changes", "rows")} | {"losses": [1.0] * 8}
+    back = ReceivedHistory()
+    back.load_state_dict(older)
+    assert (back.index, list(back.gaps), len(back.values)) == (-1, [1] * 7, 0)
+    assert jump(net, back, 100, -1) == pytest.approx(math.log(2 / 0.01) / 0.25, rel=1e-3)
 
 
 def test_a_limit_is_twice_the_largest_of_the_last_rounds():

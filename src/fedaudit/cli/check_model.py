@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -34,13 +33,13 @@ def check_model(
 ) -> None:
     """Inspect a received model for manipulations before training on it; exit code 1 where a check raises an alarm."""
     check_data_dir(data_dir)
-    from fedaudit.pipeline.received import check_file
+    from fedaudit.pipeline.received import check_file, values_of
     from fedaudit.scenario.scenario import load_scenario
 
     made = load_scenario(scenario, settings or [], seed)
     checks = check_file(received, made, data_dir=data_dir, client=client, earlier=earlier or [])
     if json_output:
-        print_json([asdict(check) | {"alarm": check.alarm} for check in checks])
+        print_json([values_of(check) | {"alarm": check.alarm} for check in checks])
     else:
         for check in checks:
             print(f"{'ALARM' if check.alarm else 'ok':<6}{check.name}: {check.text}")

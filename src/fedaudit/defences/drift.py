@@ -17,6 +17,7 @@ FEWEST = 3  # changes by which the next one is judged
 _FLOOR = 0.25  # least scatter of a change's logarithm: by so much ordinary ones differ
 _NORMAL = 1.4826  # times the median absolute deviation is a normal variable's standard deviation
 _TIMES = 2.0  # the largest of the last rounds: up to there a measured value is ordinary
+_MOST_GAP = 8  # missed rounds that count: it is the server that says which round it is
 
 
 @dataclass
@@ -27,7 +28,7 @@ class ReceivedHistory:
         last: the last model's parameters of two axes or more (float32, on the CPU).
         index: the last one's round; -1: not known.
         changes: of each of up to 8 rounds, layer to |W_t − W_(t−1)| / |W_(t−1)|.
-        gaps: of as many, rounds that lay between t − 1 and t; 1 where they aren't known.
+        gaps: of as many, rounds that lay between t − 1 and t, at most 8; 1 where they aren't known.
         rows: of as many, layer to the number of rows that count, (Σ ‖w‖)² / Σ ‖w‖².
         values: of as many, what checks measured on the client's own examples, by the check's name.
     """
@@ -51,9 +52,13 @@ class ReceivedHistory:
         if len(self.gaps) < len(self.changes):  # as 0.2.0 kept them
             self.gaps = deque([1] * len(self.changes), maxlen=KEPT)
 
-    def limit(self, check: str, fixed: float) -> float:
-        """Return twice the largest value of a check in the last rounds, at least ``fixed``: more isn't ordinary."""
-        return max([fixed, *(_TIMES * one[check] for one in self.values if check in one)])
+    def limit(self, check: str, fixed: float, most: float = math.inf) -> float:
+        """Return twice the largest value of a check in the last rounds, at least ``fixed``: more isn't ordinary.
+
+        Of a value that can't be above ``most`` it lies at most half way from the largest to that.
+        """
+        largest = max((one[check] for one in self.values if check in one), default=0.0)
+        return max(fixed, min(_TIMES * largest, (largest + most) / 2))
 
     def add(
         self, state: Mapping[str, Tensor], values: Mapping[str, float], index: int | None = None
@@ -69,29 +74,33 @@ class ReceivedHistory:
             Layer to how many robust standard deviations the logarithm of its change lies above the median of the last
             ones', of changes as they are or by round, whichever says less; layer to the share of its rows that count no
             more; by how much the loss lies above the largest of the last ones and twice their range. Empty, and 0,
-            where fewer than 3 are remembered.
+            where fewer than 3 are remembered. Infinite where a layer's weights were finite and aren't any more: the
+            next one is compared with those that were.
         """
-        gap = max(1, index - self.index) if index is not None and self.index >= 0 else 1
+        gap = min(max(1, index - self.index), _MOST_GAP) if index is not None and self.index >= 0 else 1
         layers = {
             name: tensor.detach().float().cpu().clone()
             for name, tensor in state.items()
             if tensor.ndim >= 2 and tensor.is_floating_point()
         }
+        broken = {name for name, w in layers.items() if not math.isfinite(float(w.norm()))}
+        kept = {name: self.last[name] for name in broken if name in self.last}  # the next one goes on from these
+        layers = {name: w for name, w in layers.items() if name not in broken}
         fits = {name: w for name, w in layers.items() if name in self.last and w.shape == self.last[name].shape}
         change = {
             name: float((w - self.last[name]).norm() / self.last[name].norm().clamp(min=1e-30))
             for name, w in fits.items()
         }
         rows = {name: _rows(w) for name, w in layers.items()}
-        jumps = {name: self._jump(name, value, gap) for name, value in change.items()}
+        jumps = {name: self._jump(name, value, gap) for name, value in change.items()} | dict.fromkeys(kept, math.inf)
         lost = {name: self._lost(name, value) for name, value in rows.items()}
         losses = [one["loss"] for one in self.values if "loss" in one]
         rise = 0.0
         if "loss" in values and len(losses) >= FEWEST:
             rise = values["loss"] - max(losses) - 2 * (max(losses) - min(losses))
-        self.last, self.index = layers, self.index if index is None else index
+        self.last, self.index = layers | kept, self.index if index is None else index
         self.rows.append(rows)
-        if change:
+        if any(change.values()):  # the same model again and again mustn't push the others out
             self.changes.append(change)
             self.gaps.append(gap)
         if values:

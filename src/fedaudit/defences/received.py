@@ -58,7 +58,8 @@ LIMITS: dict[str, float] = {
     "lost rows": 0.5,
     "loss jump": 0.5,
 }
-_MEASURED = ("loss", "lone neurons", "disaggregation", "uneven gradients")  # on examples: limits go by the last rounds
+# measured on examples, so that limits go by the last rounds; with the most that each can be
+_MEASURED = {"loss": math.inf, "lone neurons": 1.0, "disaggregation": math.inf, "uneven gradients": 1.0}
 
 
 def check_received(
@@ -96,6 +97,7 @@ def check_received(
 
     *Loss* to *uneven gradients* need ``examples`` and ``loss``, and with a ``history`` their limit is twice the largest
     of the last rounds where that is more: among uneven clients trained networks come near the largest values there are.
+    Of shares (*lone neurons*, *uneven gradients*) it lies at most half way from that to 1.
     The last three need a history of three rounds or more, *loss jump* both.
 
     Args:
@@ -130,7 +132,8 @@ def check_received(
     if matrices:
         last = next(reversed(matrices))
         lengths = matrices[last].norm(dim=1)
-        nothing = (lengths <= _NOTHING * lengths.max()) & bool(lengths.any())  # zeros throughout are how some begin
+        # zeros throughout are how some begin; of numbers that are none, no row says anything
+        nothing = ~(lengths > _NOTHING * lengths.max()) & bool(lengths.any())
         _, inverse, counts = matrices[last].unique(dim=0, return_inverse=True, return_counts=True)
         alike = (counts[inverse] > 1) & bool(lengths.any())
         silent = float((nothing | alike).double().mean()) if len(lengths) > 2 else 0.0
@@ -150,7 +153,10 @@ def check_received(
         if len(examples[0]) >= FEWEST:
             checks += _of_gradients(found)
     if history is not None:
-        checks = [replace(c, limit=history.limit(c.name, c.limit)) if c.name in _MEASURED else c for c in checks]
+        checks = [
+            replace(c, limit=history.limit(c.name, c.limit, _MEASURED[c.name])) if c.name in _MEASURED else c
+            for c in checks
+        ]
         values = {c.name: c.value for c in checks if c.name in _MEASURED and math.isfinite(c.value)}
         checks += _of_history(history, state, values, index)
     return checks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,14 @@ def noticed(recording: Recording) -> list[ReceivedCheck]:
 
 
 def _together(checks: list[Check]) -> ReceivedCheck:
-    worst = max(checks, key=lambda check: check.value)
+    worst = max(checks, key=lambda check: (check.alarm, not math.isfinite(check.value), check.value))
     share = sum(check.alarm for check in checks) / len(checks)
-    return ReceivedCheck(**dataclasses.asdict(worst), noticed=share, models=len(checks))
+    return ReceivedCheck(**values_of(worst), noticed=share, models=len(checks))
+
+
+def values_of(check: Check) -> dict[str, Any]:
+    """Return a check's fields for JSON, which has only finite numbers: None is any other value."""
+    return dataclasses.asdict(check) | ({} if math.isfinite(check.value) else {"value": None})
 
 
 @one_thread()

@@ -115,11 +115,14 @@ class ReceivedCheck(Record):
     """What a client finds in the models that a malicious server sent, by one of ``fedaudit check-model``'s checks."""
 
     name: str = Field(description="of the check")
-    value: float = Field(description="the largest that was measured, of all models that were sent")
-    limit: float = Field(description="above which the check raises an alarm")
+    value: float | None = Field(
+        description="the largest that was measured, of the models that raise an alarm, or else of all; null: it isn't "
+        "finite, which is an alarm"
+    )
+    limit: float = Field(description="above which the check raises an alarm of that model")
     noticed: float = Field(description="share of the models sent that raise it")
     models: int = Field(description="how many were checked")
-    text: str = Field(description="what was found in the one of the largest value")
+    text: str = Field(description="what was found in that model")
 
 
 class FederationRecord(Record):

@@ -76,7 +76,7 @@ class Guard(SiteGuard):
         kept = self._restored(key, context)
         index = (told or kept.plan.rounds + 1) - 1
         who = f"node {context.node_id}, round {index + 1}"
-        came = self.receives(key, who, index, lambda: (self._model_in(msg), False))
+        came = self.receives(key, who, None if told is None else told - 1, lambda: (self._model_in(msg), False))
         if not came.let_in:
             return refusal(NOT_LET_IN, msg)
         self._check()  # before training, and not quietly
