@@ -93,6 +93,10 @@ class BoosterCapture:
         xgboost.Booster.update, xgboost.QuantileDMatrix.__init__ = updated, made
 
 
+class WrongColumns(BadInput):
+    """The mean and std that were given aren't those of the clients' columns: no message can be recorded with them."""
+
+
 class BoosterRecorder:
     """Writes boosters as they travel, and what is seen of their training, for :func:`read_boosters`.
 
@@ -130,10 +134,15 @@ class BoosterRecorder:
             seen: while it trained.
 
         Raises:
+            WrongColumns: mean or std is of more or fewer columns than the model; nothing is written.
             BadInput: the model isn't one that :func:`read_boosters` reads, or was trained in a way that it isn't for.
         """
         where = f"round {index}, client {client}"
         booster = read_booster(as_json(model, where), where)
+        for key, values in (("mean", self._mean), ("std", self._std)):
+            if values is not None and len(values) != booster.features:
+                columns = f"rows have {booster.features} columns"
+                raise WrongColumns(f"{key}: {len(values)} values, and {columns}; give one for each")
         if self._protocol is None and start and (before := read_booster(as_json(start, where), where).trees):
             self._protocol = "cyclic" if booster.trees and _same(booster.trees[0], before[0]) else "bagging"
         if seen.booster is not None and not self._settings:
@@ -144,7 +153,7 @@ class BoosterRecorder:
         self.messages += 1
         self._features = booster.features
         if seen.booster is None:
-            self._note("a client's training wasn't seen: it runs in a process of its own")
+            self._note("a client's training wasn't seen: it runs in a process of its own, or not by xgboost.train")
             return
         try:
             own = _rows_of(seen.matrix)
@@ -163,7 +172,7 @@ class BoosterRecorder:
         """Write what was seen: ``trees.yaml``, the clients' rows and, as of :func:`pairs_of`, other people's.
 
         Raises:
-            BadInput: no training was seen, so that the step isn't known; or mean and std are of other columns.
+            BadInput: no training was seen, so that the step isn't known.
         """
         if not self._settings:
             raise BadInput(
@@ -212,8 +221,6 @@ class BoosterRecorder:
         for key, values in (("mean", self._mean), ("std", self._std)):
             if values is None:
                 continue
-            if len(values) != len(columns):
-                raise BadInput(f"{key}: {len(values)} values, and rows have {len(columns)} columns; give one for each")
             for column, value in zip(columns, values, strict=True):
                 column[key] = float(value)
         for column, kind in zip(columns, self._types or (), strict=False):

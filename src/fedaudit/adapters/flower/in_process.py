@@ -38,8 +38,8 @@ CLIENT_APP_RAISED = 2  # Flower's code of that error
 KNOWN = ((1, 41), (1, 43))  # the versions whose private parts are as below
 
 
-class _Enough(BaseException):
-    """The rounds that were asked for are done: it ends the app's ServerApp."""
+class Enough(BaseException):
+    """The rounds that were asked for are done, or nothing more is wanted: it ends the app's ServerApp."""
 
 
 @dataclass
@@ -124,7 +124,8 @@ def run_app(
         config: instead of values of ``[tool.flwr.app.config]``.
         rounds: rounds of training after which the app is stopped; default: when it ends.
         until: seconds since 1970 after which no client is asked any more, once one has answered; None: no limit.
-        watch: called in place of the client for every message that it gets, with the round and the client to call.
+        watch: called in place of the client for every message that it gets, with the round and the client to call;
+            may raise :class:`Enough`.
         quiet: keep back what Flower logs.
 
     Returns:
@@ -148,7 +149,7 @@ def run_app(
             logger.setLevel(logging.ERROR)
         try:
             app.server(grid, Context(RUN, SERVER, {}, RecordDict(), dict(fused)))
-        except _Enough:
+        except Enough:
             pass
         except Exception as error:
             failed = f": {grid.seen.failures[0]}" if grid.seen.failures and not grid.seen.replies else ""
@@ -272,7 +273,7 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         """Have the client answer, and keep the answer under ``key``."""
         if self._until is not None and self.seen.replies and time.time() > self._until:
             self.seen.stopped = True
-            raise _Enough
+            raise Enough
         sent = copy.deepcopy(message)  # nobody can change what others hold, as if it had travelled
         sent.metadata.__dict__["_message_id"] = key
         told = server_round(sent)
@@ -301,7 +302,7 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         if current == self._round:
             return
         if self._rounds is not None and self.seen.rounds >= self._rounds:
-            raise _Enough
+            raise Enough
         self._round = current
         self.seen.rounds += 1
 
