@@ -258,6 +258,24 @@ def test_rows_are_those_that_bins_were_made_of_and_bins_alone_are_none(tmp_path:
     assert note.startswith("client south's rows can't be had of its QuantileDMatrix: it holds bins")
 
 
+@pytest.mark.peers
+def test_a_root_of_less_cover_than_a_leaf_may_have_weighs_nothing_and_agrees_with_the_rows(tmp_path: Path) -> None:
+    """So it is of a client of few rows, or once they are learnt: three rows have a cover of 3/4."""
+    pytest.importorskip("xgboost")
+    import xgboost
+
+    x, y = X[:3], np.array([1.0, 1.0, 0.0])
+    for least, weighs in ((1.0, False), (0.5, True)):
+        known = {"objective": "binary:logistic", "base_score": 0.5, "eta": ETA, "min_child_weight": least}
+        sent = bytes(xgboost.train(known, xgboost.DMatrix(x, y), 1).save_raw("json"))
+        assert bool(read_booster(sent, "sent").trees[0].value.any()) is weighs
+        files = {"round-00000-client-north.json": sent}
+        facts = f"trees: {{min_child_weight: {least}}}\n{SCALED}"
+        read, truth = read_boosters(folder(tmp_path / str(least), files, facts, {"north": (x, y)}))
+        assert truth is not None
+        assert all(r.verifies for r in check_replay(read, truth, None, Quiet()).replays.values())
+
+
 LATE = """
 import sys
 from fedaudit.capture.boosting import BoosterCapture
