@@ -270,6 +270,14 @@ def test_means_of_other_columns_end_the_app_at_the_first_message(tmp_path: Path)
     assert not any(out.iterdir())  # so that the same words, mended, are taken
 
 
+@pytest.mark.parametrize("std", [[1.0], [1.0, 0.0]])
+def test_deviations_that_are_none_are_refused_before_the_app_runs(tmp_path: Path, std: list[float]) -> None:
+    from fedaudit.adapters.flower import audit_flower
+
+    with pytest.raises(BadInput, match=r"2 means and std 1.0.*: as many are needed, each std above 0"):
+        audit_flower(tmp_path / "none", out=tmp_path / "out", mean=[0.0, 1.0], std=std, progress=False)
+
+
 DATASETS = """
 from sklearn.datasets import load_breast_cancer
 

@@ -105,6 +105,8 @@ def audit_flower(
     for attack in attacks or []:  # before the app runs for an hour
         spec = {"name": attack} if isinstance(attack, str) else dict(attack)
         api.make_attack(spec.pop("name", ""), spec)
+    if mean is not None and std is not None and (len(mean) != len(std) or not all(value > 0 for value in std)):
+        raise BadInput(f"{len(mean)} means and std {', '.join(map(str, std))}: as many are needed, each std above 0")
     if attacked == "last" and threat_from(threat or {}).partial:
         attacked = None
     if records is not None:
