@@ -34,6 +34,7 @@ Watch = Callable[[int, Message, Context, Call], Message]  # the round from 0, an
 
 FIRST_NODE = 1000  # a node's id is this and its partition's
 SERVER, RUN, TASK = 1, 1, 1  # ids; a SuperLink's is 1
+_ASKED = 10  # most times that a ServerApp asks for the nodes, which are always the same, before it sends something
 CLIENT_APP_RAISED = 2  # Flower's code of that error
 KNOWN = ((1, 41), (1, 43))  # the versions whose private parts are as below
 
@@ -238,6 +239,7 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         self._ids = itertools.count(1)
         self._replies: dict[str, Message] = {}
         self._round: object = None
+        self._thread, self._asked = threading.get_ident(), 0
         # The older API sends from threads. Clients train one after the other, so that each is watched by itself.
         self._lock = threading.RLock()
 
@@ -254,11 +256,18 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
+        if threading.get_ident() == self._thread:  # the older API's own thread asks as long as it runs
+            self._asked += 1
+            if self._asked > _ASKED:
+                raise BadInput(
+                    f"it waits for more nodes than the {len(self._contexts)} that there are; give more (--nodes)"
+                )
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         with self._lock:
             batch = list(messages)
+            self._asked = 0
             key = str(next(self._ids))
             return [self._push(message, f"{key}.{i}", key) for i, message in enumerate(batch)]
 
