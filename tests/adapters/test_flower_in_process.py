@@ -149,6 +149,15 @@ def test_wrong_arguments_are_refused(tiny):
         run_app(tiny, rounds=0)
 
 
+def test_an_app_that_waits_for_more_nodes_than_there_are_ends(tmp_path, monkeypatch):
+    """Flower's own strategies want two nodes, and ask every second."""
+    slept = []
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", slept.append)
+    with pytest.raises(BadInput, match="waits for more nodes than the 1 that there are; give more"):
+        run_app(write_app(tmp_path / "tiny"), nodes=1)
+    assert 2 < len(slept) <= 10
+
+
 def test_another_flower_is_refused(tiny, monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _: "1.43.0")
     with pytest.raises(BadInput, match=r"flwr 1.43.0 can't run .* pip install 'flwr>=1.41,<1.43'"):

@@ -216,6 +216,7 @@ UNSEEN = replaced(
     "booster = xgboost.train(known, data, 1)",
     "booster = xgboost.Booster(known, [data])\n        update(booster, data, 0)",
 )
+PICKLED = replaced(CLIENT, 'booster.save_raw(config["form"])', '__import__("pickle").dumps(booster)')
 UNSEEN = replaced(UNSEEN, "booster.update(data, ", "update(booster, data, ")
 
 
@@ -235,22 +236,48 @@ UNSEEN = replaced(UNSEEN, "booster.update(data, ", "update(booster, data, ")
             replaced(CLIENT, '"nthread": 1', '"nthread": 1, "alpha": 1.0'),
             "no update could be recorded: .*reg_alpha is 1, and leaves tell no sums of gradients",
         ),
+        (
+            replaced(CLIENT, '"binary:logistic"', '"multi:softprob", "num_class": 2'),
+            "no update could be recorded: .*a gbtree of objective multi:softprob; gbtree of binary:logistic or",
+        ),
+        (PICKLED, "no update could be recorded: .*it trains xgboost, and sends no model as save_raw"),
     ],
-    ids=["missing values", "not seen", "another objective", "alpha"],
+    ids=["missing values", "not seen", "another objective", "alpha", "several classes", "pickled"],
 )  # fmt: skip
 def test_what_isnt_known_of_an_app_is_said_in_a_line(tmp_path: Path, client: str, says: str) -> None:
     from fedaudit.adapters.flower import audit_flower
 
     app, sent, _ = written(tmp_path, client)
-    config, out = {"sent": str(sent), "strategy": "FedXgbBagging"}, tmp_path / "out"
+    strategy = "FedXgbCyclic" if client is PICKLED else "FedXgbBagging"  # which reads no message
+    config, out = {"sent": str(sent), "strategy": strategy}, tmp_path / "out"
+    rounds = 1 if client is PICKLED else None  # the next couldn't load it
     with pytest.raises(BadInput, match=says) as refused:
-        audit_flower(app, nodes=3, config=config, out=out, controls=False, progress=False)
+        audit_flower(app, nodes=3, config=config, rounds=rounds, out=out, controls=False, progress=False)
     assert "\n" not in str(refused.value)
     if client is UNSEEN:
         (out / "boosters" / "trees.yaml").write_text("learning_rate: 0.3\n")
         assert read_boosters(out / "boosters")[0].trees is not None
     elif "missing values" in says:
         assert len(json.loads((out / "findings.json").read_text())) == 3
+
+
+def test_means_of_other_columns_end_the_app_at_the_first_message(tmp_path: Path) -> None:
+    from fedaudit.adapters.flower import audit_flower
+
+    app, sent, _ = written(tmp_path)
+    config, out = {"sent": str(sent)}, tmp_path / "out"
+    with pytest.raises(BadInput, match=r"^mean: 2 values, and rows have 30 columns; give one for each$"):
+        audit_flower(app, nodes=3, config=config, out=out, mean=[0.0, 1.0], std=[1.0, 1.0], progress=False)
+    assert messages(sent) == {}
+    assert not any(out.iterdir())  # so that the same words, mended, are taken
+
+
+@pytest.mark.parametrize("std", [[1.0], [1.0, 0.0]])
+def test_deviations_that_are_none_are_refused_before_the_app_runs(tmp_path: Path, std: list[float]) -> None:
+    from fedaudit.adapters.flower import audit_flower
+
+    with pytest.raises(BadInput, match=r"2 means and std 1.0.*: as many are needed, each std above 0"):
+        audit_flower(tmp_path / "none", out=tmp_path / "out", mean=[0.0, 1.0], std=std, progress=False)
 
 
 DATASETS = """

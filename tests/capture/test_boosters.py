@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +223,83 @@ def test_numbers_are_judged_by_the_rows_own_deviations_where_the_columns_arent_g
     audit = fedaudit.audit_transcript(tmp_path / "out", controls=False, progress=False)
     (metric,) = (m for m in audit.result.findings[0].metrics if m.name == "cell_accuracy")
     assert metric.value == pytest.approx(1 - wrong[linear_sum_assignment(wrong)].sum() / rows.size)
+
+
+def test_whole_models_of_several_clients_in_a_round_are_no_cyclic_federation(tmp_path: Path) -> None:
+    files = {f"round-00000-client-{name}.json": WHOLE for name in ("north", "south")}
+    with pytest.raises(BadInput, match="several clients send the whole model in a round") as refused:
+        read_boosters(folder(tmp_path, files, "trees: {protocol: cyclic}\n"))
+    one_line(refused)
+
+
+@pytest.mark.peers
+def test_rows_are_those_that_bins_were_made_of_and_bins_alone_are_none(tmp_path: Path) -> None:
+    """A QuantileDMatrix gives the bins' bounds back, whose trees are the same: they'd pass for the client's rows."""
+    pytest.importorskip("xgboost")
+    import xgboost
+
+    before, own = xgboost.QuantileDMatrix(X, Y, max_bin=4), xgboost.QuantileDMatrix.__init__
+    known = {"objective": "binary:logistic", "max_bin": 4, "nthread": 1}
+    recorder = BoosterRecorder(tmp_path / "sent", name="clinics")
+    with BoosterCapture() as seen:
+        grown = xgboost.XGBClassifier(n_estimators=1, max_depth=3, max_bin=4, n_jobs=1).fit(X, Y).get_booster()
+    recorder.message(0, "north", bytes(grown.save_raw("json")), b"", seen)
+    with BoosterCapture() as seen:
+        grown = xgboost.train(known, before, 1)
+    recorder.message(0, "south", bytes(grown.save_raw("json")), b"", seen)
+    recorder.close()
+    assert xgboost.QuantileDMatrix.__init__ is own
+    assert not np.array_equal(before.get_data().toarray(), X)
+    with np.load(tmp_path / "sent" / "rows-north.npz") as rows:
+        assert np.array_equal(rows["inputs"], X)
+        assert np.array_equal(rows["labels"], Y)
+    assert not (tmp_path / "sent" / "rows-south.npz").exists()
+    (note,) = recorder.notes
+    assert note.startswith("client south's rows can't be had of its QuantileDMatrix: it holds bins")
+
+
+@pytest.mark.peers
+def test_a_root_of_less_cover_than_a_leaf_may_have_weighs_nothing_and_agrees_with_the_rows(tmp_path: Path) -> None:
+    """So it is of a client of few rows, or once they are learnt: three rows have a cover of 3/4."""
+    pytest.importorskip("xgboost")
+    import xgboost
+
+    x, y = X[:3], np.array([1.0, 1.0, 0.0])
+    for least, weighs in ((1.0, False), (0.5, True)):
+        known = {"objective": "binary:logistic", "base_score": 0.5, "eta": ETA, "min_child_weight": least}
+        sent = bytes(xgboost.train(known, xgboost.DMatrix(x, y), 1).save_raw("json"))
+        assert bool(read_booster(sent, "sent").trees[0].value.any()) is weighs
+        files = {"round-00000-client-north.json": sent}
+        facts = f"trees: {{min_child_weight: {least}}}\n{SCALED}"
+        read, truth = read_boosters(folder(tmp_path / str(least), files, facts, {"north": (x, y)}))
+        assert truth is not None
+        assert all(r.verifies for r in check_replay(read, truth, None, Quiet()).replays.values())
+
+
+LATE = """
+import sys
+from fedaudit.capture.boosting import BoosterCapture
+assert "xgboost" not in sys.modules
+before = list(sys.meta_path)
+with BoosterCapture() as unused:
+    pass
+with BoosterCapture() as seen:
+    import numpy, xgboost
+    grown = xgboost.train({"nthread": 1}, xgboost.DMatrix(numpy.eye(3), numpy.ones(3)), 1)
+assert seen.booster is grown
+assert [finder for finder in sys.meta_path if isinstance(finder, BoosterCapture)] == []
+assert not hasattr(xgboost.Booster.update, "__wrapped__")
+with BoosterCapture() as seen:
+    xgboost.train({"nthread": 1}, xgboost.DMatrix(numpy.eye(3), numpy.ones(3)), 1)
+assert seen.booster is not None
+"""
+
+
+@pytest.mark.peers
+def test_a_client_that_imports_xgboost_as_it_trains_is_seen() -> None:
+    pytest.importorskip("xgboost")
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.peers

@@ -107,6 +107,11 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
             boosters[key] = read_booster(_json(_bytes(files[name]), name), name)
     boosters = dict(sorted(boosters.items()))
     if facts.trees.protocol == "cyclic":
+        if len({index for index, _ in boosters}) < len(boosters):
+            raise BadInput(
+                f"{folder}: several clients send the whole model in a round, each with trees of its own; read are "
+                "cyclic, of one client a round, and bagging, where each sends its new trees alone"
+            )
         boosters = _added(boosters)
     first = next(iter(boosters.values()))
     if any((b.objective, b.features) != (first.objective, first.features) or not b.trees for b in boosters.values()):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import inspect
 import json
 import sys
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
@@ -21,11 +25,16 @@ from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput
 
 _DEEPEST = 16  # that a TreeSpec has
+_XGBOOST = "xgboost"
+_MADE_OF = "_fedaudit_made_of"  # of a QuantileDMatrix
 Rows = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 class BoosterCapture:
     """While it is entered, sees what ``xgboost.Booster.update`` is called with; ``xgboost.train`` calls that, too.
+
+    An ``xgboost.QuantileDMatrix``, which scikit-learn's classes make, too, holds bins in place of the rows that it was
+    made of: it keeps these, where it is made meanwhile. ``xgboost`` may be imported meanwhile, too.
 
     Attributes:
         booster, matrix: of the last call, with its ``xgboost.DMatrix``; None: there was none.
@@ -34,24 +43,58 @@ class BoosterCapture:
     def __init__(self) -> None:
         self.booster: Any = None
         self.matrix: Any = None
-        self._kind: Any = None
+        self._own: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Self:
-        self._kind = getattr(sys.modules.get("xgboost"), "Booster", None)  # nothing is trained by what isn't loaded
-        if self._kind is not None:
-            self._own = own = self._kind.update
-
-            @functools.wraps(own)
-            def update(booster: Any, dtrain: Any, *arguments: Any, **options: Any) -> None:
-                own(booster, dtrain, *arguments, **options)
-                self.booster, self.matrix = booster, dtrain
-
-            self._kind.update = update
+        if _XGBOOST in sys.modules:
+            self._watch(sys.modules[_XGBOOST])
+        else:
+            sys.meta_path.insert(0, self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._kind is not None:
-            self._kind.update = self._own
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for kind, name, own in self._own:
+            setattr(kind, name, own)
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """Find xgboost as Python does, to watch it once it is imported; of ``sys.meta_path``."""
+        if name != _XGBOOST:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                self._watch(module)
+
+            setattr(spec.loader, "exec_module", exec_module)  # noqa: B010 (mypy: it is a method)
+        return spec
+
+    def _watch(self, xgboost: Any) -> None:
+        update, make = xgboost.Booster.update, xgboost.QuantileDMatrix.__init__
+        self._own = [(xgboost.Booster, "update", update), (xgboost.QuantileDMatrix, "__init__", make)]
+
+        @functools.wraps(update)
+        def updated(booster: Any, dtrain: Any, *arguments: Any, **options: Any) -> None:
+            update(booster, dtrain, *arguments, **options)
+            self.booster, self.matrix = booster, dtrain
+
+        @functools.wraps(make)
+        def made(matrix: Any, *arguments: Any, **options: Any) -> None:
+            make(matrix, *arguments, **options)
+            given = inspect.signature(make).bind(matrix, *arguments, **options).arguments
+            of_rows = {key: given[key] for key in ("data", "missing", "enable_categorical") if key in given}
+            setattr(matrix, _MADE_OF, of_rows)
+
+        xgboost.Booster.update, xgboost.QuantileDMatrix.__init__ = updated, made
+
+
+class WrongColumns(BadInput):
+    """The mean and std that were given aren't those of the clients' columns: no message can be recorded with them."""
 
 
 class BoosterRecorder:
@@ -91,10 +134,15 @@ class BoosterRecorder:
             seen: while it trained.
 
         Raises:
+            WrongColumns: mean or std is of more or fewer columns than the model; nothing is written.
             BadInput: the model isn't one that :func:`read_boosters` reads, or was trained in a way that it isn't for.
         """
         where = f"round {index}, client {client}"
         booster = read_booster(as_json(model, where), where)
+        for key, values in (("mean", self._mean), ("std", self._std)):
+            if values is not None and len(values) != booster.features:
+                columns = f"rows have {booster.features} columns"
+                raise WrongColumns(f"{key}: {len(values)} values, and {columns}; give one for each")
         if self._protocol is None and start and (before := read_booster(as_json(start, where), where).trees):
             self._protocol = "cyclic" if booster.trees and _same(booster.trees[0], before[0]) else "bagging"
         if seen.booster is not None and not self._settings:
@@ -105,7 +153,7 @@ class BoosterRecorder:
         self.messages += 1
         self._features = booster.features
         if seen.booster is None:
-            self._note("a client's training wasn't seen: it runs in a process of its own")
+            self._note("a client's training wasn't seen: it runs in a process of its own, or not by xgboost.train")
             return
         try:
             own = _rows_of(seen.matrix)
@@ -124,7 +172,7 @@ class BoosterRecorder:
         """Write what was seen: ``trees.yaml``, the clients' rows and, as of :func:`pairs_of`, other people's.
 
         Raises:
-            BadInput: no training was seen, so that the step isn't known; or mean and std are of other columns.
+            BadInput: no training was seen, so that the step isn't known.
         """
         if not self._settings:
             raise BadInput(
@@ -173,8 +221,6 @@ class BoosterRecorder:
         for key, values in (("mean", self._mean), ("std", self._std)):
             if values is None:
                 continue
-            if len(values) != len(columns):
-                raise BadInput(f"{key}: {len(values)} values, and rows have {len(columns)} columns; give one for each")
             for column, value in zip(columns, values, strict=True):
                 column[key] = float(value)
         for column, kind in zip(columns, self._types or (), strict=False):
@@ -192,8 +238,18 @@ def _same(one: Tree, other: Tree) -> bool:
 
 
 def _rows_of(matrix: Any) -> Rows:
-    """Return the rows (n, d) of a DMatrix, NaN where a value is missing, and the labels (n,)."""
-    held = matrix.get_data()
+    """Return the rows (n, d) of a DMatrix, NaN where a value is missing, and the labels (n,).
+
+    Raises:
+        ValueError: it holds bins, and what it was made of isn't known.
+    """
+    source = matrix
+    if "Quantile" in type(matrix).__name__:
+        made_of = getattr(matrix, _MADE_OF, {})
+        if "data" not in made_of or hasattr(made_of["data"], "next"):
+            raise ValueError("it holds bins; make it of an array or a table in the function that trains")
+        source = sys.modules[_XGBOOST].DMatrix(**made_of)
+    held = source.get_data()
     rows = np.full(held.shape, np.nan, dtype=np.float32)
     rows[np.repeat(np.arange(len(rows)), np.diff(held.indptr)), held.indices] = held.data
     return rows, np.asarray(matrix.get_label(), dtype=np.float32)

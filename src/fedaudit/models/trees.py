@@ -148,7 +148,7 @@ def read_booster(data: bytes, where: str) -> Booster:
         objective, known = str(learner["objective"]["name"]), learner["learner_model_param"]
         kind = str(learner["gradient_booster"]["name"])
         features = int(known["num_feature"])
-        score = float(str(known["base_score"]).strip("[]"))
+        score, *others = [float(part) for part in str(known["base_score"]).strip("[]").split(",")]
         model = learner["gradient_booster"]["model"] if kind == "gbtree" else {"trees": []}
         found, parallel = model["trees"], str(model.get("gbtree_model_param", {}).get("num_parallel_tree", "1"))
         nodes = sum(len(tree["left_children"]) for tree in found)
@@ -161,7 +161,7 @@ def read_booster(data: bytes, where: str) -> Booster:
         raise BadInput(
             f"{where}: a {kind[:40]} of objective {objective[:40]}; gbtree of {' or '.join(OBJECTIVES)} is read"
         )
-    if str(known.get("num_class", "0")) not in ("0", "1") or not 1 <= features <= 10**5:
+    if others or str(known.get("num_class", "0")) not in ("0", "1") or not 1 <= features <= 10**5:
         raise BadInput(f"{where}: models of one output and 1 to 100,000 features are read")
     if parallel != "1":
         raise BadInput(f"{where}: trees grown {parallel[:10]} at once; num_parallel_tree: 1 is read")

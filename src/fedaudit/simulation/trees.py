@@ -260,6 +260,8 @@ def replay_error(record: TreeRecord, message: TreeMessage, held: Split) -> float
     own = _of_client(booster, record.spec.reg_lambda, record.learning_rate, x, y, margin)
     sent = np.concatenate([tree.value[tree.leaves] for tree in booster.trees]).astype(np.float64)
     given = np.concatenate([tree.weights[tree.leaves] for tree in own if tree.weights is not None])
+    cover = np.concatenate([tree.cover[tree.leaves] for tree in own if tree.cover is not None])
+    given[(cover < record.spec.min_child_weight) & (sent == 0)] = 0  # xgboost gives a root of so little no weight
     return float(np.linalg.norm(given - sent)) / max(float(np.linalg.norm(sent)), 1e-12)
 
 

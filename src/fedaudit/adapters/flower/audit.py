@@ -20,10 +20,10 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from fedaudit import api
-from fedaudit.adapters.flower.in_process import App, Call, Run, lies_in, loaded, run_app
+from fedaudit.adapters.flower.in_process import App, Call, Enough, Run, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, booster_in, check_names, is_training, num_examples, state_in
 from fedaudit.capture.boosters import convert_boosters
-from fedaudit.capture.boosting import BoosterCapture, BoosterRecorder
+from fedaudit.capture.boosting import BoosterCapture, BoosterRecorder, WrongColumns
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
@@ -105,6 +105,8 @@ def audit_flower(
     for attack in attacks or []:  # before the app runs for an hour
         spec = {"name": attack} if isinstance(attack, str) else dict(attack)
         api.make_attack(spec.pop("name", ""), spec)
+    if mean is not None and std is not None and (len(mean) != len(std) or not all(value > 0 for value in std)):
+        raise BadInput(f"{len(mean)} means and std {', '.join(map(str, std))}: as many are needed, each std above 0")
     if attacked == "last" and threat_from(threat or {}).partial:
         attacked = None
     if records is not None:
@@ -145,6 +147,8 @@ def audit_flower(
                 finally:
                     if not watcher.updates:  # nothing to keep
                         shutil.rmtree(folder / RECORDING, ignore_errors=True)
+            if watcher.refused is not None:
+                raise watcher.refused
             if run.stopped:
                 display.say(f"note: half of the time was spent: the app was stopped in round {run.rounds}")
             watcher.notes += trees.notes
@@ -200,6 +204,7 @@ class _Watcher:
         self.updates = 0
         self.rounds: set[int] = set()  # of which there are updates
         self.notes: list[str] = []
+        self.refused: WrongColumns | None = None  # what was asked for doesn't fit: the app was stopped
         self._recorder, self._trees, self._report = recorder, trees, report
         self._round: int | None = None
         self._weights: dict[str, Tensor] = {}
@@ -221,8 +226,15 @@ class _Watcher:
             try:
                 if model := booster_in(reply.content):
                     self._trees.message(index, str(context.node_id), model, booster_in(sent) or b"", grown)
+                elif grown.booster is not None:
+                    raise BadInput(
+                        "it trains xgboost, and sends no model as save_raw('json') or save_raw('ubj') gives it"
+                    )
                 else:
                     self._record(index, context.node_id, sent, seen, reply.content)
+            except WrongColumns as error:
+                self.refused = error
+                raise Enough from None
             except FedAuditError as error:
                 self._note(f"an update of node {context.node_id} isn't recorded: {error}")
         return reply
@@ -288,7 +300,8 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
         why = f": {run.failures[0]}" if run.failures else ""
         raise BadInput(f"no client sent an update{why}")
     if not watcher.updates:
-        raise BadInput(f"no update could be recorded: {'; '.join(watcher.notes)}")
+        first, *more = watcher.notes
+        raise BadInput(f"no update could be recorded: {first}" + f" (and {len(more)} notes more)" * bool(more))
     raise BadInput(
         "no client's training was seen: it runs in a thread or process of its own, or without torch; what travelled "
         f"is in {recording}, for fedaudit attack --model"

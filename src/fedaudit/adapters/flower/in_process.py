@@ -34,12 +34,13 @@ Watch = Callable[[int, Message, Context, Call], Message]  # the round from 0, an
 
 FIRST_NODE = 1000  # a node's id is this and its partition's
 SERVER, RUN, TASK = 1, 1, 1  # ids; a SuperLink's is 1
+_ASKED = 10  # most times that a ServerApp asks for the nodes, which are always the same, before it sends something
 CLIENT_APP_RAISED = 2  # Flower's code of that error
 KNOWN = ((1, 41), (1, 43))  # the versions whose private parts are as below
 
 
-class _Enough(BaseException):
-    """The rounds that were asked for are done: it ends the app's ServerApp."""
+class Enough(BaseException):
+    """The rounds that were asked for are done, or nothing more is wanted: it ends the app's ServerApp."""
 
 
 @dataclass
@@ -124,7 +125,8 @@ def run_app(
         config: instead of values of ``[tool.flwr.app.config]``.
         rounds: rounds of training after which the app is stopped; default: when it ends.
         until: seconds since 1970 after which no client is asked any more, once one has answered; None: no limit.
-        watch: called in place of the client for every message that it gets, with the round and the client to call.
+        watch: called in place of the client for every message that it gets, with the round and the client to call;
+            may raise :class:`Enough`.
         quiet: keep back what Flower logs.
 
     Returns:
@@ -148,7 +150,7 @@ def run_app(
             logger.setLevel(logging.ERROR)
         try:
             app.server(grid, Context(RUN, SERVER, {}, RecordDict(), dict(fused)))
-        except _Enough:
+        except Enough:
             pass
         except Exception as error:
             failed = f": {grid.seen.failures[0]}" if grid.seen.failures and not grid.seen.replies else ""
@@ -237,6 +239,7 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         self._ids = itertools.count(1)
         self._replies: dict[str, Message] = {}
         self._round: object = None
+        self._thread, self._asked = threading.get_ident(), 0
         # The older API sends from threads. Clients train one after the other, so that each is watched by itself.
         self._lock = threading.RLock()
 
@@ -253,11 +256,18 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
+        if threading.get_ident() == self._thread:  # the older API's own thread asks as long as it runs
+            self._asked += 1
+            if self._asked > _ASKED:
+                raise BadInput(
+                    f"it waits for more nodes than the {len(self._contexts)} that there are; give more (--nodes)"
+                )
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         with self._lock:
             batch = list(messages)
+            self._asked = 0
             key = str(next(self._ids))
             return [self._push(message, f"{key}.{i}", key) for i, message in enumerate(batch)]
 
@@ -272,7 +282,7 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         """Have the client answer, and keep the answer under ``key``."""
         if self._until is not None and self.seen.replies and time.time() > self._until:
             self.seen.stopped = True
-            raise _Enough
+            raise Enough
         sent = copy.deepcopy(message)  # nobody can change what others hold, as if it had travelled
         sent.metadata.__dict__["_message_id"] = key
         told = server_round(sent)
@@ -301,7 +311,7 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         if current == self._round:
             return
         if self._rounds is not None and self.seen.rounds >= self._rounds:
-            raise _Enough
+            raise Enough
         self._round = current
         self.seen.rounds += 1
 
