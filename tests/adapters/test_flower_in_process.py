@@ -151,7 +151,7 @@ def test_wrong_arguments_are_refused(tiny):
 
 def test_an_app_that_waits_for_more_nodes_than_there_are_ends(tmp_path, monkeypatch):
     """Flower's own strategies want two nodes, and ask every second."""
-    slept = []
+    slept: list[float] = []
     monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", slept.append)
     with pytest.raises(BadInput, match="waits for more nodes than the 1 that there are; give more"):
         run_app(write_app(tmp_path / "tiny"), nodes=1)
