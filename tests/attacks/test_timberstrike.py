@@ -154,6 +154,10 @@ def test_it_refuses_what_it_cannot_work_with() -> None:
     for part in (ThreatModel(rounds=[0]), ThreatModel(adversary="client", clients=[0])):
         with pytest.raises(BadInput, match="for horizontal federations of networks"):
             observe(whole, part)
+    lone = {"left_children": [-1], "right_children": [-1], "split_indices": [0], "split_conditions": [0.0]}
+    of_three = model(lone | {"base_weights": [0.0], "sum_hessian": [0.75]})  # of less than 1, xgboost's least
+    with pytest.raises(NotApplicable, match="tells their number alone"):
+        attacked(seen((0, 0, of_three, 3)))
     with pytest.raises(NotApplicable, match="federation is of boosted trees"):
         make_attack("tableak")(observe(whole, ThreatModel()).split("update")[0])
 

@@ -135,7 +135,13 @@ class TimberStrike(Attack):
         first = next((m for m in record.messages if m.client == record.victims[0]), None)
         if first is None:
             raise NotApplicable("timberstrike: the adversary sees no tree of this client")
-        cover = first.booster.trees[0].cover
+        tree = first.booster.trees[0]
+        cover = tree.cover
+        if cover is not None and len(cover) == 1 and not tree.value[0] and cover[0] < record.spec.min_child_weight:
+            raise NotApplicable(
+                "timberstrike: the client's rows weigh less than min_child_weight, so xgboost gave its tree no value: "
+                "it tells their number alone"
+            )
         return 0.0 if cover is None else float(cover[0]) * (4 if first.booster.objective == OBJECTIVES[0] else 1)
 
     def _run(self, observation: Observation, generator: torch.Generator, _: str, progress: Progress) -> RowFinding:
