@@ -21,6 +21,7 @@ NAMES = [
         "task",
     ),
     *("pickle", "idx", "idx.gz", "npz", "mat", "csv", "parquet", "picture", "own-arrays", "booster"),
+    *("example-folder", "boosters", "job", "parts", "tensors", "adapters"),
     *("wfdb", "nifti", "nifti.gz", "dicom"),
     *("safetensors", "pt", "kept", "finding", "generator", "store", "site", "result"),
 ]

@@ -41,6 +41,7 @@ from fedaudit_lab.studies.store import Row
 from tests.conftest import SCENARIO
 from tests.fuzz.base import Finding as Finding
 from tests.fuzz.base import Target as Target
+from tests.fuzz.folders import of_folders
 from tests.fuzz.formats import Format, formats, picture
 from tests.fuzz.kinds import of_canaries, of_frame, of_task, of_text, of_tokens
 from tests.fuzz.strategies import ODD, Draw, by_schema, by_settings, changed, mutated, odd
@@ -70,6 +71,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "text": of_text(folder / "text"),
         **_of_recordings(folder / "recording"),
         "canaries": of_canaries(folder / "canaries"),
+        **of_folders(folder / "folders"),
     }
     files = folder / "formats"
     files.mkdir(exist_ok=True)

@@ -144,7 +144,7 @@ class Packing:
                 raise BadInput(f"{where} '{part.label}' has the shape {tuple(tensor.shape[1:])}, others' {part.shape}")
             if part.whole and tensor.numel() and int(tensor.abs().max()) >= _EXACT:
                 raise BadInput(f"{where} '{part.label}' has whole numbers of {_EXACT:,} or more, which aren't kept")
-        return torch.cat([t.reshape(len(t), -1).to(torch.float32) for t in tensors], dim=1)
+        return torch.cat([t.reshape(len(t), math.prod(t.shape[1:])).to(torch.float32) for t in tensors], dim=1)
 
     def in_order(self, given: Any) -> list[Any]:
         """Return tensors in the order of their parts, as they are."""
