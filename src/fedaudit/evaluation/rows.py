@@ -150,7 +150,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     out at least as well.
     """
     if not bool(finding.rows.isfinite().all()):
-        return refused(finding, observation, "some of the rows that it returned are not finite: a fault of the attack")
+        return refused(finding, observation)
     table = _Table.of(observation.task_info, truth)
     parts = [(m, _own(finding, m, len(observation.messages))) for m in observation.messages]
     parts = [(m, own) for m, own in parts if len(own) or len(observation.messages) == 1]

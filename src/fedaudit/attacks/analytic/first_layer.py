@@ -92,14 +92,15 @@ class ClosedForm(Attack):
         )
 
 
-def in_range(task_info: TaskInfo) -> float:
-    """Return what an error of 1 in what the model sees is, at most, as a share of the range of an example's values.
+def in_range(task_info: TaskInfo, inputs: Tensor) -> Tensor:
+    """Return (r,) what an error of 1 in (r, numbers) inputs is, at most, as a share of the range of their values.
 
-    Of a kind without a range, in standard deviations.
+    Of a kind without a range in standard deviations, of inputs that are smaller in their own root mean square: whether
+    they are standardised isn't known.
     """
     if (bounds := task_info.example_kind.bounds) is None:
-        return 1.0
-    return max(task_info.std) / (bounds[1] - bounds[0])
+        return 1 / inputs.square().mean(dim=1).sqrt().clamp(min=1e-300, max=1.0)
+    return torch.full((len(inputs),), max(task_info.std) / (bounds[1] - bounds[0]), dtype=inputs.dtype)
 
 
 _PROBES = 8

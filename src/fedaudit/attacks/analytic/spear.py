@@ -270,15 +270,15 @@ def _judged(factored: FactoredUpdate, found: Directions) -> Recovered:
     wrong = ((before < -slack) & active).sum(dim=1)
     allowed = _FLIPPED * active.sum(dim=1) if several else torch.zeros(len(active))
     sure = (wrong <= allowed) & (before < -slack).any(dim=1) & torch.isfinite(inputs).all(dim=1)
-    scale = in_range(observation.task_info)
-    sure &= result.error * scale <= _CERTIFIED
+    error = result.error * in_range(observation.task_info, inputs)
+    sure &= error <= _CERTIFIED
     columns = torch.zeros(before.shape, dtype=torch.float64)
     columns[:, parts.live] = result.left.T
     labels, distance = own_labels(module, observation, layer, inputs, columns)
     if not several and comparable(module, observation):
         sure &= distance <= _OWN
     count = f"{int(sure.sum())} of {len(inputs)} examples"
-    note = f"certified without the truth: {count}; estimated error {float(result.error.median()) * scale:.1g}"
+    note = f"certified without the truth: {count}; estimated error {float(error.median()):.1g}"
     return Recovered(inputs, labels, sure, (note,))
 
 
