@@ -18,6 +18,7 @@ from fedaudit.attacks.analytic.first_layer import (
     layer_product,
     own_labels,
     own_targets,
+    rounding_of,
 )
 from fedaudit.attacks.analytic.patches import CERTIFIED, LEFT_OVER, attended, attends, patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
@@ -134,7 +135,9 @@ def recover(module: nn.Module, observation: Observation, attack: str) -> Recover
         rest = product - column[:, None] * row
         left_over = float(rest.norm() / product.norm())
         free = max(1, rest.numel() - rest.shape[1] - rest.shape[0])
-        error = rest.norm() / free**0.5 / column.norm() * (1 + row.square().mean()).sqrt() * torch.ones(1)
+        # where rounding took all away, nothing is left over either
+        noise = (rest.norm() / free**0.5).clamp(min=rounding_of(observation.single(), layer))
+        error = noise / column.norm() * (1 + row.square().mean()).sqrt() * torch.ones(1)
         inputs = row[None, :-1]
         own = own_labels if observation.task_info.num_classes is not None else own_targets
         labels, distance = own(module, observation, layer, inputs, column[None])

@@ -233,6 +233,16 @@ def layer_product(message: Message, layer: FirstLayer, attack: str) -> Tensor:
     return product
 
 
+def rounding_of(message: Message, layer: FirstLayer) -> float:
+    """Return the deviation of what rounding leaves in :func:`layer_product` where weights travelled, else 0."""
+    update, training, name = message.update, message.update.training, f"{layer.name}.weight".lstrip(".")
+    if update.kind != "weights":
+        return 0.0
+    rate = training.learning_rate * treatments(training, [name])[0].learning_rate if training else 1.0
+    size = float(message.weights[name].double().square().mean().sqrt())
+    return torch.finfo(update.tensors[name].dtype).eps / 4 * size / rate
+
+
 def _kept(training: TrainingConfig, multiple: float, momentum: float, decay: float) -> float:
     """Return α: what local training without any gradient would leave of a weight of 1."""
     weight, velocity = 1.0, 0.0

@@ -17,6 +17,7 @@ from fedaudit.attacks.analytic.first_layer import (
     layer_product,
     own_gradients,
     own_labels,
+    rounding_of,
 )
 from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.analytic.sparse_columns import (
@@ -270,7 +271,8 @@ def _judged(factored: FactoredUpdate, found: Directions) -> Recovered:
     wrong = ((before < -slack) & active).sum(dim=1)
     allowed = _FLIPPED * active.sum(dim=1) if several else torch.zeros(len(active))
     sure = (wrong <= allowed) & (before < -slack).any(dim=1) & torch.isfinite(inputs).all(dim=1)
-    error = result.error * in_range(observation.task_info, inputs)
+    least = rounding_of(observation.single(), layer) / result.left.norm(dim=0)  # of what rounding took all away, too
+    error = result.error.maximum(least) * in_range(observation.task_info, inputs)
     sure &= error <= _CERTIFIED
     columns = torch.zeros(before.shape, dtype=torch.float64)
     columns[:, parts.live] = result.left.T
