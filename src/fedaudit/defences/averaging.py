@@ -111,7 +111,8 @@ class AFA(Aggregator):
         xi = self.xi
         while True:
             cosines = _cosines_to_aggregate(products, trust, good)
-            middle, spread = float(cosines.quantile(0.5)), float(cosines.std(correction=0))
+            middle = float(cosines.quantile(0.5))
+            spread = max(float(cosines.std(correction=0)), 1e-12)  # alike but for rounding
             below = float(cosines.mean()) < middle
             unusual = cosines < middle - xi * spread if below else cosines > middle + xi * spread
             for position in torch.nonzero(unusual).flatten().tolist():

@@ -11,7 +11,7 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 from fedaudit.attacks import ClassImagesFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.statistics import SURE, proportion
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
@@ -95,6 +95,8 @@ def evaluate_class_images(
     Raises:
         BadInput: there are too few held-out images of the class, or of others.
     """
+    if not bool(finding.images.isfinite().all()):
+        return refused(finding, observation)
     kind = observation.task_info.example_kind
     inputs, labels = held_out(truth)
     target, count = finding.target, finding.images.shape[1]

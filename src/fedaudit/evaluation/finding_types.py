@@ -205,7 +205,10 @@ def victims_of(*examples: Tensor) -> str:
     return hashlib.sha256(b"".join(tensor_digest(part) for part in examples)).hexdigest()[:12]
 
 
-def refused(finding: Finding, observation: Observation, reason: str) -> Evaluation:
+NOT_FINITE = "some of what it returned is not finite: the model diverged, or it is a fault of the attack"
+
+
+def refused(finding: Finding, observation: Observation, reason: str = NOT_FINITE) -> Evaluation:
     """Return the evaluation of a run that the truth has no answer to."""
     return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
 

@@ -15,6 +15,7 @@ from fedaudit.utils.machine import import_torchvision
 PSNR_CAP = 100.0  # dB; equal images would be infinitely many, which JSON can't hold
 _LPIPS_TRUNK = "alexnet-owt-7be5be79.pth"
 _SSIM_WINDOW, _SSIM_SIGMA = 11, 1.5
+_EVEN = 1e-4  # of a range of 1: what varies less is even
 _C1, _C2 = 0.01**2, 0.03**2  # of a range of 1
 
 
@@ -69,10 +70,13 @@ def _window_means(x: Tensor, weights: Tensor) -> Tensor:
 def correlation(a: Tensor, b: Tensor) -> Tensor:
     """Return the (n,) Pearson correlations of signals (n, C, T): each channel's mean is taken off, all channels as one.
 
-    A signal that doesn't vary correlates with nothing: 0.
+    A signal that doesn't vary, by a ten-thousandth of its channels' range, correlates with others that don't alone: 1
+    with these, and 0 with all else.
     """
     own, other = ((x.double() - x.double().mean(dim=-1, keepdim=True)).flatten(1) for x in (a, b))
-    return torch.nn.functional.cosine_similarity(own, other, dim=1, eps=1e-12)
+    even = [x.square().mean(dim=1) <= _EVEN**2 for x in (own, other)]
+    found = torch.nn.functional.cosine_similarity(own, other, dim=1, eps=1e-12)
+    return torch.where(even[0] | even[1], (even[0] & even[1]).double(), found)
 
 
 def lpips_missing() -> str | None:

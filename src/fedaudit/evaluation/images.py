@@ -45,6 +45,7 @@ NEARER_DB = 6.0  # by which an image is nearer than to any other candidate: a qu
 GROUPED_MSE = (1 / 255) ** 2  # one grey level: what an image may be off by whose client is asked for
 _GROUPINGS = 999  # at random: the least p-value is 1 in 1,000
 CERTIFIED_MSE = (0.5 / 255) ** 2  # half a grey level: what a certified image may be off by
+_ROUNDING = 1e-5  # of a number's size: what float32 leaves of one, and by how much a channel that varies does
 # Scores of single images that a user may set a limit for; for each, higher means more leakage.
 SCORES = ("psnr", "ssim", "correlation", "psnr_registered", "ssim_registered", "correlation_registered")
 _RANGES: dict[str, tuple[float, ...]] = {
@@ -101,11 +102,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     """
     things = observation.task_info.example_kind.plural
     if not bool(finding.images.isfinite().all()):
-        return refused(
-            finding,
-            observation,
-            f"some of the {things} that it returned are not finite: a fault of the attack",
-        )
+        return refused(finding, observation)
     vertical, received = observation.vertical is not None, observation
     targets = None
     if observation.task_info.num_classes is None and not vertical:
@@ -224,7 +221,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         ],
         images=results,
         certified=None if finding.certified is None else int(finding.certified.sum()),
-        certified_wrong=None if finding.certified is None else _wrongly(given[0], covered, given[1]),
+        certified_wrong=None if finding.certified is None else _wrongly(given[0], covered, given[1], observation),
         things=things,
         label_source=finding.label_source,
         label_accuracy=None if targets else label_accuracy(labels, true_labels),
@@ -295,7 +292,7 @@ def _of_one_class(finding: ImageFinding, truth: Truth) -> tuple[ImageFinding, Tr
 
 
 def _in_units_of_range(finding: ImageFinding, truth: Truth, packing: Packing | None) -> tuple[ImageFinding, Truth]:
-    """Return both with each channel's least and largest value over the candidates at 0 and 1."""
+    """Return both with each channel's least and largest value over the candidates at 0 and 1, where these differ."""
     if packing is None:
         shape = (-1, *(1,) * (truth.candidates.ndim - 2))
         values = truth.candidates.transpose(0, 1).flatten(1)
@@ -305,7 +302,11 @@ def _in_units_of_range(finding: ImageFinding, truth: Truth, packing: Packing | N
         none = torch.zeros(int(groups.max()) + 1)
         low = none.scatter_reduce(0, groups, least, "amin", include_self=False)[groups]
         high = none.scatter_reduce(0, groups, most, "amax", include_self=False)[groups]
-    width = torch.where(high > low, high - low, torch.ones_like(low))
+    width, size = high - low, torch.maximum(high.abs(), low.abs())
+    vary = width > _ROUNDING * size
+    # a channel that doesn't vary has no range: its own size stands for it, or the usual range of the others
+    usual = width[vary].median() if bool(vary.any()) else torch.ones(())
+    width = torch.where(vary, width, torch.where(size > 0, size.maximum(usual), usual))
 
     def scaled(examples: Tensor) -> Tensor:
         return (examples - low) / width
@@ -360,16 +361,26 @@ def _as_one(observation: Observation, truth: Truth) -> tuple[Observation, Truth]
     return replace(observation, messages=(first,)), one
 
 
-def _wrongly(finding: ImageFinding, covered: Sequence[tuple[Message, Tensor]], truth: Truth) -> int:
-    """Return how many certified images are none of their client's, up to half a grey level (root mean square)."""
-    wrong = 0
+def _wrongly(
+    finding: ImageFinding, covered: Sequence[tuple[Message, Tensor]], truth: Truth, observation: Observation
+) -> int:
+    """Return how many certified images are none of their client's, up to half a grey level (root mean square).
+
+    Without a range that is half a 255th of a standard deviation, or of the example's own size where that is less, as
+    the model sees it, and the rounding of what was found.
+    """
+    wrong, info = 0, observation.task_info
+    free = info.example_kind.bounds is None
+    seen = info.normalise if free else torch.clone
     for message, rows in covered:
         assert finding.certified is not None
-        own = finding.images[rows[finding.certified[rows]]].flatten(1).double()
-        true = truth.inputs[message.round, message.client].flatten(1).double()
-        if len(own):
-            nearest = torch.cdist(own, true).square().min(dim=1).values / own.shape[1]
-            wrong += int((nearest > CERTIFIED_MSE).sum())
+        inputs = truth.inputs[message.round, message.client].double()
+        true, own = (seen(x).flatten(1) for x in (inputs, finding.images[rows[finding.certified[rows]]].double()))
+        least = CERTIFIED_MSE * (true.square().mean(dim=1).clamp(max=1.0) if free else torch.ones(len(true)))
+        rounded = (seen(inputs * (1 + _ROUNDING)).flatten(1) - true).abs()
+        for image in own:
+            off = ((true - image).abs() - rounded).clamp(min=0)
+            wrong += int((off.square().mean(dim=1) > least).all())
     return wrong
 
 
@@ -392,7 +403,9 @@ def _alike(truth: Truth, victims: Tensor, labels: Tensor) -> Truth:
 
     All stay unless the victims differ from other candidates of their classes at a level of 1 % (two tests).
     """
-    own, other = (torch.stack([x.flatten(1).mean(1), x.flatten(1).std(1)], 1) for x in (victims, truth.candidates))
+    own, other = (
+        torch.stack([x.flatten(1).mean(1), x.flatten(1).std(1, correction=0)], 1) for x in (victims, truth.candidates)
+    )
     victim = _among(truth.candidates, victims)
     classes = torch.isin(truth.candidate_labels, labels) & ~victim
     if not classes.any():

@@ -130,6 +130,8 @@ def evaluate_local_model(
     value against a sample, for both tens. The p-value is the largest of these two's and the test's against what was
     sent. A user's own loss that fails in float64 gets no evaluation.
     """
+    if not all_finite(finding.state.values()):
+        return refused(finding, observation)
     try:
         with own_failures(finding.attack, observation):
             return _compared(finding, observation, truth, seed)

@@ -69,7 +69,9 @@ def evaluate_property(finding: PropertyFinding, observation: Observation, truth:
             "partition: attribute"
         )
         return refused(finding, observation, reason)
-    scores = finding.scores.numpy()
+    if not bool(finding.scores.isfinite().all()):
+        return refused(finding, observation)
+    scores = finding.scores.numpy() / (float(finding.scores.abs().max()) or 1.0)  # of any scale
     labels = [_labels(observation, truth, client) for client in clients]
     by_label = _log_ratios(observation, labels)
     alone = max(0.5, _auc(by_label, has))

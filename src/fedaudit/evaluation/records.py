@@ -83,7 +83,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     member = truth.owners[rows] != NOBODY
     scores, said = finding.scores[rows], finding.members[rows]
     if bool(scores.isnan().any()):
-        return refused(finding, observation, f"{int(scores.isnan().sum())} scores are no numbers: the model diverged")
+        return refused(finding, observation)
     every = finding.scores
     if finding.clients is not None:
         column = torch.searchsorted(finding.clients, _asked(truth, rows))[:, None]
@@ -362,6 +362,8 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
     says what would be right with the owners dealt among the records of each class. Where luck is excluded with the
     owners dealt among all records, but not within the classes, another note says so, and the verdict follows it.
     """
+    if bool(finding.scores.isnan().any()):
+        return refused(finding, observation)
     rows = torch.nonzero(truth.owners >= 0)[:, 0]
     owners = truth.owners[rows]
     if len(owners.unique()) < 2:

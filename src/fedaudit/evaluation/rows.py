@@ -59,34 +59,63 @@ _CAPTION = (
     "How many of the cells were recovered, in ten equal groups from the ones that the attack is least sure of to the "
     "surest. The level is the share of all cells: an attack that can't tell which of its cells are right stays on it."
 )
+_ROUNDING = 1e-5  # of a number's size: what float32 leaves of one that comes out of differences of weights
+_FLAT = 0.1  # of a unit: how far off a number may be in a column that doesn't vary, which has no standard deviation
+CERTIFIED_ERROR = 0.5 / 255  # of a certified row's numbers: in the model's units, or the row's own size if that is less
 _AT_ONCE = 2**16  # cells that are compared at once: what a processor's cache holds
 
 
 @dataclass(frozen=True)
 class _Table:
-    """The table that rows are of: its columns, and how far a number of each may be off."""
+    """The table that rows are of.
+
+    Attributes:
+        columns: of it.
+        numeric: (c,) which hold numbers.
+        tolerance: (c,) how far off a number may be.
+        vary: (c,) whose numbers differ by more than rounding: by the others' ones a row can't be told.
+    """
 
     columns: tuple[Column, ...]
     numeric: Tensor
     tolerance: Tensor
+    vary: Tensor
 
     @classmethod
     def of(cls, task_info: TaskInfo, truth: Truth) -> _Table:
-        """Return it; the candidates' standard deviations stand for those of columns of which they aren't known."""
+        """Return it; the candidates' standard deviations stand for those of columns of which they aren't known.
+
+        A column that doesn't vary has none: it is compared absolutely, by a tenth of the usual deviation of the others
+        (of 1 at most, for which models' inputs are made), or by rounding, where that is more.
+        """
         names = task_info.packed_inputs.names() if task_info.packed_inputs else ()
         columns = task_info.columns or numbers(task_info.input_shape[0], names)
-        spread = torch.ones(len(columns), dtype=torch.float64)
-        if not task_info.columns:
-            spread = truth.candidates.double().std(dim=0, correction=0)
         guessed = truth.about.get("std_guessed")
-        for i, column in enumerate(columns):
-            if isinstance(guessed, list) and column.name in guessed:
-                spread[i] = truth.candidates[:, column.positions[0]].double().std(correction=0)
-        return cls(columns, torch.tensor([c.kind == "numeric" for c in columns]), TOLERANCE * spread)
+        known = torch.tensor([bool(task_info.columns) and c.name not in (guessed or ()) for c in columns])
+        every = cells(torch.cat([truth.candidates, *truth.inputs.values()]), columns)
+        size, spread = every.abs().amax(dim=0), every[: len(truth.candidates)].std(dim=0, correction=0)
+        numeric = torch.tensor([c.kind == "numeric" for c in columns])
+        # of known columns those are at 0 that were the same in all of the train split
+        vary = (TOLERANCE * spread > _ROUNDING * size) | (known & (size > _ROUNDING)) | ~numeric
+        spread = torch.where(known, 1.0, spread)
+        units = next((of for of in (spread[vary & numeric], size[size > 0]) if len(of)), torch.ones(1)).clamp(max=1.0)
+        reach = torch.where(vary, TOLERANCE * spread, _FLAT * units.median()).maximum(_ROUNDING * size)
+        return cls(columns, numeric, reach.double(), vary)
 
     def right(self, true: Tensor, found: Tensor) -> Tensor:
         """Return which cells are recovered; both (…, c), broadcast against each other."""
         return torch.where(self.numeric, (true - found).abs() <= self.tolerance, true == found)
+
+    def vouched(self, true: Tensor, found: Tensor) -> Tensor:
+        """Return (m,) which of m found rows are one of n true ones, as far as a certificate says and rounding allows.
+
+        A column that doesn't vary has to be as near as the certificate says.
+        """
+        numbers = true[:, self.numeric]
+        own = CERTIFIED_ERROR * numbers.square().mean(dim=1, keepdim=True).sqrt().clamp(max=1.0)
+        reach = torch.where(self.vary, self.tolerance, _ROUNDING * true.abs()).maximum(own)
+        right = (true[:, None] - found).abs() <= torch.where(self.numeric, reach, 0.0)[:, None]
+        return right.all(dim=2).any(dim=0)
 
     def pairs(self, true: Tensor, found: Tensor) -> Tensor:
         """Return (n,) for each of n true rows the one of m found that is paired with it, or −1 where there are fewer.
@@ -120,6 +149,8 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     p-values: of so many draws of either kind of rows, and of so many draws of as many true rows, the share that comes
     out at least as well.
     """
+    if not bool(finding.rows.isfinite().all()):
+        return refused(finding, observation)
     table = _Table.of(observation.task_info, truth)
     parts = [(m, _own(finding, m, len(observation.messages))) for m in observation.messages]
     parts = [(m, own) for m, own in parts if len(own) or len(observation.messages) == 1]
@@ -132,6 +163,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     guesses: list[list[tuple[Tensor, Tensor]]] = []
     common: list[tuple[Tensor, Tensor, Tensor]] = []
     usual, pool = _Guess(table, truth), cells(finding.rows, table.columns)
+    vouched = torch.zeros(len(pool), dtype=torch.bool)
     for message, own in parts:
         first, uses = truth.different((message.round, message.client))
         true = cells(truth.inputs[message.round, message.client][first], table.columns)
@@ -149,6 +181,8 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         common.append(usual.frequent(true, targets, rng))
         lucky = usual.exact_by_luck(true, len(found))
         right.append(hits)
+        if finding.certified is not None:
+            vouched[own[table.vouched(true, found)]] = True
         if finding.confidence is not None and len(found):
             sure.append(finding.confidence[own][order.clamp(min=0)].masked_fill((order < 0)[:, None], 0.0))
         drawn += _results(finding, own, order, true, hits, targets, uses, lucky, table, _DRAWN - len(drawn))
@@ -175,8 +209,8 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
             metrics.append(metric.of(_surest(own), float(own.mean())))
         charts.append(_chart(finding.attack, ordered, share))
     if finding.certified is not None:
-        shown = sum(row.exact for row in drawn if row.certified)
-        metrics += [CERTIFIED.of(shown / len(hits)), WRONGLY.of(float(int(finding.certified.sum()) - shown))]
+        shown = int((finding.certified & vouched).sum())
+        metrics += [CERTIFIED.of(min(1.0, shown / len(hits))), WRONGLY.of(float(int(finding.certified.sum()) - shown))]
     true_labels = torch.cat(
         [truth.labels[m.round, m.client][truth.different((m.round, m.client))[0]] for m, _ in parts]
     )

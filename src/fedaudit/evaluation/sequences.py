@@ -12,7 +12,16 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedaudit.attacks.findings import SequenceFinding, TokenFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, victims_of
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Metric,
+    done,
+    evaluate,
+    refused,
+    victims_of,
+)
 from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities import TokenInfo
@@ -222,6 +231,8 @@ def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Trut
         return values[~torch.isin(values, torch.tensor(known, dtype=torch.int64))]
 
     true, named = different(truth.inputs[message.round, message.client]), different(finding.tokens)
+    if not len(true):
+        return refused(finding, observation, "there is no word in the update's sequences to be named")
     right = int(torch.isin(true, named).sum())
     weights = torch.bincount(truth.candidates.flatten(), minlength=finding.vocabulary).double() + 1e-9
     weights[known] = 0

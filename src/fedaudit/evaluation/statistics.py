@@ -17,6 +17,7 @@ SURE = 0.01  # a leak is claimed where guessing does as well with at most this p
 DOUBT = 0.05  # between the two, more data are needed to decide
 
 _FEW = 20  # values, up to which an interval is Student's
+_FEW_RANKED = 8  # scores on one side, up to which tied ranks are counted through
 _LEAST = 1e-300  # a p-value that underflowed has a logarithm, too
 
 
@@ -93,7 +94,26 @@ def sign_test(better: int, worse: int) -> float:
 def rank_test(members: Tensor, others: Tensor) -> tuple[float, float]:
     """Return the AUC of members' (n,) against others' (m,) scores, and the one-sided Mann-Whitney test's p-value."""
     found = mannwhitneyu(members, others, alternative="greater")
-    return float(found.statistic) / (len(members) * len(others)), float(found.pvalue)
+    p_value = float(found.pvalue)
+    both = torch.cat([members, others])
+    if min(len(members), len(others)) <= _FEW_RANKED and len(both.unique()) < len(both):
+        p_value = _of_tied_ranks(rankdata(both), len(members))
+    return float(found.statistic) / (len(members) * len(others)), p_value
+
+
+def _of_tied_ranks(ranks: np.ndarray, n: int) -> float:
+    """Return the probability that n of the ranks, drawn at random, have at least the sum of the first n; exactly.
+
+    The normal approximation, which scipy takes of ties, is much too sure where either side is few.
+    """
+    few = min(n, len(ranks) - n)
+    own = np.rint(2 * ranks).astype(int)  # midranks are halves
+    own = own if few == n else own.max() - own[::-1]  # the others, from the other end
+    ways = np.zeros((few + 1, int(np.sort(own)[-few:].sum()) + 1))  # how many draws of so many have such a sum
+    ways[0, 0] = 1
+    for rank in own:
+        ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank]
+    return float(ways[few, own[:few].sum() :].sum() / ways[few].sum())
 
 
 def auc_interval(

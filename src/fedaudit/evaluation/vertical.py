@@ -10,8 +10,8 @@ from scipy.stats import binomtest, mannwhitneyu, ttest_ind
 from torch import Tensor
 
 from fedaudit.attacks import ExampleLabelFinding, LabelScoreFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
-from fedaudit.evaluation.statistics import SURE, proportion
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
+from fedaudit.evaluation.statistics import SURE, proportion, rank_test
 from fedaudit.evaluation.verdicts import by_test, leaks
 from fedaudit.results import Chart, Line
 from fedaudit.transcript.observation import Observation
@@ -82,7 +82,12 @@ def _by_luck(right: int, n: int, share: float) -> float:
 
 @evaluate.register
 def evaluate_scores(finding: LabelScoreFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
-    """Evaluate scores by the area under the ROC curve (the paper's leak AUC), 0.5 without the attack."""
+    """Evaluate scores by the area under the ROC curve (the paper's leak AUC), 0.5 without the attack.
+
+    Where both classes are as frequent, that which fits better stands for the rarer one, and the p-value is doubled.
+    """
+    if bool(finding.scores.isnan().any()):
+        return refused(finding, observation)
     true = true_labels(finding.examples, truth)
     rare = int(torch.bincount(true, minlength=2).argmin())
     own, others = (finding.scores[(true == rare) == wanted].numpy() for wanted in (True, False))
@@ -91,10 +96,13 @@ def evaluate_scores(finding: LabelScoreFinding, observation: Observation, truth:
         metrics = [LEAK_AUC.of(0.5, 0.5, low=0.0, high=1.0, n=n, of="examples")]
         result = done(finding, observation, metrics=metrics, leak=False, p_value=1.0, p_value_at_best=1.0)
         return Evaluation(result.model_copy(update={"num_examples": n}))
-    auc = area(own, others)
+    ways = 2 if len(own) == len(others) else 1  # where neither class is the rarer one, either may be meant
+    if ways == 2 and area(own, others) < 0.5:
+        own, others = others, own
+    auc, p_value = rank_test(torch.from_numpy(own), torch.from_numpy(others))
     low, high = area_interval(own, others)
-    p_value = float(mannwhitneyu(own, others, alternative="greater").pvalue)
-    best = float(mannwhitneyu(np.ones(len(own)), np.zeros(len(others)), alternative="greater").pvalue)
+    _, best = rank_test(torch.ones(len(own)), torch.zeros(len(others)))
+    p_value, best = (min(1.0, ways * p) for p in (p_value, best))
     result = done(
         finding,
         observation,
@@ -174,7 +182,7 @@ FINDING_TYPES["label-scores"] = FindingType(
     rules=(
         "The class of single examples is 'inferred' when the leak AUC is above 0.5, and scores without meaning would "
         f"do as well with a probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test). The positive class "
-        "is the rarer one.",
+        "is the rarer one; where neither is, the one that fits better, and the probability is doubled.",
     ),
     metrics=(LEAK_AUC,),
     question="tell which examples are of the rarer class",

@@ -143,7 +143,7 @@ def declared(
             own = raw[0][:, places[0]].double()
             spread = float(own.std(correction=0))
             mean = float(own.mean())
-            made.append(replace(column, mean=mean, std=spread if spread > 1e-12 * (1 + abs(mean)) else 1.0))
+            made.append(replace(column, mean=mean, std=spread if spread > 1e-12 * abs(mean) else 1.0))
         elif len(places) > 1 or len(column.categories) == 1:
             for part, given in zip(parts, raw, strict=True):
                 part[:, places] = given[:, places].to(part.dtype)
@@ -195,7 +195,7 @@ def encode(
         others = test[name]
         if isinstance(values, Tensor) and isinstance(others, Tensor):
             mean, spread = float(values.mean()), float(values.std(correction=0))
-            spread = spread if spread > 1e-12 * (1 + abs(mean)) else 1.0
+            spread = spread if spread > 1e-12 * abs(mean) else 1.0
             columns.append(Column(name, "numeric", (width,), mean=mean, std=spread))
             for block, part in zip(blocks, (values, others), strict=True):
                 block.append(((part - mean) / spread)[:, None].float())

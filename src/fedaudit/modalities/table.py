@@ -49,7 +49,7 @@ def standardise(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
     """Return both (n, d) with the mean and standard deviation of ``train`` taken out, as float32."""
     wide = train.to(torch.float64)
     mean, std = wide.mean(dim=0), wide.std(dim=0, correction=0)
-    std = torch.where(std > 1e-12 * (1 + mean.abs()), std, torch.ones_like(std))
+    std = torch.where(std > 1e-12 * mean.abs(), std, torch.ones_like(std))
     return ((wide - mean) / std).float(), ((test.to(torch.float64) - mean) / std).float()
 
 

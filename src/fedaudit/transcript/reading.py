@@ -269,6 +269,7 @@ def complete_task(
 
 
 _Channels = tuple[float, ...]  # a value for each
+_FLAT = 1e-3  # of the widest channel's range: one that is narrower doesn't vary
 
 
 def _preprocessing(
@@ -293,7 +294,9 @@ def _preprocessing(
         return identity
     if min(least) >= 0 and max(most) <= 1:
         return identity
-    std = tuple(1 / max(high - low, 1e-6) for low, high in zip(least, most, strict=True))
+    widths = [high - low for low, high in zip(least, most, strict=True)]
+    widest = max(widths) or 1.0  # of a channel that doesn't vary nobody knows: it is scaled as the others are
+    std = tuple(1 / (width if width > _FLAT * widest else widest) for width in widths)
     mean = tuple(-low * s for low, s in zip(least, std, strict=True))
     words = ", ".join(f"{m:.3g} ± {s:.3g}" for m, s in zip(mean, std, strict=True))
     notes.append(f"how inputs are normalised was estimated from their range ({words}); give --mean and --std if known")

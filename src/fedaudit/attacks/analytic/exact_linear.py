@@ -18,6 +18,7 @@ from fedaudit.attacks.analytic.first_layer import (
     layer_product,
     own_labels,
     own_targets,
+    rounding_of,
 )
 from fedaudit.attacks.analytic.patches import CERTIFIED, LEFT_OVER, attended, attends, patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
@@ -53,8 +54,8 @@ class ExactLinear(ClosedForm):
 
     An answer is certified, without the truth, where it explains the layer's gradient up to its noise, there are more
     equations than unknowns, its own gradient is the observed one (of one example, where that can be computed), and its
-    estimated error is below an eighth of a grey level: of 1/255 of the range of values, or of a standard deviation
-    where there is no range, as of signals.
+    estimated error is below an eighth of a grey level: of 1/255 of the range of values; where there is no
+    range, as of signals, of a standard deviation, or of the example's own root mean square where that is less.
     """
 
     name = "exact-linear"
@@ -124,10 +125,9 @@ def recover(module: nn.Module, observation: Observation, attack: str) -> Recover
     """Return the examples of an update that the check has let through, their numbers in the order of the data."""
     layer = first_layer(module, observation.task_info.input_shape)
     product = layer_product(observation.single(), layer, attack)
-    scale = in_range(observation.task_info)
     if distinct(observation) > 1:
         inputs, labels, left_over, error = _of_one_layer(product, layer.module, observation)
-        sure = (error * scale <= CERTIFIED) & (left_over <= LEFT_OVER)
+        sure = (error * in_range(observation.task_info, inputs) <= CERTIFIED) & (left_over <= LEFT_OVER)
         notes = [f"the batch's probabilities and inputs agree up to {left_over:.1g} of the gradient"]
     else:
         column = product[:, -1]
@@ -135,11 +135,14 @@ def recover(module: nn.Module, observation: Observation, attack: str) -> Recover
         rest = product - column[:, None] * row
         left_over = float(rest.norm() / product.norm())
         free = max(1, rest.numel() - rest.shape[1] - rest.shape[0])
-        error = rest.norm() / free**0.5 / column.norm() * (1 + row.square().mean()).sqrt() * torch.ones(1)
+        # where rounding took all away, nothing is left over either
+        noise = (rest.norm() / free**0.5).clamp(min=rounding_of(observation.single(), layer))
+        error = noise / column.norm() * (1 + row.square().mean()).sqrt() * torch.ones(1)
         inputs = row[None, :-1]
         own = own_labels if observation.task_info.num_classes is not None else own_targets
         labels, distance = own(module, observation, layer, inputs, column[None])
-        sure = (error * scale <= CERTIFIED) & torch.tensor(left_over <= LEFT_OVER and len(product) > 1)
+        sure = error * in_range(observation.task_info, inputs) <= CERTIFIED
+        sure &= torch.tensor(left_over <= LEFT_OVER and len(product) > 1)
         training = observation.single().update.training
         if comparable(module, observation) and (training is None or training.local_steps == 1):
             sure &= distance <= _OWN

@@ -92,14 +92,15 @@ class ClosedForm(Attack):
         )
 
 
-def in_range(task_info: TaskInfo) -> float:
-    """Return what an error of 1 in what the model sees is, at most, as a share of the range of an example's values.
+def in_range(task_info: TaskInfo, inputs: Tensor) -> Tensor:
+    """Return (r,) what an error of 1 in (r, numbers) inputs is, at most, as a share of the range of their values.
 
-    Of a kind without a range, in standard deviations.
+    Of a kind without a range in standard deviations, of inputs that are smaller in their own root mean square: whether
+    they are standardised isn't known.
     """
     if (bounds := task_info.example_kind.bounds) is None:
-        return 1.0
-    return max(task_info.std) / (bounds[1] - bounds[0])
+        return 1 / inputs.square().mean(dim=1).sqrt().clamp(min=1e-300, max=1.0)
+    return torch.full((len(inputs),), max(task_info.std) / (bounds[1] - bounds[0]), dtype=inputs.dtype)
 
 
 _PROBES = 8
@@ -230,6 +231,16 @@ def layer_product(message: Message, layer: FirstLayer, attack: str) -> Tensor:
     if not bool(torch.isfinite(product).all()):
         raise NotApplicable("the first layer's update has numbers that aren't finite")
     return product
+
+
+def rounding_of(message: Message, layer: FirstLayer) -> float:
+    """Return the deviation of what rounding leaves in :func:`layer_product` where weights travelled, else 0."""
+    update, training, name = message.update, message.update.training, f"{layer.name}.weight".lstrip(".")
+    if update.kind != "weights":
+        return 0.0
+    rate = training.learning_rate * treatments(training, [name])[0].learning_rate if training else 1.0
+    size = float(message.weights[name].double().square().mean().sqrt())
+    return torch.finfo(update.tensors[name].dtype).eps / 4 * size / rate
 
 
 def _kept(training: TrainingConfig, multiple: float, momentum: float, decay: float) -> float:

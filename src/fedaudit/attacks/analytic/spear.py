@@ -17,6 +17,7 @@ from fedaudit.attacks.analytic.first_layer import (
     layer_product,
     own_gradients,
     own_labels,
+    rounding_of,
 )
 from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.analytic.sparse_columns import (
@@ -270,15 +271,16 @@ def _judged(factored: FactoredUpdate, found: Directions) -> Recovered:
     wrong = ((before < -slack) & active).sum(dim=1)
     allowed = _FLIPPED * active.sum(dim=1) if several else torch.zeros(len(active))
     sure = (wrong <= allowed) & (before < -slack).any(dim=1) & torch.isfinite(inputs).all(dim=1)
-    scale = in_range(observation.task_info)
-    sure &= result.error * scale <= _CERTIFIED
+    least = rounding_of(observation.single(), layer) / result.left.norm(dim=0)  # of what rounding took all away, too
+    error = result.error.maximum(least) * in_range(observation.task_info, inputs)
+    sure &= error <= _CERTIFIED
     columns = torch.zeros(before.shape, dtype=torch.float64)
     columns[:, parts.live] = result.left.T
     labels, distance = own_labels(module, observation, layer, inputs, columns)
     if not several and comparable(module, observation):
         sure &= distance <= _OWN
     count = f"{int(sure.sum())} of {len(inputs)} examples"
-    note = f"certified without the truth: {count}; estimated error {float(result.error.median()) * scale:.1g}"
+    note = f"certified without the truth: {count}; estimated error {float(error.median()):.1g}"
     return Recovered(inputs, labels, sure, (note,))
 
 
