@@ -129,7 +129,8 @@ class Labels(Attack):
         notes = [WITHOUT_DROPOUT] if victim.dropout else []
         count, epochs = whole_epochs(message.update.num_examples, message.update.training)
         if epochs > 1:
-            notes.append(f"{epochs} passes over {count} example{'s' * (count > 1)}: each label counts a multiple of {epochs}")
+            held = f"{count} example{'s' * (count > 1)}"
+            notes.append(f"{epochs} passes over {held}: each label counts a multiple of {epochs}")
         if task_info.num_classes is None:
             seen = None if public is None else public[0]
             evidence = set_evidence_of(victim, layers, gradient, task_info, message.update, count, seen)
