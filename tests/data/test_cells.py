@@ -114,7 +114,7 @@ def test_dates_are_days_since_the_first_one() -> None:
     [
         ([f"<{v}" if v < 30 else str(v) for v in LAB], "are limits and not values: types={'x': 'numeric'} takes the"),
         ([f"P{i:05d}" for i in range(N)], "has 60 different texts in 60 of 60 cells, as 'P00000'"),
-        ([f"patient {i} coughs" for i in range(N)], "names, numbers of patients or free text"),
+        ([f"patient {i} coughs" for i in range(N)], "numbers of patients, names, free text"),
         ([f"{i % 40:05d}" for i in range(N)], "60 of 60 cells, as '00000', begin with 0, as codes do"),
         (list(range(1000, 1000 + N)), "another number in each row, as 1000"),
         ([7 * i + 3 for i in range(N)], "another number in each row, as 3"),
@@ -131,6 +131,7 @@ def test_dates_are_days_since_the_first_one() -> None:
         ([np.nan] * N, "is empty in every row"),
         (["Male", "male", "female"] * 20, "'Male' in 20 cells and 'male' in 20: spell them alike"),
         ([f"{v} {'mg' if v > 30 else 'g'}" for v in LAB], "different texts in"),
+        ([f"({v})" for v in np.tile(LAB[:30], 2)], "numbers with marks"),
         ([{"a": 1}] * N, "holds a dict"),
     ],
 )

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from numbers import Real
 from typing import Any, Literal, NamedTuple
@@ -31,7 +31,7 @@ FEW = 10  # different whole numbers that may well be codes
 MANY = 20  # rows, different values or numbers, from which chance explains no pattern
 _NINES = (-9, *(sign * (10**digits - 1) for digits in range(2, 6) for sign in (1, -1)))
 _FAR = 3
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1)
 _TYPEWRITTEN = str.maketrans({"−": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " ", "’": "'", "≤": "<", "≥": ">"})
 _PARTS = re.compile(
     r"(?P<bound>[<>]=?)?\s*(?P<number>[+-]?(?:\d[\d.,' ]*(?<! )|[.,]\d+)(?:[eE][+-]?\d+)?)"
@@ -178,10 +178,11 @@ def _of_words(cells: Sequence[Any], known: Sequence[Any], where: str, name: str)
     dates = [v for v in map(str, known) if _OTHER_DATE.fullmatch(v) or _ISO.fullmatch(v)]
     if 2 * len(dates) > len(known):
         raise BadInput(f"{where} is of dates, {_seen(dates, cells)}: write them as 2020-12-31, or {_choice(name)}")
-    if len(counts) > max(MANY, len(cells) // 2):
+    begun = sum(text[0] in "0123456789+-(<>~=." for text in map(str, known))
+    if len(counts) > (MANY if 2 * begun > len(known) else max(MANY, len(cells) // 2)):
         raise BadInput(
-            f"{where} has {len(counts):,} different texts in {_seen(map(str, known), cells)}: names, numbers of "
-            f"patients or free text? {_choice(name)}"
+            f"{where} has {len(counts):,} different texts in {_seen(map(str, known), cells)}: numbers of patients, "
+            f"names, free text, numbers with marks? {_choice(name)}"
         )
     spelt: dict[str, str] = {}
     for text in counts:
@@ -213,7 +214,7 @@ def _moment(value: date | str) -> datetime:
         value = datetime.fromisoformat(re.sub(r"[/.]", "-", value[:10]) + value[10:])
     if not isinstance(value, datetime):
         value = datetime.combine(value, time())
-    return value if value.tzinfo else value.replace(tzinfo=UTC)
+    return value.replace(tzinfo=None)
 
 
 def _numbers(
@@ -236,7 +237,9 @@ def _numbers(
         taken = _choice(name, "takes the limit for the value")
         raise BadInput(f"{where}: {_seen(bounds, cells)}, are limits and not values: {taken}")
     if codes and kind is None:
-        raise BadInput(f"{where}: {_seen(codes, cells)}, begin with 0, as codes do: {_choice(name, 'takes numbers')}")
+        raise BadInput(
+            f"{where}: {_seen(codes, cells)}, begin with 0, as codes do: {_choice(name, 'takes them for numbers')}"
+        )
     if len(units) > 1:
         raise BadInput(f"{where} isn't numeric: it has the units {', '.join(units)[:80]}; use one")
     written = {text: match["number"] for text, match in parts.items()}
@@ -306,7 +309,7 @@ def _ask_of_numbers(numbers: Tensor, whole: bool, where: str, name: str) -> None
     Raises:
         BadInput: one stands for what is missing; they are dates, or the numbers of rows or patients.
     """
-    count, choice = len(numbers), _choice(name, "takes numbers")
+    count, choice = len(numbers), _choice(name, "takes them for numbers")
     if (odd := sentinel(numbers)) is not None:
         times = int((numbers == odd).sum())
         raise BadInput(
