@@ -25,6 +25,7 @@ from fedaudit.data.files import Numbers, read_csv
 from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, resize
 from fedaudit.data.medical import Said, read_example, suffix_of
 from fedaudit.modalities import ExampleKind, example_kind
+from fedaudit.modalities.base import DARK
 from fedaudit.utils.errors import BadInput
 
 TABLE, MASKS = "labels.csv", "masks"
@@ -32,7 +33,6 @@ CLIENT = "client"  # the column of the table that says whose the example is
 PERSONS = ("patient", "subject")  # columns that say of which person it is, one at most
 TEST = ("test", "val", "validation")
 _ARRAYS = (".npy", ".npz")
-_DARK = 0.25  # of what a file could hold: values that use less of it would make a picture without contrast
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,7 +304,7 @@ def _inputs(
         array, said = read_example(path)
         values = _as_kind(array, said, kind, path)
         if kind.resizable:
-            deep = deep or (said.span is not None and said.span[1] > 255 and said.window is None and white is None)
+            deep = deep or (said.span is not None and said.window is None and white is None)
             values = _unit(values, said, white, path)
         example = torch.from_numpy(np.ascontiguousarray(values))
         if size is not None:
@@ -321,7 +321,7 @@ def _inputs(
         inputs[i] = example
     assert inputs is not None
     assert first is not None
-    if deep and high - low < _DARK:
+    if deep and high - low < DARK:
         raise BadInput(
             f"{first[0].parent}: values use {high - low:.2g} of what the files could hold, so pictures would have no "
             "contrast; say which value is white (data.white), or give the files a window (WindowCenter, WindowWidth)"
