@@ -215,7 +215,7 @@ def test_rows_without_an_outcome_are_left_out_and_counted(nothing: Any) -> None:
     data = made([-999, 1, 2, *LAB[3:]], out, types={"x": "numeric"})
     assert data.class_names == ("no", "yes")
     assert len(data.train) + len(data.test) == N - 3
-    assert "3 rows without 'out' left out" in data.summary
+    assert "rows without 'out', left out: 3" in data.summary
     assert len(numbers_of(data)) == N - 3
     assert numbers_of(data)[0] > 3  # those of the rows that stay
     assert "empty in every row" in asked(LAB, [nothing] * N)
@@ -240,12 +240,12 @@ def test_a_regression_s_numbers_are_numbers() -> None:
         assert f"mean {data.train.targets.mean():.4g}" not in data.summary  # it is that of the numbers as they were
     missing = made(LAB, [None, *LAB[1:]])
     assert len(missing.train) + len(missing.test) == N - 1
-    assert "1 rows without 'out' left out" in missing.summary
+    assert "rows without 'out', left out: 1" in missing.summary
     grades = RNG.integers(1, 5, N).astype(float)
     assert "types={'out': 'numeric'} predicts a number" in asked(LAB, grades)
     assert made(LAB, grades, types={"out": "categorical"}).num_classes == 4
     stays = RNG.permutation(200)[:N]
-    assert "column 'out' has 60 different whole numbers" in asked(LAB, stays)
+    assert "column 'out': are the 60 different whole numbers" in asked(LAB, stays)
     assert made(LAB, stays, types={"out": "numeric"}).task == "regression"
 
 
@@ -265,7 +265,7 @@ def test_a_frame_given_with_its_target_s_name_is_read_so_too() -> None:
     })  # fmt: skip
     data = dataset_of((table, "out"))
     assert [c.kind for c in data.columns] == ["numeric", "numeric"]
-    assert "seen: dates, as days since 2020-01-01; dose: numbers; 1 rows without 'out' left out" in data.summary
+    assert "seen: dates, as days since 2020-01-01; dose: numbers; rows without 'out', left out: 1" in data.summary
 
 
 def test_a_test_split_is_read_as_the_train_split_is() -> None:

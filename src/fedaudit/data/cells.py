@@ -140,6 +140,30 @@ def sentinel(values: Tensor, among: Collection[float] = _NINES) -> float | None:
     return None
 
 
+def check_classes(values: Tensor, where: str, choice: str) -> None:
+    """Refuse whole numbers that are hardly classes: so many of them, or one that stands for what is missing.
+
+    Raises:
+        BadInput: they are such; ``where`` names them, and ``choice`` says what to do if they are classes.
+    """
+    known = values.unique()
+    if len(known) > MANY and len(values) < MANY * len(known):
+        raise BadInput(
+            f"{where}: are the {len(known):,} different whole numbers, as {known[0]:g} and {known[-1]:g}, classes or "
+            f"numbers to predict? {choice}"
+        )
+    if (odd := sentinel(values)) is not None:
+        raise BadInput(
+            f"{where}: {odd:g}, in {int((values == odd).sum()):,} of {len(values):,}, is far from all others: does it "
+            f"stand for what is missing? Leave these examples out, or, if it is a class, {choice}"
+        )
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number, however it is written, or a limit such as '<0.5'."""
+    return _PARTS.fullmatch(text.translate(_TYPEWRITTEN)) is not None
+
+
 def _seen(what: Iterable[str], cells: Sequence[Any]) -> str:
     """Return how many of a column's cells are meant, with the most frequent one as an example."""
     counts = Counter(what)

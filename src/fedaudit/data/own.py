@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from fedaudit.data.cells import FEW, MANY, DecimalPoint, Read, cell, read
+from fedaudit.data.cells import FEW, DecimalPoint, Read, cell, check_classes, read
 from fedaudit.data.dataset import WAY_IN, Dataset, Split, hold_out, real_targets, stack_pairs
 from fedaudit.data.files import read_arrays, read_csv
 from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
@@ -176,7 +176,7 @@ def from_frame(
     x, x_test, known = encode(parts[0], parts[1], where)
     said = _account(columns | ({} if asked.plain or names else {target: asked}), drop)
     if (left := sum(len(part[target]) for part in (given, held) if part) - len(wanted)) > 0:
-        said.append(f"{left:,} rows without '{target}' left out")
+        said.append(f"rows without '{target}', left out: {left:,}")
     if names:
         counts = torch.bincount(wanted).tolist()
         said.append(f"classes of '{target}': " + ", ".join(f"{n} ({k:,})" for n, k in zip(names, counts, strict=True)))
@@ -278,12 +278,11 @@ def _targets_of(
         return values, None
     classes = column.whole or (names == ["0", "1"] and not raw)
     few = len(names) <= FEW and len(values) >= 5 * len(names)  # all of them whole by chance, they can hardly be
-    many = len(names) > MANY and len(values) < MANY * len(names)
-    if (many and classes) or (few and not classes and not raw and bool((values == values.round()).all())):
-        raise BadInput(
-            f"{where} has {len(names)} different whole numbers, as {names[0]} and {names[-1]}: "
-            f"types={{'{name}': 'numeric'}} predicts a number, types={{'{name}': 'categorical'}} one of so many classes"
-        )
+    choice = f"types={{'{name}': 'numeric'}} predicts a number, types={{'{name}': 'categorical'}} one of these classes"
+    if classes:
+        check_classes(values, where, choice)
+    elif few and not raw and bool((values == values.round()).all()):
+        raise BadInput(f"{where} has {len(names)} different whole numbers, as {names[0]} and {names[-1]}: {choice}")
     return (found, names) if classes else (values, None)
 
 
