@@ -74,7 +74,7 @@ def decode_unit(data: bytes, where: str, white: float | None = None) -> tuple[np
                 f"{where}: values from {seen}, which aren't numbers between 0 and {most:g}; say which value is white "
                 "(data.white), or shift them first"
             )
-        scaled = (values / values.dtype.type(most)).astype(np.float32)
+        scaled = np.asarray(values / np.array(most, values.dtype), dtype=np.float32)
         return np.repeat(scaled[:, :, None], 3, axis=2) if deep else scaled, most
 
     return _read(data, where, FORMATS, pixels)
