@@ -12,7 +12,8 @@ from torch import Tensor
 import fedaudit
 from fedaudit.attacks import AGIC, ImageFinding, make_attack
 from fedaudit.attacks.base import silent
-from fedaudit.attacks.inversion.local_epochs import agreed, same_set, search_epochs, whole_epochs
+from fedaudit.attacks.inversion.local_epochs import agreed, same_set, search_epochs
+from fedaudit.attacks.local_training import whole_epochs
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import TrainingConfig

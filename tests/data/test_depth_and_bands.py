@@ -162,3 +162,70 @@ def test_a_report_says_which_bands_its_pictures_show(tmp_path):
         progress=False,
     )
     assert "shows all 2 bands" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+DARK = (RAMP * 16).round().astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "said"),
+    [
+        (DARK, "0.0627 of white, 16 of 255"),
+        ((DARK > 8).astype(np.uint8), "0.00392 of white, 1 of 255"),
+        ((DARK / 255).astype(np.float32), "0.0627 of white"),
+        (DARK.astype(np.int16), "values 0 to 16 use a small part of 0 to 4095"),
+        (DARK.astype(np.float32), "lie in [0, 16]"),
+        ((RAMP * 255).astype(np.float64), "lie in [0, 255]"),
+        (RAMP * 2 - 1, "lie in [-1, 1]"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["image", "volume"])
+def test_arrays_that_use_a_part_of_their_range_are_asked_about_or_scaled_with_a_word(pixels, said, kind):
+    shape = (8, 1, 16, 16) if kind == "image" else (8, 4, 16, 16)
+    inputs, targets = torch.from_numpy(np.broadcast_to(pixels, shape).copy()), torch.arange(8) % 2
+    if kind == "volume" and (pixels.min() < 0 or (pixels.dtype.kind == "f" and pixels.max() > 1)):
+        made = fedaudit.Dataset.from_tensors(inputs, targets, kind=kind)
+        assert "are scaled to [0, 1]" in made.summary
+        assert float(made.train.inputs.max()) == 1
+        return
+    with pytest.raises(BadInput) as caught:
+        fedaudit.Dataset.from_tensors(inputs, targets, kind=kind)
+    assert said in str(caught.value)
+
+
+def test_values_of_their_whole_range_are_scaled_as_ever():
+    targets = torch.arange(8) % 2
+    deep, dim = (RAMP * 4095).astype(np.int16), (RAMP * 70).astype(np.uint8)
+    for values, most in ((DARK > 8, 1.0), (deep, 1.0), (dim, 70 / 255)):
+        made = fedaudit.Dataset.from_tensors(np.broadcast_to(values, (8, 16, 16)), targets, kind="image")
+        assert float(made.train.inputs.max()) == pytest.approx(most)
+    assert not fedaudit.Dataset.from_tensors(np.zeros((8, 16, 16), np.uint8), targets).train.inputs.any()
+
+
+@pytest.mark.parametrize("kind", ["image-folder", "scan-folder"])
+@pytest.mark.parametrize(("values", "white"), [(DARK, 16.0), ((DARK > 8).astype(np.uint8), 1.0)])
+def test_files_of_8_bits_that_are_dark_ask_for_white_too(kind, values, white, tmp_path):
+    where = folder(tmp_path, values)
+    with pytest.raises(BadInput, match=r"data\.white"):
+        fedaudit.load_dataset(kind, data_dir=where)
+    inputs = fedaudit.load_dataset(kind, data_dir=where, white=white).train.inputs
+    np.testing.assert_allclose(inputs[0, 0], values / white, atol=1e-6)
+    with pytest.raises(BadInput, match=r"n.t .*between 0 and"):
+        fedaudit.load_dataset(kind, data_dir=where, white=white / 2)
+
+
+@pytest.mark.parametrize("most", [16 / 255, 1.0])
+def test_a_recording_of_dark_inputs_is_read_in_their_own_range(most, tmp_path):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
+    inputs = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(0)) * most
+    inputs[0, 0, 0, :2] = torch.tensor([0.0, most])
+    with fedaudit.Recorder(tmp_path) as recorder, recorder.round(net.state_dict()):
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+        with recorder.capture() as seen:
+            nn.functional.cross_entropy(net(inputs), torch.tensor([0, 1, 0, 1])).backward()
+            optimiser.step()
+        recorder.update("a", net.state_dict(), seen)
+    transcript = fedaudit.Transcript.load(tmp_path, net)
+    black, white = (bound.flatten()[0] for bound in transcript.task_info.pixel_range(inputs))
+    assert (float(black), float(white)) == pytest.approx((0, most), abs=1e-6)
+    assert ("estimated from their range" in " ".join(transcript.notes)) is (most < 1)

@@ -132,6 +132,36 @@ def test_a_table_of_findings(signals: Path) -> None:
     assert len(test.targets) == 2
 
 
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (["0", "1", "NA"], "missing in 3 cells, as 'NA'"),
+        (["yes", "no", "?"], "missing in 3 cells, as '?'"),
+        (["0", "1", "99"], "99, in 3 of 10, is far from all others"),
+        ([f"{i},5" for i in range(10)], "hasn't a value in each of 2 columns"),
+        ([f'"1{i},5"' for i in range(12)], "targets such as '10,5' are no plain numbers"),
+        (["<0.5", *(f"{i}.7" for i in range(12))], "targets such as '<0.5' are no plain numbers"),
+    ],
+)
+def test_targets_of_a_table_that_can_be_meant_otherwise_are_asked_about(signals: Path, targets, words) -> None:
+    for i in range(10, 13):
+        save(signals / f"s{i}.npy", np.full((2, 4), i, dtype=np.float32))
+    count = len(targets) if len(targets) > 9 else 10
+    table(signals, "file,outcome", *(f"s{i}.npy,{targets[i % len(targets)]}" for i in range(count)))
+    refused(signals, "signal", words)
+
+
+def test_a_table_of_many_whole_numbers_says_whether_they_are_measured(tmp_path: Path) -> None:
+    for i in range(60):
+        save(tmp_path / f"s{i}.npy", np.full((2, 4), i, dtype=np.float32))
+    table(tmp_path, "file,months", *(f"s{i}.npy,{3 * i}" for i in range(60)))
+    refused(tmp_path, "signal", "are the 60 different whole numbers", "write numbers as 12.0")
+    table(tmp_path, "file,months", *(f"s{i}.npy,{3 * i}.0" for i in range(60)))
+    assert read_folder(tmp_path, "signal")[0].targets.dtype == torch.float32
+    table(tmp_path, "file,died", *(f"s{i}.npy,{i % 2}.0" for i in range(60)))
+    assert read_folder(tmp_path, "signal")[0].targets.dtype == torch.int64
+
+
 def test_a_table_of_classes_and_clients(signals: Path) -> None:
     (signals / "test").mkdir()
     for i in (3, 7):
@@ -163,7 +193,7 @@ def test_a_table_of_classes_and_clients(signals: Path) -> None:
         (["file,a,a", "s1.npy,1,1"], "different names"),
         (["file", "s1.npy"], "different names"),
         (["file,a,b", "s1.npy,yes,1", "s2.npy,no,1"], "every one is a number"),
-        (["file,a", "s1.npy,nan", "s2.npy,1"], "infinite or no numbers"),
+        (["file,a", "s1.npy,nan", "s2.npy,1"], "targets are missing in 1 cells, as 'nan'"),
         (["file,a", "s1.npy,1", "lost.npy,1"], "lost.npy"),
         (["file,a", "s1.npy,1", "s2.doc,1"], "of no format that is read"),
         (["file,a", "test/s1.npy,1"], "test split only"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,29 @@ def test_what_is_unclear_is_asked():
 def test_a_list_of_volumes_is_examples():
     volumes = [torch.rand(1, 4, 4, 4, generator=torch.Generator().manual_seed(i)) for i in range(10)]
     assert Dataset.from_tensors(volumes, np.arange(10) % 2, kind="volume").input_shape == (1, 4, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (torch.arange(60) % 2 * 1.0, "targets of 0.0 and 1.0 are two classes or numbers"),
+        ((torch.arange(60) % 2 * 1.0)[:, None], "task='regression'"),
+        (torch.where(torch.arange(60) < 3, torch.nan, torch.arange(60) % 2), "missing, of 3 examples"),
+        (torch.where(torch.arange(60) < 3, 99, torch.arange(60) % 2), "99, in 3 of 60, is far from all others"),
+        (torch.arange(60), "are the 60 different whole numbers"),
+    ],
+)
+def test_outcomes_of_a_table_that_can_be_meant_otherwise_are_asked_about(targets, words):
+    with pytest.raises(BadInput, match=re.escape(words)):
+        Dataset.from_tensors(torch.rand(60, 3), targets)
+
+
+def test_who_says_what_targets_are_is_not_asked():
+    rows, zeros = torch.rand(60, 3), torch.arange(60) % 2 * 1.0
+    assert Dataset.from_tensors(rows, zeros, task="regression").task == "regression"
+    assert Dataset.from_tensors(rows, zeros, raw_targets=True).task == "regression"
+    assert Dataset.from_tensors(rows, zeros, classes=True).num_classes == 2
+    assert Dataset.from_tensors(rows, zeros.long()).num_classes == 2
+    assert Dataset.from_tensors(rows, zeros.bool()).num_classes == 2
+    assert Dataset.from_tensors(rows, torch.arange(60), num_classes=60).num_classes == 60
+    assert Dataset.from_tensors(torch.rand(60, 1, 8, 8), torch.arange(60)).num_classes == 60

@@ -375,7 +375,7 @@ def test_membership_and_accuracy_of_a_one_logit_model_are_those_of_its_two_logit
         (nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)), TWO, "without weight and pos_weight"),
         (nn.BCEWithLogitsLoss(), CLASSES, "two classes 0 and 1"),
         (nn.BCEWithLogitsLoss(), CLASSES.float(), "targets 0 and 1"),
-        (nn.BCEWithLogitsLoss(), fedaudit.Dataset.from_tensors(SOME, TWO.float()), r"classes=True"),
+        (nn.BCEWithLogitsLoss(), fedaudit.Dataset.from_tensors(SOME, TWO.float(), task="regression"), r"classes=True"),
         (None, TWO, r"loss=nn.BCEWithLogitsLoss\(\)"),
     ],
 )

@@ -357,6 +357,28 @@ def treatments(training: TrainingConfig, names: Iterable[str]) -> list[Parameter
     return [own.get(name, rest) for name in names]
 
 
+def whole_epochs(num_examples: int, training: TrainingConfig | None, labels: Tensor | None = None) -> tuple[int, int]:
+    """Return how many examples an update is of, each counted once, and how often it used them: its local epochs.
+
+    Where it isn't known to be of whole epochs, each of them ending with a batch, every use counts as an example.
+
+    Args:
+        labels: (num_examples,) in the order of use, where they are granted: those of every epoch are the same.
+    """
+    if training is None or training.data_size is None or num_examples % training.data_size:
+        return num_examples, 1
+    used, ends = 0, set()
+    for size in training.batch_sizes:
+        used += size
+        ends.add(used)
+    epochs = num_examples // training.data_size
+    whole = all(training.data_size * (i + 1) in ends for i in range(epochs))
+    if labels is not None:
+        ordered = labels.view(epochs, -1).sort(dim=1).values
+        whole = whole and bool((ordered == ordered[0]).all())
+    return (training.data_size, epochs) if whole else (num_examples, 1)
+
+
 def before_optimiser(training: TrainingConfig, kind: UpdateKind) -> TrainingConfig:
     """Return the training whose pseudo-gradient is that of a single step, accumulated and clipped.
 

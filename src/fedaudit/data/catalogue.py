@@ -25,7 +25,7 @@ DATA_DIR_VARIABLE = "FEDAUDIT_DATA"
 class Request:
     """What the caller asked for: the side of square images, at most so many examples per split, the seed of draws.
 
-    ``white`` is the value that becomes 1 in image files of more than 8 bits a value; ``kind``, what the examples of a
+    ``white`` is the value that becomes 1 in image files; ``kind``, what the examples of a
     user's own arrays are.
 
     Readers of much may leave examples out beforehand, as ``balanced`` does; :func:`load_dataset` cuts all the others.
@@ -128,7 +128,7 @@ def load_dataset(
         data_dir: the folder that holds the data sets' files; by default the environment variable FEDAUDIT_DATA.
         limit: keep at most so many examples per split, the first ones of every class in equal parts.
         seed: of data sets that are drawn and not read.
-        white: of folders of images, the value that becomes 1 in files of more than 8 bits a value; default: the largest
+        white: of folders of images, the value that becomes 1 in their files; default: the largest
             that their depth allows, and of floats 1.
         kind: of the examples of ``arrays``; default: what their shape suggests. Other data sets have one of their own.
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedaudit.data.cells import check_classes
 from fedaudit.modalities import NOTHING, ExampleKind, TokenInfo, example_kind, kind_of
 from fedaudit.modalities.columns import Column, check_cells, check_columns, declared
 from fedaudit.modalities.packed import PACKED, Packing, Part, several
@@ -242,7 +243,7 @@ class Dataset:
         x_kind, x = as_inputs(inputs, where, kind, channels)
         given = tuple(_as_tensor(inputs, where).shape[1:])
         shape, asked = tuple(x.shape[1:]), task
-        task, y = _as_targets(targets, where, classes, shape, asked)
+        task, y = _as_targets(targets, where, shape, asked, classes=classes, raw=raw_targets)
         if len(x) != len(y):
             raise BadInput(f"{where}: {len(x)} inputs but {len(y)} targets; give one target per input")
         if test is None:
@@ -252,13 +253,15 @@ class Dataset:
         else:
             test_kind, x_test = as_inputs(test[0], f"{where}, test split", kind, channels)
             known = task if y.is_floating_point() else asked  # of few examples any number may be 0 or 1
-            y_test = _as_targets(test[1], f"{where}, test split", classes, shape, known)[1]
+            y_test = _as_targets(test[1], f"{where}, test split", shape, known, classes=classes, raw=raw_targets)[1]
         if x_kind is not test_kind or y.dtype != y_test.dtype or y.shape[1:] != y_test.shape[1:]:
             raise BadInput(f"{where}: train and test splits are of different kinds; give both in the same form")
         if TASKS[task].dtype != torch.int64 and num_classes is not None:
             raise BadInput(f"{where}: {y.shape[1]} {TASKS[task].targets} have no num_classes; leave it out")
         if task == "segmentation" and num_classes is None and class_names is None:
             _check_dense(torch.cat([y.flatten().unique(), y_test.flatten().unique()]).unique(), where)
+        if x_kind.name == "table" and task == "classification" and num_classes is None and class_names is None:
+            check_classes(torch.cat([y, y_test]), f"{where}: targets", "say num_classes, or give floats for numbers")
         if TASKS[task].dtype == torch.int64 and num_classes is None:
             num_classes = len(class_names) if class_names is not None else int(max(y.max(), y_test.max())) + 1
         num_targets = (
@@ -501,16 +504,23 @@ def _as_tensor(array: Any, where: str) -> Tensor:
 
 
 def _as_targets(
-    array: Any, where: str, classes: bool = False, shape: tuple[int, ...] = (), task: Task | None = None
+    array: Any,
+    where: str,
+    shape: tuple[int, ...] = (),
+    task: Task | None = None,
+    *,
+    classes: bool = False,
+    raw: bool = False,
 ) -> tuple[Task, Tensor]:
     """Return the task that targets are of, and the targets: int64, or float64 where they are labels or real values.
 
     Args:
         array: of targets.
         where: names the data in errors.
-        classes: floating-point targets are the classes 0 and 1.
         shape: of one example; a mask has it without the channels.
         task: None: what the targets' type and shape say.
+        classes: floating-point targets are the classes 0 and 1.
+        raw: a loss gives floating-point targets their meaning, 0 and 1 as any others.
     """
     y = _as_tensor(array, where)
     if task not in (None, *TASKS):
@@ -519,51 +529,30 @@ def _as_targets(
         if not bool(((y == 0) | (y == 1)).all()):
             raise BadInput(f"{where}: binary cross-entropy is for the targets 0 and 1, and there are others")
         y = y.long()
-    if not bool(torch.isfinite(y).all()):
-        raise BadInput(f"{where}: targets that are not finite; fill or remove them first")
-    if y.ndim == 2 and y.shape[1] == 1 and not y.is_floating_point():
-        y = y[:, 0]
+    if bool((missing := ~torch.isfinite(y)).any()):
+        count = int(missing.reshape(missing.shape[0] if y.ndim else 1, -1).any(dim=1).sum())
+        raise BadInput(f"{where}: targets that are not finite or missing, of {count:,} examples; leave these out")
     spatial = shape[1:]
-    if spatial and y.ndim == len(shape) + 1 and tuple(y.shape[1:]) == (1, *spatial):  # masks of one channel
+    one_channel = bool(spatial) and tuple(y.shape[1:]) == (1, *spatial)
+    if one_channel or (y.ndim == 2 and y.shape[1] == 1 and not y.is_floating_point()):
         y = y[:, 0]
     masks = len(spatial) > 0 and tuple(y.shape[1:]) == spatial
     if masks and y.is_floating_point() and task in (None, "segmentation") and bool((y == y.round()).all()):
         y = y.long()
-    if task is None:
-        several = y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all())
-        if masks and len(spatial) == 1 and several:
-            raise BadInput(f"{where}: 0 and 1 of shape {tuple(y.shape)} are labels or masks; say which: {_SAY}")
-        if masks and not y.is_floating_point():
-            task = "segmentation"
-        elif several and bool((y.sum(dim=1) == 1).all()):
-            raise BadInput(
-                f"{where}: targets with a single 1 in every row look like one-hot classes; give their numbers, "
-                "targets.argmax(1), or say that they are labels: task='multi-label'"
-            )
-        elif several:
-            task = "multi-label"
-        elif y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y.abs() == 1)).all()):
-            raise BadInput(
-                f"{where}: targets of -1, 0 and 1 in {y.shape[1]} columns are no labels, which are 0 or 1; give -1 "
-                "(uncertain) one of these, or say what they are: task='regression'"
-            )
-        else:
-            task = "regression" if y.is_floating_point() else "classification"
-    if task == "segmentation":
-        if not masks:
-            raise BadInput(
-                f"{where}: masks of shape {tuple(y.shape)} for examples of {shape}; give whole numbers of the shape "
-                f"{('n', *spatial)}, the class of every pixel"
-            )
-    elif task == "classification":
-        if y.ndim != 1 or y.is_floating_point():
-            raise BadInput(
-                f"{where}: class targets of shape {tuple(y.shape)}; give whole numbers of shape (n,), several labels "
-                f"as 0 and 1 of shape (n, k), or masks of the shape of the inputs without their channels{_so(spatial)}"
-            )
-    elif y.ndim not in (1, 2) or (y.ndim == 2 and not y.shape[1]):
-        raise BadInput(f"{where}: {task} targets of shape {tuple(y.shape)}; give (n,) or (n, k)")
-    else:
+    task = task or _usual_task(y, where, masks=masks, raw=raw)
+    if task == "segmentation" and not masks:
+        raise BadInput(
+            f"{where}: masks of shape {tuple(y.shape)} for examples of {shape}; give whole numbers of the shape "
+            f"{('n', *spatial)}, the class of every pixel"
+        )
+    if task == "classification" and (y.ndim != 1 or y.is_floating_point()):
+        raise BadInput(
+            f"{where}: class targets of shape {tuple(y.shape)}; give whole numbers of shape (n,), several labels "
+            f"as 0 and 1 of shape (n, k), or masks of the shape of the inputs without their channels{_so(spatial)}"
+        )
+    if task not in ("classification", "segmentation"):
+        if y.ndim not in (1, 2) or (y.ndim == 2 and not y.shape[1]):
+            raise BadInput(f"{where}: {task} targets of shape {tuple(y.shape)}; give (n,) or (n, k)")
         return task, y.reshape(len(y), -1).to(torch.float64)
     y = y.long()
     asked = y[y != NOTHING] if task == "segmentation" else y
@@ -571,6 +560,43 @@ def _as_targets(
         ignored = f", and ignored pixels are {NOTHING}" if task == "segmentation" else ""
         raise BadInput(f"{where}: class target {int(asked.min())} is negative; classes count from 0{ignored}")
     return task, y
+
+
+def _usual_task(y: Tensor, where: str, *, masks: bool, raw: bool) -> Task:
+    """Return the task that targets' type and shape say.
+
+    Raises:
+        BadInput: they may be of several.
+    """
+    binary = bool(((y == 0) | (y == 1)).all())
+    if y.ndim != 2 or y.shape[1] == 1 or not (binary or bool(((y == 0) | (y.abs() == 1)).all())):
+        if y.is_floating_point() and 0 < y.ndim < 3 and binary and not raw and len(y.unique()) == 2:
+            raise BadInput(
+                f"{where}: targets of 0.0 and 1.0 are two classes or numbers; give classes as whole numbers "
+                "(targets.long()), or say that they are numbers: task='regression'"
+            )
+        return (
+            "segmentation"
+            if masks and not y.is_floating_point()
+            else "regression"
+            if y.is_floating_point()
+            else "classification"
+        )
+    if masks and binary:
+        raise BadInput(f"{where}: 0 and 1 of shape {tuple(y.shape)} are labels or masks; say which: {_SAY}")
+    if masks and not y.is_floating_point():
+        return "segmentation"
+    if not binary:
+        raise BadInput(
+            f"{where}: targets of -1, 0 and 1 in {y.shape[1]} columns are no labels, which are 0 or 1; give -1 "
+            "(uncertain) one of these, or say what they are: task='regression'"
+        )
+    if bool((y.sum(dim=1) == 1).all()):
+        raise BadInput(
+            f"{where}: targets with a single 1 in every row look like one-hot classes; give their numbers, "
+            "targets.argmax(1), or say that they are labels: task='multi-label'"
+        )
+    return "multi-label"
 
 
 def _check_dense(values: Tensor, where: str) -> None:

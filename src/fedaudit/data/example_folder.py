@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.catalogue import Layout, Reader, Request, add_dataset
+from fedaudit.data.cells import FEW, cell, check_classes, is_number
 from fedaudit.data.dataset import Dataset, balanced, check_names, hold_out
 from fedaudit.data.files import Numbers, read_csv
 from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, resize
 from fedaudit.data.medical import Said, read_example, suffix_of
 from fedaudit.modalities import ExampleKind, example_kind
+from fedaudit.modalities.base import DARK
 from fedaudit.utils.errors import BadInput
 
 TABLE, MASKS = "labels.csv", "masks"
@@ -32,7 +34,6 @@ CLIENT = "client"  # the column of the table that says whose the example is
 PERSONS = ("patient", "subject")  # columns that say of which person it is, one at most
 TEST = ("test", "val", "validation")
 _ARRAYS = (".npy", ".npz")
-_DARK = 0.25  # of what a file could hold: values that use less of it would make a picture without contrast
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,18 +260,33 @@ def _named(cell: str, table: Path) -> PurePosixPath:
 
 def _targets(columns: list[list[str]], table: Path) -> tuple[Tensor, tuple[str, ...] | None]:
     """Return int64 (n,) classes of one column of whole numbers or texts, with the texts; else float32 (n, k)."""
+    missing = [text for column in columns for text in column if cell(text, str(table)) is None]
+    if missing:
+        raise BadInput(
+            f"{table}: targets are missing in {len(missing)} cells, as '{missing[0]}'; leave these files out"
+        )
     try:
-        values = np.array([[float(cell) for cell in column] for column in columns]).T
+        values = np.array([[float(text) for text in column] for column in columns]).T
     except ValueError:
         if len(columns) > 1:
             raise BadInput(f"{table}: of several targets every one is a number: 0 or 1, or a measurement") from None
         names = sorted(set(columns[0]))
+        if len(names) > FEW and 2 * sum(map(is_number, columns[0])) > len(columns[0]):
+            odd = next(text for text in columns[0] if not is_number(text) or not text.isdigit())
+            raise BadInput(
+                f"{table}: targets such as '{odd}' are no plain numbers; write numbers as 12.5, or words"
+            ) from None
         check_names(names, str(table))
         return torch.tensor([names.index(cell) for cell in columns[0]]), tuple(names)
     if not np.isfinite(values).all():
         raise BadInput(f"{table} has targets that are infinite or no numbers; leave these files out")
-    if len(columns) == 1 and all(cell.lstrip("+").isdigit() for cell in columns[0]):
-        return torch.from_numpy(values[:, 0].astype(np.int64)), None
+    whole = all(text.lstrip("+-").isdigit() for text in columns[0])
+    if len(columns) == 1 and (
+        whole or np.isin(values, (0, 1)).all()
+    ):  # 0.0 and 1.0 are classes, written with others missing
+        classes = torch.from_numpy(values[:, 0].astype(np.int64))
+        check_classes(classes, str(table), "write numbers as 12.0, and classes as words")
+        return classes, None
     return torch.from_numpy(values.astype(np.float32)), None
 
 
@@ -304,7 +320,7 @@ def _inputs(
         array, said = read_example(path)
         values = _as_kind(array, said, kind, path)
         if kind.resizable:
-            deep = deep or (said.span is not None and said.span[1] > 255 and said.window is None and white is None)
+            deep = deep or (said.span is not None and said.window is None and white is None)
             values = _unit(values, said, white, path)
         example = torch.from_numpy(np.ascontiguousarray(values))
         if size is not None:
@@ -321,7 +337,7 @@ def _inputs(
         inputs[i] = example
     assert inputs is not None
     assert first is not None
-    if deep and high - low < _DARK:
+    if deep and high - low < DARK:
         raise BadInput(
             f"{first[0].parent}: values use {high - low:.2g} of what the files could hold, so pictures would have no "
             "contrast; say which value is white (data.white), or give the files a window (WindowCenter, WindowWidth)"

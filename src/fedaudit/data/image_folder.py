@@ -10,11 +10,10 @@ from fedaudit.data.catalogue import Layout, Reader, Request, add_dataset
 from fedaudit.data.dataset import Dataset, balanced, check_names
 from fedaudit.data.files import reading
 from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, image_dataset, resize
+from fedaudit.modalities.base import DARK
 from fedaudit.utils.bounds import PICTURE, read_bytes
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import decode_unit
-
-_DARK = 0.25  # of white: images of many bits that stay below use a part of their depth only
 
 
 def _reader(default_size: int | None, source: str) -> Reader:
@@ -55,26 +54,23 @@ def _read_split(
         many = f"{len(rows)} images of {tuple(first.shape)}"
         raise BadInput(f"{folder}: {many} don't fit into memory; give a limit on the examples or a smaller image_size")
     images = torch.empty((len(rows), *first.shape))
-    deepest: float | None = None
+    deepest = 0.0
     for i, row in enumerate(rows.tolist()):
         image, most = _square(files[row], size, request.white)
-        deepest = deepest or most
+        deepest = max(deepest, most)
         if image.shape != first.shape:
             raise BadInput(f"{files[row]} differs in size from {files[int(rows[0])]}; give an image_size")
         images[i] = image
-    if deepest is not None and request.white is None and float(images.max()) < _DARK:
+    if request.white is None and 0 < float(images.max()) < DARK:
         raise BadInput(
             f"{folder}: its images reach {float(images.max()) * deepest:g} of {deepest:g} and would be nearly black; "
-            "say which value is white, data.white: 4095 for 12 bits"
+            "say which value is white, data.white: 4095 for 12 bits, 1 for masks of 0 and 1"
         )
     return images, targets[rows]
 
 
-def _square(path: Path, size: int | None, white: float | None) -> tuple[torch.Tensor, float | None]:
-    """Return an image (3, H, W) in [0, 1], for a given size its central square, resized to that; and what was white.
-
-    That is None for an image of 8 bits a value.
-    """
+def _square(path: Path, size: int | None, white: float | None) -> tuple[torch.Tensor, float]:
+    """Return an image (3, H, W) in [0, 1], for a given size its central square, resized to that; and what was white."""
     with reading(path):
         data = read_bytes(path, PICTURE)
     values, most = decode_unit(data, str(path), white)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from fedaudit.data.cells import FEW, DecimalPoint, Read, cell, check_classes, read
 from fedaudit.data.dataset import WAY_IN, Dataset, Split, hold_out, real_targets, stack_pairs
 from fedaudit.data.files import read_arrays, read_csv
 from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
 from fedaudit.modalities.packed import packed_alone
 from fedaudit.utils.errors import BadInput
-
-MISSING = "?"  # the category of a cell that is empty
-_NUMBERS = ("int", "uint", "float", "double", "halffloat", "decimal")
-_CATEGORIES = ("bool", "object", "str", "string", "large_string", "string_view", "utf8", "category", "dictionary")
-
-# By name of the column: float64 (n,) numbers, or n texts.
-Cells = dict[str, Tensor | list[str]]
-
 
 _FORMS = (
     "a fedaudit.Dataset, (inputs, targets), (frame, name of the target's column), a map-style torch Dataset of such "
@@ -131,6 +125,7 @@ def from_frame(
     test: Any = None,
     types: Mapping[str, ColumnKind] | None = None,
     drop: Sequence[str] = (),
+    decimal: DecimalPoint | None = None,
     raw_targets: bool = False,
     name: str = "custom",
     summary: str = "given by the caller",
@@ -138,39 +133,59 @@ def from_frame(
 ) -> Dataset:
     """Make a table of a frame of mixed columns: numbers are standardised, categories become one 0/1 column each.
 
+    Numbers in texts are read as such, dates as days since the first one, all other texts, booleans and what is
+    categorical by type as categories, where an empty cell is the category "?". Limits ('<0.5'), identifiers, free text
+    and whatever else can be meant in several ways is asked about, and ``types`` or ``drop`` answers. Rows without a
+    target are left out. The summary says what became of each column.
+
     Args:
-        frame: of pandas or pyarrow, or a mapping of names to arrays: texts, booleans, categories and objects are
-            categorical, numbers numeric. An empty text is the category "?".
-        target: the column to be predicted: floats for a regression, all else for classes.
+        frame: of pandas or pyarrow, or a mapping of names to arrays.
+        target: the column to be predicted: numbers that aren't whole for a regression, all else for classes.
         test: the same for the test split. Without it one example in five of every class is held out.
-        types: by name, ``numeric`` or ``categorical``, where a column isn't what its type says.
+        types: by name, ``numeric`` or ``categorical``, where a column isn't what it seems; of the target, too.
         drop: columns to leave out.
+        decimal: what stands before the decimals of numbers in texts, "." or ","; None: as they tell.
         raw_targets: the targets of a regression aren't standardised, for a loss that gives them a meaning (counts).
         name, summary, source: words for the report.
 
     Raises:
-        BadInput: the frame cannot be such a data set; the message says why.
+        BadInput: the frame cannot be such a data set, or has to be asked about; the message says why.
     """
     where = f"data set '{name}'"
-    cells, found = _read_frame(frame, types or {}, drop, where)
-    held, _ = (cells, found) if test is None else _read_frame(test, types or {}, drop, f"{where}, test split")
-    if target not in cells or list(held) != list(cells) or len(cells) < 2:
+    given, types = _cells(frame, types or {}, drop, where)
+    held = {} if test is None else _cells(test, types, drop, f"{where}, test split")[0]
+    if target not in given or (test is not None and list(held) != list(given)) or len(given) < 2:
         raise BadInput(f"{where}: there is no column '{target}' beside others, or not the same columns for testing")
-    wanted, names = _targets_of(cells[target], found[target])
+    rows = [[i for i, value in enumerate(part[target]) if value is not None] for part in (given, held) if part]
+    cells = {key: [part[key][i] for part, own in zip((given, held), rows, strict=False) for i in own] for key in given}
+    if not cells[target]:
+        raise BadInput(f"{where}: column '{target}' is empty in every row, and models learn it; name another target")
+    columns = {
+        key: read(values, types.get(key), f"{where}, column '{key}'", key, decimal) for key, values in cells.items()
+    }
+    asked = columns.pop(target)
+    wanted, names = _targets_of(asked, types.get(target), f"{where}, column '{target}'", target, raw_targets)
     if test is None:
-        rows = hold_out(wanted if names else wanted[:, None], where)
-        parts = [_rows_of(cells, torch.nonzero(part)[:, 0]) for part in (~rows, rows)]
-        targets = [wanted[~rows], wanted[rows]]
+        held_out = hold_out(wanted if names else wanted[:, None], where)
     else:
-        if names != _targets_of(held[target], found[target])[1]:
-            raise BadInput(f"{where}: train and test split have different classes in '{target}'")
-        parts, targets = [cells, held], [wanted, _targets_of(held[target], found[target])[0]]
-    for part in parts:
-        del part[target]
-    x, x_test, columns = encode(parts[0], parts[1], where)
-    if names is None:
-        *targets, said = real_targets(targets[0][:, None], targets[1][:, None], raw=raw_targets)
-        summary = f"{summary}; {said}"
+        held_out = torch.arange(len(wanted)) >= len(rows[0])
+    targets = [wanted[~held_out], wanted[held_out]]
+    if test is not None and names and set(targets[1].tolist()) != set(targets[0].tolist()):
+        raise BadInput(f"{where}: train and test split have different classes in '{target}'")
+    parts = [{key: _chosen(column.values, part) for key, column in columns.items()} for part in (~held_out, held_out)]
+    x, x_test, known = encode(parts[0], parts[1], where)
+    said = _account(columns | ({} if asked.plain or names else {target: asked}), drop)
+    if (left := sum(len(part[target]) for part in (given, held) if part) - len(wanted)) > 0:
+        said.append(f"rows without '{target}', left out: {left:,}")
+    if names:
+        counts = torch.bincount(wanted).tolist()
+        said.append(f"classes of '{target}': " + ", ".join(f"{n} ({k:,})" for n, k in zip(names, counts, strict=True)))
+    else:
+        *targets, scaled = real_targets(targets[0][:, None], targets[1][:, None], raw=raw_targets)
+        said.append(scaled)
+    summary = "; ".join([summary, *said])
+    if left or not all(column.plain for column in columns.values()):
+        logging.getLogger("fedaudit").warning("%s: %s", where, "; ".join(said))
     return Dataset(
         name=name,
         summary=summary,
@@ -183,8 +198,22 @@ def from_frame(
         mean=(0.0,),
         std=(1.0,),
         source=source,
-        columns=columns,
+        columns=known,
     )
+
+
+def _account(columns: Mapping[str, Read], drop: Sequence[str]) -> list[str]:
+    """Return what became of each column, those of which the same is said together."""
+    alike: dict[str, list[str]] = {}
+    for name, column in columns.items():
+        alike.setdefault(column.said, []).append(name)
+    if drop:
+        alike["left out, as asked"] = list(drop)
+    return [f"{', '.join(names)}: {said}" for said, names in alike.items()]
+
+
+def _chosen(values: Tensor | list[str], rows: Tensor) -> Tensor | list[str]:
+    return values[rows] if isinstance(values, Tensor) else [values[i] for i in rows.nonzero()[:, 0].tolist()]
 
 
 def _is_frame(data: Any) -> bool:
@@ -193,56 +222,68 @@ def _is_frame(data: Any) -> bool:
     return pyarrow or (hasattr(data, "columns") and hasattr(data, "dtypes") and hasattr(data, "iloc"))
 
 
-def _read_frame(
+def _cells(
     frame: Any, types: Mapping[str, ColumnKind], drop: Sequence[str], where: str
-) -> tuple[Cells, dict[str, str]]:
-    """Return the cells of a frame by column, and each column's type; ``types`` and ``drop`` as of :func:`from_frame`.
+) -> tuple[dict[str, list[Any]], Mapping[str, ColumnKind]]:
+    """Return the cells of a frame by column, None where one is empty, and ``types`` with what is categorical by type.
 
     Raises:
-        BadInput: a column is of another type, a number is missing or not finite, or there are no columns.
+        BadInput: a cell is of another type, names are unknown or occur twice, or there are no columns or rows.
     """
     names = _names(frame)
-    unknown = [name for name in (*types, *drop) if name not in names]
-    if unknown:
-        raise BadInput(f"{where}: there is no column '{unknown[0]}'; known: {', '.join(names)[:300]}")
-    if len(set(names)) != len(names) or len(names) > MOST_COLUMNS:
-        raise BadInput(
-            f"{where}: {len(names)} columns, of which some have the same name, or more than {MOST_COLUMNS:,}"
-        )
-    cells: Cells = {}
-    found: dict[str, str] = {}
-    for name in names:
-        if name in drop:
-            continue
-        found[name], values = _column(frame, name)
-        kind = types.get(name) or _kind(found[name], f"{where}, column '{name}'")
+    for name, kind in types.items():
         if kind not in ("numeric", "categorical"):
             raise BadInput(f"{where}: column '{name}' is declared '{kind}'; a column is numeric or categorical")
-        cells[name] = _numbers(values, f"{where}, column '{name}'") if kind == "numeric" else _texts(values)
+    if unknown := [name for name in (*types, *drop) if name not in names]:
+        raise BadInput(f"{where}: there is no column '{unknown[0]}'; known: {', '.join(names)[:300]}")
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise BadInput(f"{where}: {names.count(twice[0])} columns are called '{twice[0]}'; give each its own name")
+    if len(names) > MOST_COLUMNS:
+        raise BadInput(f"{where}: {len(names):,} columns are more than {MOST_COLUMNS:,}")
+    cells: dict[str, list[Any]] = {}
+    by_type: dict[str, ColumnKind] = {}
+    for name in names:
+        if name not in drop:
+            found, values = _column(frame, name)
+            if found.startswith(("category", "dictionary")):
+                by_type[name] = "categorical"
+                values = [value if isinstance(value, str | bytes) or value != value else str(value) for value in values]
+            cells[name] = [cell(value, f"{where}, column '{name}'") for value in values]
     if len({len(values) for values in cells.values()}) != 1 or not len(next(iter(cells.values()))):
         raise BadInput(f"{where}: the columns have different lengths, or there are none, or no rows")
-    return cells, found
+    return cells, {**by_type, **types}
 
 
-def _targets_of(values: Tensor | list[str], found: str) -> tuple[Tensor, list[str] | None]:
-    """Return targets and the classes' names: floats stay real values, all else is a class for each different value."""
-    if isinstance(values, Tensor) and found.lower().startswith(("float", "double", "halffloat", "decimal")):
-        return values, None
-    if isinstance(values, Tensor):
+def _targets_of(
+    column: Read, kind: ColumnKind | None, where: str, name: str, raw: bool
+) -> tuple[Tensor, list[str] | None]:
+    """Return targets and the classes' names, None for a regression.
+
+    Raises:
+        BadInput: all are the same, or they may be numbers or classes.
+    """
+    values = column.values
+    if isinstance(values, list):
+        names = sorted(set(values))
+        number = {text: i for i, text in enumerate(names)}
+        found = torch.tensor([number[text] for text in values])
+    else:
         known = values.unique()
-        return torch.searchsorted(known, values), [f"{value:g}" for value in known.tolist()]
-    names = sorted(set(values))
-    number = {name: i for i, name in enumerate(names)}
-    return torch.tensor([number[value] for value in values]), names
-
-
-def _rows_of(cells: Cells, rows: Tensor) -> Cells:
-    """Return the chosen rows of every column."""
-    chosen = rows.tolist()
-    return {
-        name: values[rows] if isinstance(values, Tensor) else [values[i] for i in chosen]
-        for name, values in cells.items()
-    }
+        found, names = torch.searchsorted(known, values), [f"{value:.15g}" for value in known.tolist()]
+    if len(names) < 2:
+        raise BadInput(f"{where} is '{names[0][:40]}' in every row: there is nothing to predict; name another target")
+    if isinstance(values, list):
+        return found, names
+    if kind == "numeric":
+        return values, None
+    classes = column.whole or (names == ["0", "1"] and not raw)
+    few = len(names) <= FEW and len(values) >= 5 * len(names)  # all of them whole by chance, they can hardly be
+    choice = f"types={{'{name}': 'numeric'}} predicts a number, types={{'{name}': 'categorical'}} one of these classes"
+    if classes:
+        check_classes(values, where, choice)
+    elif few and not raw and bool((values == values.round()).all()):
+        raise BadInput(f"{where} has {len(names)} different whole numbers, as {names[0]} and {names[-1]}: {choice}")
+    return (found, names) if classes else (values, None)
 
 
 def _names(frame: Any) -> list[str]:
@@ -260,39 +301,8 @@ def _column(frame: Any, name: str) -> tuple[str, list[Any]]:
             values = np.asarray(frame[next(key for key in frame if str(key) == name)])
         except ValueError as error:  # of bytes and texts, or lists of different lengths
             raise BadInput(f"column '{name}' is no array ({str(error)[:100]}); give numbers or texts") from None
-        return ("string" if values.dtype.kind in "US" else str(values.dtype)), values.tolist()
+        return str(values.dtype), list(values) if values.dtype.kind in "mM" else values.tolist()
     if hasattr(frame, "column_names"):
         return str(frame.schema.field(name).type), frame.column(name).to_pylist()
     key = next(column for column in frame.columns if str(column) == name)
     return str(frame[key].dtype), list(frame[key].tolist())
-
-
-def _kind(found: str, where: str) -> ColumnKind:
-    if found.lower().startswith(_NUMBERS):
-        return "numeric"
-    if found.lower().startswith(_CATEGORIES):
-        return "categorical"
-    raise BadInput(f"{where} is of type {found[:60]}; make it a number or a text, or leave it out (drop=[…])")
-
-
-def _numbers(values: Sequence[Any], where: str) -> Tensor:
-    try:
-        found = torch.tensor([math.nan if _missing(value) else float(value) for value in values], dtype=torch.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise BadInput(f"{where} isn't numeric ({str(error)[:100]}); declare it categorical") from None
-    if not bool(torch.isfinite(found).all()):
-        raise BadInput(f"{where} has numbers that are missing or not finite; fill or remove them first")
-    return found
-
-
-def _texts(values: Sequence[Any]) -> list[str]:
-    return [MISSING if _missing(value) else str(value).strip() or MISSING for value in values]
-
-
-def _missing(value: Any) -> bool:
-    try:
-        return value is None or bool(value != value)  # NaN, NaT
-    except TypeError:  # pandas' NA, of which nobody can say whether it is itself
-        return True
-    except ValueError:  # an array
-        return False

@@ -226,7 +226,22 @@ def channel_statistics(examples: Tensor) -> tuple[tuple[float, ...], tuple[float
 # The ranges that whole numbers are taken for, the first that holds them all: unsigned of 12 and 16 bits, Hounsfield
 # units of 12 bits, signed of 16 bits.
 _DEPTHS = ((0, 4095), (-1024, 3071), (0, 65535), (-32768, 32767))
-_DARK = 0.25  # of the range: values that stay below use a part of their depth only
+DARK = 0.25  # of the range from black to white: values that stay below use a part of their depth only
+_REMEDY = "give floats in [0, 1], scaled by what is black and white in your data"
+
+
+def check_light(train: Tensor, test: Tensor, where: str, kind: ExampleKind) -> None:
+    """Refuse splits in [0, 1] that are nearly black throughout: bytes of 0 to 16, or of 0 and 1, divided by 255.
+
+    Raises:
+        BadInput: they are.
+    """
+    most = max(float(train.max()), float(test.max()))
+    if 0 < most < DARK:
+        raise BadInput(
+            f"{where}: no {kind.element} of the {kind.plural} exceeds {most:.3g} of white, {255 * most:.3g} of 255, so "
+            f"that all would be nearly black; {_REMEDY}"
+        )
 
 
 def in_depth(train: Tensor, test: Tensor, where: str, plural: str) -> tuple[Tensor, Tensor, str]:
@@ -240,14 +255,13 @@ def in_depth(train: Tensor, test: Tensor, where: str, plural: str) -> tuple[Tens
     """
     least, most = int(min(train.min(), test.min())), int(max(train.max(), test.max()))
     depth = next((d for d in _DEPTHS if d[0] <= least and most <= d[1]), None)
-    remedy = "give floats in [0, 1], scaled by what is black and white in your data"
     if depth is None:
-        raise BadInput(f"{where}: {plural} of whole numbers from {least} to {most} have more than 16 bits; {remedy}")
+        raise BadInput(f"{where}: {plural} of whole numbers from {least} to {most} have more than 16 bits; {_REMEDY}")
     low, high = depth
-    if (least >= 0 and most < _DARK * high) or (least < 0 and most - least < _DARK * (high - low)):
+    if (least >= 0 and most < DARK * high) or (least < 0 and most - least < DARK * (high - low)):
         raise BadInput(
             f"{where}: {plural} of values {least} to {most} use a small part of {low} to {high} and would be nearly "
-            f"black, or all grey; {remedy}"
+            f"black, or all grey; {_REMEDY}"
         )
     first, second = (x.float().sub_(low).div_(high - low) for x in (train, test))
     return first, second, f"values {low} to {high} are scaled to [0, 1]"

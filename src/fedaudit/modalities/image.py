@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedaudit.modalities.base import ExampleKind, channel_statistics, eight_bit, in_depth, register
+from fedaudit.modalities.base import ExampleKind, channel_statistics, check_light, eight_bit, in_depth, register
 from fedaudit.utils.errors import BadInput
 
 _CHANNELS = (1, 3, 4)
@@ -63,7 +63,7 @@ class Image(ExampleKind):
         return array.permute(0, 3, 1, 2) if last or channels == "last" else array
 
     def read(self, array: Tensor, where: str) -> Tensor:
-        """Return (n, C, H, W) or (n, H, W) as (n, C, H, W): uint8 and floats in [0, 1] as float32 in [0, 1].
+        """Return (n, C, H, W) or (n, H, W) as (n, C, H, W): uint8, booleans and floats in [0, 1] as float32 in [0, 1].
 
         Whole numbers of 16 bits stay what they are, as int32: :meth:`scaled` decides their depth by both splits.
 
@@ -75,7 +75,7 @@ class Image(ExampleKind):
             return x.float().div_(255).contiguous()
         if x.dtype in _DEEP:
             return x.to(torch.int32).contiguous()
-        if not x.is_floating_point():
+        if not x.is_floating_point() and x.dtype != torch.bool:
             raise BadInput(
                 f"{where}: images of {x.dtype} cannot be used; give uint8 in 0..255, uint16 or floats in [0, 1]"
             )
@@ -92,6 +92,7 @@ class Image(ExampleKind):
             BadInput: one is of 16 bits and the other isn't; all would be nearly black.
         """
         if train.is_floating_point() and test.is_floating_point():
+            check_light(train, test, where, self)
             return train, test, ""
         if train.is_floating_point() or test.is_floating_point():
             raise BadInput(f"{where}: one split has 16 bits a pixel, and the other hasn't; give both in the same form")

@@ -45,8 +45,8 @@ class DataSpec(Spec):
     limit: Count | None = Field(default=None, description="at most so many examples per split are loaded")
     white: Positive | None = Field(
         default=None,
-        description="of folders of images, the value that is white in files of more than 8 bits a value, 4095 for 12; "
-        "the largest of their depth if null",
+        description="of folders of images, the value that is white in their files, 4095 for 12 bits; the largest of "
+        "their depth if null",
     )
     split: Literal["train", "test"] = Field(default="test", description="the split that the clients hold")
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedaudit.modalities import TokenInfo, example_kind, fitting_kind
+from fedaudit.modalities.base import DARK
 from fedaudit.models import adapters_names
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import as_called, recognise
@@ -292,7 +293,7 @@ def _preprocessing(
     if least is None or most is None or len(least) != channels or len(most) != channels:
         notes.append("how inputs are normalised was not recorded: they are taken to lie in [0, 1]; give --mean, --std")
         return identity
-    if min(least) >= 0 and max(most) <= 1:
+    if min(least) >= 0 and DARK <= max(most) <= 1:  # darker ones use a part of their depth only
         return identity
     widths = [high - low for low, high in zip(least, most, strict=True)]
     widest = max(widths) or 1.0  # of a channel that doesn't vary nobody knows: it is scaled as the others are

@@ -47,35 +47,35 @@ def decode(
     return _read(data, where, formats, pixels)
 
 
-def decode_unit(data: bytes, where: str, white: float | None = None) -> tuple[np.ndarray[Any, Any], float | None]:
+def decode_unit(data: bytes, where: str, white: float | None = None) -> tuple[np.ndarray[Any, Any], float]:
     """Return the pixels of an image file's bytes, as colours in [0, 1], and the value that was white.
 
     Args:
         data: of the file.
         where: it was found.
-        white: the value that becomes 1 in grey images of more than 8 bits a value (whole numbers or floats); None: the
-            largest that whole numbers of that depth can be, and of floats 1.
+        white: the value that becomes 1; one above 255 in grey images of more than 8 bits a value alone (whole numbers
+            or floats). None: the largest that whole numbers of that depth can be, and of floats 1.
 
     Returns:
-        float32 (H, W, 3), and the largest possible value; None for an image of 8 bits a value.
+        float32 (H, W, 3), and the value that became 1.
 
     Raises:
         BadInput: as :func:`decode`; or a value is no number, below 0 or beyond white.
     """
 
-    def pixels(image: Image) -> tuple[np.ndarray[Any, Any], float | None]:
-        if image.mode not in _DEEP:
-            return np.array(image.convert("RGB")).astype(np.float32) / np.float32(255), None
-        values = np.array(image).astype(np.float64)
+    def pixels(image: Image) -> tuple[np.ndarray[Any, Any], float]:
+        deep = image.mode in _DEEP
+        values = np.array(image if deep else image.convert("RGB")).astype(np.float64 if deep else np.float32)
         most = white or (1.0 if image.mode == "F" else 65535.0)
+        most = most if deep else min(white or 255.0, 255.0)
         if not np.isfinite(values).all() or values.min() < 0 or values.max() > most:
             seen = f"{np.nanmin(values):g} to {np.nanmax(values):g}"
             raise BadInput(
                 f"{where}: values from {seen}, which aren't numbers between 0 and {most:g}; say which value is white "
                 "(data.white), or shift them first"
             )
-        grey = (values / most).astype(np.float32)
-        return np.repeat(grey[:, :, None], 3, axis=2), most
+        scaled = np.asarray(values / np.array(most, values.dtype), dtype=np.float32)
+        return np.repeat(scaled[:, :, None], 3, axis=2) if deep else scaled, most
 
     return _read(data, where, FORMATS, pixels)
 

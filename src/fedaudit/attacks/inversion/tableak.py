@@ -15,11 +15,11 @@ from torch import Tensor
 from fedaudit.attacks.base import Attack, Case, Progress, register, silent
 from fedaudit.attacks.findings import RowFinding
 from fedaudit.attacks.inversion.engines.restarts import Decode, dense, one_by_one, restarts
-from fedaudit.attacks.inversion.local_epochs import spread, whole_epochs
+from fedaudit.attacks.inversion.local_epochs import spread
 from fedaudit.attacks.inversion.reconstruct import reconstruct
 from fedaudit.attacks.inversion.template import Prepared, Schedule, matched, prepare
 from fedaudit.attacks.labels.inference import LabelMethod
-from fedaudit.attacks.local_training import Way, image_way
+from fedaudit.attacks.local_training import Way, image_way, whole_epochs
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, need_signal, need_training
 from fedaudit.modalities.columns import Column, numbers
 from fedaudit.simulation.local_training import local_randomness

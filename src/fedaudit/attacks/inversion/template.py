@@ -19,13 +19,7 @@ from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding
 from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
-from fedaudit.attacks.inversion.local_epochs import (
-    agreed,
-    same_set,
-    search_epochs,
-    spread,
-    whole_epochs,
-)
+from fedaudit.attacks.inversion.local_epochs import agreed, same_set, search_epochs, spread
 from fedaudit.attacks.inversion.objectives import (
     DISTANCES,
     Distance,
@@ -37,7 +31,7 @@ from fedaudit.attacks.inversion.objectives import (
 from fedaudit.attacks.inversion.priors import smoothness
 from fedaudit.attacks.inversion.reconstruct import reconstruct, with_priors
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
-from fedaudit.attacks.local_training import Way, before_optimiser, image_way, is_adaptive
+from fedaudit.attacks.local_training import Way, before_optimiser, image_way, is_adaptive, whole_epochs
 from fedaudit.attacks.victim import (
     WITHOUT_DROPOUT,
     Statistics,

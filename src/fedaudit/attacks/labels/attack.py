@@ -13,7 +13,7 @@ from fedaudit.attacks.base import INSTEAD, Attack, Case, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
 from fedaudit.attacks.labels.label_sets import SetEvidence, infer_label_sets, set_evidence_of
-from fedaudit.attacks.local_training import Way, is_adaptive
+from fedaudit.attacks.local_training import Way, is_adaptive, whole_epochs
 from fedaudit.attacks.mean_update import mean_of
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, need_training, one_batch_gradient
 from fedaudit.transcript.observation import Message, Observation
@@ -60,7 +60,8 @@ class Labels(Attack):
     model's answers vary.
 
     A FedAvg update is taken as one batch, as by AGIC (Xu et al. 2022, Section V-A), so that counts are approximate
-    where the model moves between the local steps.
+    where the model moves between the local steps. Where it is of whole passes over as many examples as the client is
+    known to hold, each of them counts once a pass: the labels of one pass are inferred, and repeated.
 
     Args:
         method: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected``, ``signs``, ``ilrg``, ``ilrg-pooled``,
@@ -126,15 +127,15 @@ class Labels(Attack):
         if records is not None and len(records.public_inputs):
             public = task_info.normalise(records.public_inputs), records.public_labels
         notes = [WITHOUT_DROPOUT] if victim.dropout else []
+        count, epochs = whole_epochs(message.update.num_examples, message.update.training)
+        if epochs > 1:
+            held = f"{count} example{'s' * (count > 1)}"
+            notes.append(f"{epochs} passes over {held}: each label counts a multiple of {epochs}")
         if task_info.num_classes is None:
-            return _label_sets(
-                set_evidence_of(
-                    victim, layers, gradient, task_info, message.update, None if public is None else public[0]
-                ),
-                message.update.num_examples,
-                notes,
-            )
-        evidence = evidence_of(
+            seen = None if public is None else public[0]
+            evidence = set_evidence_of(victim, layers, gradient, task_info, message.update, count, seen)
+            return _label_sets(evidence, count, epochs, notes)
+        known = evidence_of(
             victim,
             layers,
             gradient,
@@ -143,9 +144,9 @@ class Labels(Attack):
             batch_size=message.update.batch_size,
             public=public,
         )
-        labels, method = infer_labels(self.method, evidence, message.update.num_examples)
+        labels, method = infer_labels(self.method, known, count)
         return LabelFinding(
-            labels=labels.cpu(),
+            labels=labels.cpu().repeat(epochs),
             method=method,
             num_classes=task_info.num_classes,
             notes=(f"labels inferred by {method}", *notes),
@@ -160,10 +161,14 @@ _SAID = {
 }
 
 
-def _label_sets(evidence: SetEvidence, num_examples: int, notes: Sequence[str]) -> LabelSetFinding:
-    labels, counts, method = infer_label_sets(evidence, num_examples)
+def _label_sets(evidence: SetEvidence, count: int, epochs: int, notes: Sequence[str]) -> LabelSetFinding:
+    labels, counts, method = infer_label_sets(evidence, count)
     return LabelSetFinding(
-        labels=labels.float(), counts=counts, method=method, num_classes=len(counts), notes=(_SAID[method], *notes)
+        labels=labels.float().repeat(epochs, 1),
+        counts=epochs * counts,
+        method=method,
+        num_classes=len(counts),
+        notes=(_SAID[method], *notes),
     )
 
 

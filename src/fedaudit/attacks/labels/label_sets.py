@@ -95,11 +95,13 @@ def set_evidence_of(
     gradient: dict[str, Tensor],
     task_info: TaskInfo,
     update: Update,
+    n: int,
     public: Tensor | None = None,
 ) -> SetEvidence:
     """Return the evidence that ``gradient``, that of one batch which ``update`` stands for, gives of a network.
 
     Args:
+        n: examples of that batch.
         public: normalised public examples (m, ...), where the adversary holds any; else dummies take their place.
 
     Raises:
@@ -108,7 +110,7 @@ def set_evidence_of(
     """
     if task_info.loss not in (BCE, MSE):
         raise NotApplicable(f"several labels are inferred from the losses {BCE} and {MSE}, not from one of your own")
-    k, n = task_info.num_targets, update.num_examples
+    k = task_info.num_targets
     last = last_layer(victim, layers, gradient, k)
     linear = task_info.loss == MSE
     scale = n * (1 / update.batch_size if task_info.summed else k) / (1 + linear)
