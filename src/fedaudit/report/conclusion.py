@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedaudit.evaluation.limits import TIME_IS_UP
 from fedaudit.modalities import example_kind
 from fedaudit.report.frontier import defence_tables, strongest
-from fedaudit.report.wording import count, noun, number, sentence, short
+from fedaudit.report.wording import count, counted, noun, number, sentence, short
 from fedaudit.results import (
     LEAKS,
     AttackSummary,
@@ -152,14 +152,14 @@ def tested(result: AuditResult, summary: AttackSummary) -> str:
         updates, batch = "trees", f"{count(record.batch_size)} examples a client"
     if record.summed > 1:
         batch = f"{batch}, summed over {count(record.summed)} clients"
-    counted = (summary.images, "images") if summary.images else (summary.updates, "runs of the attack")
-    n, of = (summary.evidence.n, summary.evidence.of) if summary.evidence else counted
+    n, of = (summary.evidence.n, summary.evidence.of) if summary.evidence else (summary.updates, "runs of the attack")
+    over = counted(summary) if summary.images else f"{count(n)} {noun(n, of)}"
     settings = next((a.settings for a in result.attacks if a.name == summary.attack), {})
     effort = f" with {count(settings['iterations'])} iterations" if isinstance(settings.get("iterations"), int) else ""
     seconds = f", {summary.timing.seconds:.0f} s" if summary.timing and summary.timing.seconds >= 1 else ""
     return (
         f"Tested on {model}, {result.data.name}, {updates} over {batch} ({summary.federation}); "
-        f"n = {count(n)} {noun(n, of)}; {summary.attack}{effort}{seconds}."
+        f"n = {over}; {summary.attack}{effort}{seconds}."
     )
 
 

@@ -52,7 +52,7 @@ def _what_to_do(result: AuditResult) -> list[str]:
         for advice in s.advice
     ]
     if any(s.verdict in LEAKS for s in result.summaries):
-        lines.append("See “What can be done” in `report.html`.")
+        lines.append("See “What to do” in `report.html`.")
     return lines
 
 

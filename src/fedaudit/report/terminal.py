@@ -54,6 +54,11 @@ def print_summary(result: AuditResult) -> None:
                 counted(row),
             )
         console.print(table)
+        several = [
+            f"{row.attack} on {row.federation} {row.psnr_of_tries:.1f} dB" for row in images if row.psnr_of_tries
+        ]
+        if several:
+            print(f"of several tries on one victim the best counts, told by the truth; over all: {', '.join(several)}")
     if others:
         measured = ["measured", "value [95 %]", "without the attack", "n"] if any(r.metrics for r in others) else []
         table = _table(title if not images else "", ["federation", "attack", "verdict", *measured[:1]], measured[1:])

@@ -30,11 +30,11 @@ def count(value: int) -> str:
 
 
 def counted(summary: AttackSummary) -> str:
-    """Return how many images an attack was tried on, and where it was tried several times on one, how many it made."""
+    """Return how many images an attack was tried on, and where it was tried several times on one, how often."""
     evidence = summary.evidence if summary.kind == "images" else None
     victims, things = (evidence.n, evidence.of) if evidence else (summary.images, "images")
     found = f"{count(victims)} {noun(victims, things)}"
-    return found if victims == summary.images else f"{found}, {count(summary.images)} reconstructions"
+    return found if victims == summary.images else f"{found}, {count(summary.images)} tries"
 
 
 def noun(n: int, things: str) -> str:
@@ -111,3 +111,9 @@ def rounds_of(finding: FindingResult) -> str:
     if len(rounds) < 2:
         return str(rounds[0]) if rounds else "–"
     return f"{min(rounds)} to {max(rounds)}"
+
+
+def place_of(finding: FindingResult, result: AuditResult) -> str:
+    """Return whose update an attack received, and of which rounds; empty where there is none such."""
+    whose, rounds = client_of(finding, result), rounds_of(finding)
+    return ", ".join([f"client {whose}"] * (whose is not None) + [f"round {rounds}"] * (rounds != "–"))
