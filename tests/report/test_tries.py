@@ -68,10 +68,12 @@ def test_a_victim_counts_by_the_try_that_came_out_and_not_by_the_nearest(tmp_pat
 
 def test_a_summary_is_over_victims_with_the_mean_of_all_tries_beside_it(result: AuditResult) -> None:
     row = result.summaries[0]
-    assert row.psnr and (row.psnr.mean, row.psnr.median, row.psnr.n) == (pytest.approx(21.0), 21.0, 5)
+    assert row.psnr
+    assert (row.psnr.mean, row.psnr.median, row.psnr.n) == (pytest.approx(21.0), 21.0, 5)
     assert row.psnr_of_tries == pytest.approx(sum(sum(t) for t in TRIES.values()) / 9)
     assert row.identification_rate == 0.8
-    assert row.evidence and (row.evidence.value, row.evidence.n, row.evidence.of) == (0.8, 5, "images")
+    assert row.evidence
+    assert (row.evidence.value, row.evidence.n, row.evidence.of) == (0.8, 5, "images")
     assert "4 of 5 images came out visibly (in 6 of 9 tries)" in row.verdict_text
     assert result.comparisons[0].difference.mean == pytest.approx(-0.3)  # of best tries, which lost in c, d and e
 
@@ -94,12 +96,15 @@ def test_every_output_says_the_same_of_the_victims(
     images = [i for f in result.findings for i in f.images]
     files = {name: torch.zeros(1, 8, 8) for i in images for name in (i.true_image, i.reconstruction)}
     shown = notebook.as_html(result, files)
-    assert f"{MEAN} [" in shown and f"of each one&#x27;s best try, {OVER_ALL} over all tries" in shown
+    assert f"{MEAN} [" in shown
+    assert f"of each one&#x27;s best try, {OVER_ALL} over all tries" in shown
     assert "identified 80 % of 5 images, 9 tries" in shown
     assert [float(db) for db in re.findall(r'title="recovered, ([\d.]+) dB"', shown)[:4]] == [25.0, 21.0, 30.0, 12.0]
     print_summary(result)
     printed = capsys.readouterr().out
-    assert "21.0 [" in printed and "5 images, 9 tries" in printed and "over all: invg on fedsgd 20.0 dB" in printed
+    assert "21.0 [" in printed
+    assert "5 images, 9 tries" in printed
+    assert "over all: invg on fedsgd 20.0 dB" in printed
     for text in (markdown.render(result), junit.render(result), sarif.render(result)):
         assert "n = 5 images, 9 tries" in text
         assert "came out visibly 0.8" in text
