@@ -24,7 +24,7 @@ def render(result: AuditResult) -> str:
         blocks.append("### Attacks")
         blocks.append(_table(result.summaries))
         refused = [(s.attack, s.federation, s.verdict_text) for s in result.summaries if s.evidence is None]
-        blocks.append("\n".join(f"- {escape(sentence(f'{whom}: {text}'))}" for whom, text, _ in shared(refused)))
+        blocks.append("\n".join(f"- {escape(f'{whom}: {sentence(text)}')}" for whom, text, _ in shared(refused)))
     todo = _what_to_do(result)
     if todo:
         blocks.append("### What to do")
@@ -49,7 +49,7 @@ def _table(summaries: list[AttackSummary]) -> str:
 
 def _what_to_do(result: AuditResult) -> list[str]:
     advised = [(s.attack, s.federation, f"{s.verdict}; {advice}") for s in result.summaries for advice in s.advice]
-    lines = [escape(sentence(f"{whom}: {text}")) for whom, text, _ in shared(advised)]
+    lines = [escape(f"{whom}: {sentence(text)}") for whom, text, _ in shared(advised)]
     if any(s.verdict in LEAKS for s in result.summaries):
         lines.append("See “What to do” in `report.html`.")
     return lines
