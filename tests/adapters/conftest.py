@@ -25,6 +25,5 @@ def _a_process_of_its_own() -> Iterator[None]:
         return
     for evaluation in of_site._evaluations.values():
         evaluation.stop()
-    for kept in (of_site._evaluations, of_site._wanted, of_site._validated, of_site._looked):
-        kept.clear()
-    of_site._turn = None
+    for name in ("evaluations", "wanted", "validated", "looked", "turns", "watched", "taken"):
+        getattr(of_site, f"_{name}").clear()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -179,3 +181,54 @@ def test_sites_that_train_in_threads_of_their_own_have_what_they_validate_on(tmp
             script.submit(trained, 4).result()
             assert script.submit(current_mode).result() is None
     assert not of_site._evaluations
+
+
+def of_site_alone(number: int) -> dict[str, torch.Tensor]:
+    """Train a network as :func:`trained` does, on the example of that number, and return it."""
+    network, (inputs, targets) = copy.deepcopy(NETWORK), held_out(number)
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+    with of_site.watch():
+        nn.functional.cross_entropy(network(inputs[:1]), targets[number : number + 1]).backward()
+        optimiser.step()
+    return network.state_dict()
+
+
+def test_sites_that_train_at_once_in_one_process_have_each_its_own_training(tmp_path):
+    """Tasks come in, training is done and results leave in the threads of the sites, all at the same time."""
+    guards = [
+        pair(kind=GuardFilter, attacks=["exact-linear"], share=None, out=str(tmp_path / f"guard-{number}"))
+        for number, _ in enumerate(SITES)
+    ]
+    recorders, before = [pair(str(tmp_path)) for _ in SITES], dict(NETWORK.state_dict())
+    with contextlib.ExitStack() as stack:
+        threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in SITES]
+
+        def at_once(work: Callable[[int], Any]) -> list[Any]:
+            return [done.result() for done in [thread.submit(work, i) for i, thread in enumerate(threads)]]
+
+        for index in range(2):
+
+            def come(number: int, index: int = index) -> None:
+                for came, _ in (guards[number], recorders[number]):
+                    came.process(shareable(before, index=index), context(*SITES[number][::-1]))
+
+            at_once(come)
+            after = at_once(of_site_alone)
+
+            def leave(number: int, index: int = index, after: list[Any] = after) -> None:
+                for _, leaving in (guards[number], recorders[number]):
+                    leaving.process(shareable(after[number], index=index), context(*SITES[number][::-1]))
+
+            at_once(leave)
+        elsewhere = stack.enter_context(ThreadPoolExecutor(1))
+        at_once(come)
+        elsewhere.submit(of_site_alone, 7).result()  # nobody knows whose training that is
+        at_once(leave)
+    for number, (job, site) in enumerate(SITES):
+        kept = [load_file(file) for file in sorted((tmp_path / job / site / "truth").glob("round-*.safetensors"))]
+        assert [next(t for name, t in k.items() if name.endswith("inputs")).tolist() for k in kept] == [
+            held_out(number)[0][:1].tolist()
+        ] * 2
+        found = [one.checks["exact-linear"].outcome for one in rounds_of(str(tmp_path / f"guard-{number}"))]
+        assert found[:2] == ["alarm", "alarm"]
+        assert found[2:] != ["alarm"]

@@ -95,6 +95,20 @@ def test_a_converted_folder_is_attacked_and_measured_and_its_facts_are_verified(
     assert summary.evidence.n == 40
 
 
+def test_a_report_says_how_many_trees_a_client_sends(tmp_path: Path) -> None:
+    sent = {1: PARTS[:2], 2: [sliced(WHOLE, 0, 2), PARTS[2]], 3: [WHOLE]}
+    for most, words in ((1, "each grows 1 tree on"), (2, "each grows 1 or 2 trees on"), (3, "each grows 3 trees on")):
+        files = {f"round-{i}-client-north.json": data for i, data in enumerate(sent[most])}
+        given = folder(tmp_path / f"sent-{most}", files, SCALED, {"north": (X, Y)})
+        convert_boosters(given, tmp_path / str(most))
+        asked = {"controls": False, "progress": False}
+        (federation,) = fedaudit.audit_transcript(tmp_path / str(most), **asked).result.federations
+        assert words in federation.description
+        trees = Transcript.load(tmp_path / str(most)).trees
+        assert trees is not None
+        assert trees.spec.per_round == most  # which known clients grow, too
+
+
 def test_rows_that_trees_were_not_grown_on_contradict_the_recording(tmp_path: Path) -> None:
     files = {f"round-{i}-client-north.json": data for i, data in enumerate(PARTS)}
     facts = "columns: [{name: a, mean: 0, std: 1}, {name: b, mean: 0, std: 1}, {name: c, mean: 0, std: 1}]\n"

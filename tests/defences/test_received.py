@@ -167,6 +167,32 @@ def test_rows_and_a_loss_that_are_lost_are_noticed():
     assert found["loss jump"].alarm
 
 
+def test_rows_that_grow_apart_lose_none_and_rows_that_are_silenced_then_are_lost():
+    net, history = nn.Linear(20, 8, bias=False), ReceivedHistory()
+    with torch.no_grad():
+        net.weight.copy_(torch.nn.functional.normalize(drawn(8, 20), dim=1))
+
+    def lost() -> float:
+        found = fedaudit.check_model(net.state_dict(), net, history=history)
+        return next(check.value for check in found if check.name == "lost rows")
+
+    for _ in range(8):  # to 17 times the others, beside which these hardly count
+        assert lost() == 0
+        with torch.no_grad():
+            net.weight[:2] *= 1.5
+            net.weight[2:] *= 1.05
+    before = copy.deepcopy(history)
+    with torch.no_grad():
+        net.weight[2:] *= 0.5
+    assert 0 < lost() < 0.5
+    history = before
+    with torch.no_grad():
+        net.weight[1:] = 0
+    usual = torch.tensor([1.5**3] * 2 + [1.05**3] * 6).double()  # in the fourth of eight rounds
+    counted = float(usual.sum() ** 2 / usual.square().sum())
+    assert lost() == pytest.approx(1 - 1 / counted, rel=1e-4)
+
+
 def test_who_missed_rounds_meets_larger_changes_which_are_no_jump():
     jumps = {}
     for told in (True, False):
@@ -234,7 +260,8 @@ def test_weights_that_are_no_numbers_alarm_each_time_and_the_next_model_is_compa
         assert found["silent outputs"].alarm or number == 1e30
     assert jump(net, copy.deepcopy(history), 11, -1) > 10
     assert jump(net, history, 11, 1.01) < 1
-    assert all(math.isfinite(value) for one in [*history.changes, *history.rows] for value in one.values())
+    assert all(math.isfinite(value) for one in history.changes for value in one.values())
+    assert all(bool(lengths.isfinite().all()) for one in history.rows for lengths in one.values())
 
 
 def test_of_a_share_a_limit_lies_at_most_half_way_to_1():
@@ -267,9 +294,9 @@ def test_a_loss_that_is_no_number_alarms_each_time_and_is_not_remembered():
 
 def test_what_0_2_0_remembered_is_read():
     net, history = after_eight_rounds()
-    older = {name: history.state_dict()[name] for name in ("last", "changes", "rows")} | {"losses": [1.0] * 8}
+    older = {name: history.state_dict()[name] for name in ("last", "changes")} | {"losses": [1.0] * 8}
     back = ReceivedHistory()
-    back.load_state_dict(older)
+    back.load_state_dict(older | {"rows": [{"weight": 8.0}] * 8})  # how many counted
     assert (back.index, list(back.gaps), len(back.values)) == (-1, [1] * 7, 0)
     assert jump(net, back, 100, -1) == pytest.approx(math.log(2 / 0.01) / 0.25, rel=1e-3)
 

@@ -264,7 +264,7 @@ def test_a_card_says_which_images_were_identified(tmp_path, how):
     seen = {"verdict_text": f"3 of 3 images came out visibly{how}; 3 of 3 identified", "images": 3}
     made = summary("a", "psnr", 8.0).model_copy(update={**seen, "identification_rate": 0.0})
     page = render_report(result_with(tmp_path, made), tmp_path)
-    assert f"<b>0 of 3</b> reconstructions identified{' as they came out' if how else ''}</span>" in page
+    assert f"<b>0 of 3</b> images identified{' as they came out' if how else ''}</span>" in page
 
 
 @pytest.mark.parametrize(("algorithm", "told"), [("fedsgd", True), ("vertical", False), ("split", False)])

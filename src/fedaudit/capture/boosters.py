@@ -309,7 +309,8 @@ def _transcript(
                 raise BadInput(f"client {names[client]}: its trees have cover for more than {_MOST_ROWS:,} rows")
             counts[client] = max(1, round(total))
         messages.append(TreeMessage(index, client, write_booster(booster), counts[client]))
-    record = tree_record(facts.trees.model_copy(update={"cover": cover}), facts.learning_rate, len(names), messages)
+    seen = {"cover": cover, "per_round": max(len(booster.trees) for booster in boosters.values())}
+    record = tree_record(facts.trees.model_copy(update=seen), facts.learning_rate, len(names), messages)
     observer = held.get(facts.trees.observer)
     log = {} if observer is None else dict(zip(HELD, observer, strict=True))
     digest = hashlib.sha256(b"\n".join(m.model for m in messages)).hexdigest()[:32]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ class ReceivedHistory:
         index: the last one's round; -1: not known.
         changes: of each of up to 8 rounds, layer to |W_t − W_(t−1)| / |W_(t−1)|.
         gaps: of as many, rounds that lay between t − 1 and t, at most 8; 1 where they aren't known.
-        rows: of as many, layer to the number of rows that count, (Σ ‖w‖)² / Σ ‖w‖².
+        rows: of as many, layer to its rows' lengths (float64).
         values: of as many, what checks measured on the client's own examples, by the check's name.
     """
 
@@ -49,6 +48,8 @@ class ReceivedHistory:
         self.last, self.index = dict(state["last"]), int(state.get("index", -1))
         for name in _NUMBERS:
             setattr(self, name, deque(state.get(name, ()), maxlen=KEPT))
+        if any(not isinstance(lengths, Tensor) for one in self.rows for lengths in one.values()):
+            self.rows.clear()  # 0.2.0 kept how many rows count
         if len(self.gaps) < len(self.changes):  # as 0.2.0 kept them
             self.gaps = deque([1] * len(self.changes), maxlen=KEPT)
 
@@ -91,9 +92,9 @@ class ReceivedHistory:
             name: float((w - self.last[name]).norm() / self.last[name].norm().clamp(min=1e-30))
             for name, w in fits.items()
         }
-        rows = {name: _rows(w) for name, w in layers.items()}
+        rows = {name: w.flatten(1).double().norm(dim=1) for name, w in layers.items()}
         jumps = {name: self._jump(name, value, gap) for name, value in change.items()} | dict.fromkeys(kept, math.inf)
-        lost = {name: self._lost(name, value) for name, value in rows.items()}
+        lost = {name: self._lost(name, lengths) for name, lengths in rows.items()}
         losses = [one["loss"] for one in self.values if "loss" in one]
         rise = 0.0
         if "loss" in values and len(losses) >= FEWEST:
@@ -119,9 +120,17 @@ class ReceivedHistory:
         whole = _deviations([moved for moved, _ in past], change)
         return min(whole, _deviations([moved / rounds for moved, rounds in past], change / gap))
 
-    def _lost(self, name: str, count: float) -> float:
-        past = [one[name] for one in self.rows if one.get(name)]
-        return max(0.0, 1 - count / statistics.median(past)) if len(past) >= FEWEST else 0.0
+    def _lost(self, name: str, lengths: Tensor) -> float:
+        """Return by how much fewer rows count where each is as long as it is now, or usually was if that is less.
+
+        So one that grew takes nothing from the others: in training a few may grow until the rest hardly counts.
+        """
+        past = [one[name] for one in self.rows if name in one and one[name].shape == lengths.shape]
+        if len(past) < FEWEST:
+            return 0.0
+        usual = torch.stack(past).median(dim=0).values
+        before = _counting(usual)
+        return max(0.0, 1 - _counting(lengths.minimum(usual)) / before) if before else 0.0
 
 
 _NUMBERS = ("changes", "gaps", "rows", "values")
@@ -133,8 +142,7 @@ def _deviations(past: list[float], now: float) -> float:
     return (math.log(now) - float(logs.median())) / max(scatter, _FLOOR)
 
 
-def _rows(weight: Tensor) -> float:
-    """Return (Σ ‖w‖)² / Σ ‖w‖² over rows: as many as there are where all are alike, 0 of a layer of zeros."""
-    lengths = weight.flatten(1).double().norm(dim=1)
+def _counting(lengths: Tensor) -> float:
+    """Return how many rows count, (Σ ‖w‖)² / Σ ‖w‖²: all where they are alike, 0 of a layer of zeros."""
     total = float(lengths.square().sum())
     return float(lengths.sum()) ** 2 / total if total > 0 else 0.0

@@ -91,7 +91,8 @@ def check_received(
     - *uneven gradients*: with other targets than their own, the largest share, over the same layers, of the examples
       that add nothing to the gradient beside the rest (a model that lets few examples through).
     - *jump*: how many robust standard deviations the logarithm of a layer's change lies above those of the last rounds.
-    - *lost rows*: the largest share of a layer's rows that counted in the last rounds and don't any more.
+    - *lost rows*: the largest share of a layer's rows that counted in the last rounds and don't any more, for they are
+      shorter; a row that grew takes nothing from the others.
     - *loss jump*: how far the loss on the examples lies above the largest of the last rounds and twice their range, in
       losses of guessing.
 

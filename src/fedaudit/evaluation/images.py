@@ -718,7 +718,8 @@ def _judged(
     luck: dict[str, Any] = {} if recovered else {"by_guessing": sum(chances) / n, "p_value": p, "test": against}
     evidence = share_of(f"{things} {what}{how}", counted, n, things, **luck)
     which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"
-    tries = f", each tried {len(images) / n:.3g} times" if len(images) > n else ""
+    visibly = sum(any(visible(w) for w in (i, moved(i)) if w) for i in images)
+    tries = f" (in {visibly} of {len(images)} tries)" if len(images) > n else ""
     text = f"{seen} of {n} {things.removesuffix('s') if n == 1 else things} came out visibly{how}{tries}; {which}"
     if recovered:
         headline = f"{{who}} can reconstruct training {{things}}: {seen} of {n} came out visibly{_INCLUDED[how]}."
@@ -748,6 +749,20 @@ def _by_victim(images: Sequence[ImageResult]) -> list[list[ImageResult]]:
     for i, image in enumerate(images):
         groups.setdefault(image.victim or i, []).append(image)
     return list(groups.values())
+
+
+def best_tries(images: Sequence[ImageResult]) -> list[ImageResult]:
+    """Return each victim's image, by which it is counted and scored: of several tries the best by the verdicts' rules.
+
+    The one that came out visibly, else that was identified, else that came out visibly after a move or in another tone;
+    of equals the nearest.
+    """
+    return [max(of, key=_how_well) for of in _by_victim(images)]
+
+
+def _how_well(image: ImageResult) -> tuple[bool, bool, bool, float]:
+    changed = [way for way in (_moved(image), _in_another_tone(image)) if way is not None]
+    return visible(image), image.rank == 1, any(map(visible, changed)), image.psnr
 
 
 def fewest_candidates(images: Sequence[ImageResult]) -> int:
@@ -793,15 +808,14 @@ def _with_certified(findings: Sequence[FindingResult]) -> Judgement:
 
 
 def _columns(done: Sequence[FindingResult], over: Over) -> dict[str, Any]:
-    victims = _by_victim([image for finding in done for image in finding.images])
+    images = [image for finding in done for image in finding.images]
+    victims = best_tries(images)
     if not victims:
         return {}
     labels = [f.label_accuracy for f in done if f.label_accuracy is not None]
 
     def of_each(name: str) -> list[float]:
-        """Return the mean score of each victim that has any: the victims are independent, rounds aren't."""
-        scores = ([score for i in of if (score := i.score(name)) is not None] for of in victims)
-        return [float(np.mean(found)) for found in scores if found]
+        return [score for image in victims if (score := image.score(name)) is not None]
 
     baselines = {
         name: float(np.mean(found)) if (found := of_each(name)) else None
@@ -810,14 +824,15 @@ def _columns(done: Sequence[FindingResult], over: Over) -> dict[str, Any]:
     return {
         **{name: over(of_each(name), *ends) for name, ends in _RANGES.items()},
         **baselines,
+        "psnr_of_tries": float(np.mean([image.psnr for image in images])) if len(images) > len(victims) else None,
         "identification_rate": _identified(done)[0],
         "label_accuracy": sum(labels) / len(labels) if labels else None,
     }
 
 
 def _identified(findings: Sequence[FindingResult]) -> list[float]:
-    victims = _by_victim([image for finding in findings for image in finding.images])
-    return [sum(any(i.rank == 1 for i in of) for of in victims) / len(victims)] if victims else []
+    victims = best_tries([image for finding in findings for image in finding.images])
+    return [sum(image.rank == 1 for image in victims) / len(victims)] if victims else []
 
 
 def _labels_right(findings: Sequence[FindingResult]) -> list[float]:

@@ -10,14 +10,14 @@ from typing import Any
 
 from fedaudit.attacks import ATTACKS, Attack
 from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, metric, type_of
-from fedaudit.evaluation.images import SCORES, visible
+from fedaudit.evaluation.images import SCORES, best_tries, visible
 from fedaudit.evaluation.scores import grouped
 from fedaudit.modalities import example_kind
 from fedaudit.results import LEAKS, AttackSummary, FindingResult, MarginResult, Threshold, Verdict, overall
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
 
-TIME_IS_UP = "not run: the time that this audit was given (--max-minutes) was spent"
+TIME_IS_UP = "the time that this audit was given (--max-minutes) was spent"
 POLICY_FILE = "fedaudit.yaml"
 MARGIN = "margin"  # the one metric of which less is worse
 
@@ -180,7 +180,7 @@ def _below(
             if s.federation == federation and s.kind == "images" and s.verdict in (*LEAKS, "not demonstrated")
         ]
         margin = known.get(federation)
-        out = sum(visible(i) for f in findings if f.federation == federation for i in f.images)
+        out = sum(map(visible, best_tries([i for f in findings if f.federation == federation for i in f.images])))
         leaks = any(s.verdict in LEAKS for s in powerful)
         if out and not powerful:
             why = f"{out} images came out visibly, which luck may explain: attack more"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Over, Scores, metric, type_of
+from fedaudit.evaluation.images import best_tries
 from fedaudit.evaluation.statistics import DOUBT, difference_test, holm, interval, paired_interval, pooled
 from fedaudit.evaluation.verdicts import Judgement
 from fedaudit.results import (
@@ -127,7 +128,7 @@ def compare(findings: Sequence[FindingResult], summaries: Sequence[AttackSummary
     for federation in dict.fromkeys(f.federation for f in findings):
         measured: dict[str, dict[str, dict[Any, list[float]]]] = {}
         scales: dict[str, Scores] = {}
-        for finding in (f for f in findings if f.federation == federation and f.status == "done"):
+        for finding in _counted([f for f in findings if f.federation == federation and f.status == "done"]):
             if scores := type_of(finding).scores(finding):
                 scales[scores.metric] = scores
                 own = measured.setdefault(scores.metric, {}).setdefault(finding.attack, {})
@@ -143,6 +144,12 @@ def compare(findings: Sequence[FindingResult], summaries: Sequence[AttackSummary
     told = [i for i, (a, b, *_) in enumerate(pairs) if {a.verdict, b.verdict} & set(LEAKS)]
     corrected = dict(zip(told, holm([pairs[i][-1] for i in told]), strict=True))
     return [_comparison(a, b, scale, over, corrected.get(i, 1.0)) for i, (a, b, scale, over, _) in enumerate(pairs)]
+
+
+def _counted(findings: Sequence[FindingResult]) -> list[FindingResult]:
+    """Return the findings with the images by which each victim of an attack is counted: of several tries the best."""
+    best = {id(i) for of in grouped(findings).values() for i in best_tries([i for f in of for i in f.images])}
+    return [f.model_copy(update={"images": [i for i in f.images if id(i) in best]}) for f in findings]
 
 
 def _comparison(a: AttackSummary, b: AttackSummary, scale: Scores, difference: Interval, p: float) -> Comparison:

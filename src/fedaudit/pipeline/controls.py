@@ -469,7 +469,7 @@ def judged_by_control(
         return summary
     noisy = conditions.noisy > 1 and summary.kind in _AVERAGED and not attack.averages
     question = type_of(summary).question.replace("{things}", things)
-    open_question = f"This audit can't tell whether {_inside(who)} can {question}."
+    open_question = f"Can {_inside(who)} {question}? This audit leaves it open."
     if wrong is not None:
         return _inconclusive(summary, open_question, wrong)
     if summary.verdict == "inconclusive":

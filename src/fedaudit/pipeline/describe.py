@@ -346,7 +346,7 @@ def _federation_of_trees(
 ) -> FederationRecord:
     own = record.spec
     sizes = _one_of(sorted({m.num_examples for m in record.messages}), "example")
-    what = _GROWN[own.protocol].format(n=_many(own.per_round, "tree"))
+    what = _GROWN[own.protocol].format(n=_one_of(sorted({len(m.booster.trees) for m in record.messages}), "tree"))
     kept = f", with noise of deviation {own.noise:g} on the sums in the leaves" if own.noise else ""
     kept += "" if own.cover else ", without cover"
     kept += "; secure aggregation shows the sum of all histograms only" if record.clients < spec.clients else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedaudit.evaluation.limits import TIME_IS_UP
 from fedaudit.modalities import example_kind
 from fedaudit.report.frontier import defence_tables, strongest
-from fedaudit.report.wording import count, noun, number, sentence, short
+from fedaudit.report.wording import count, counted, noun, number, sentence, shared, short
 from fedaudit.results import (
     LEAKS,
     AttackSummary,
@@ -68,7 +68,8 @@ def headline(result: AuditResult) -> Headline:
     if not ran:
         if margin is not None:
             lines = [f"Not tried: {'; '.join(result.not_tried)}."] if result.not_tried else []
-            lines += dict.fromkeys(sentence(s.verdict_text) for s in result.summaries if s.federation in used)
+            told = [(s.attack, s.federation, s.verdict_text) for s in result.summaries if s.federation in used]
+            lines += [sentence(f"{whom}: {text}") for whom, text, _ in shared(told)]
             setting = setting_text(result, next(s for s in result.summaries if s.federation in used))
             return Headline(_so_far(margin, result), setting, "", " ".join(lines), "inconclusive")
         late = [f for f in result.findings if f.federation in used and f.reason == TIME_IS_UP]
@@ -152,14 +153,14 @@ def tested(result: AuditResult, summary: AttackSummary) -> str:
         updates, batch = "trees", f"{count(record.batch_size)} examples a client"
     if record.summed > 1:
         batch = f"{batch}, summed over {count(record.summed)} clients"
-    counted = (summary.images, "images") if summary.images else (summary.updates, "runs of the attack")
-    n, of = (summary.evidence.n, summary.evidence.of) if summary.evidence else counted
+    n, of = (summary.evidence.n, summary.evidence.of) if summary.evidence else (summary.updates, "runs of the attack")
+    over = counted(summary) if summary.images else f"{count(n)} {noun(n, of)}"
     settings = next((a.settings for a in result.attacks if a.name == summary.attack), {})
     effort = f" with {count(settings['iterations'])} iterations" if isinstance(settings.get("iterations"), int) else ""
     seconds = f", {summary.timing.seconds:.0f} s" if summary.timing and summary.timing.seconds >= 1 else ""
     return (
         f"Tested on {model}, {result.data.name}, {updates} over {batch} ({summary.federation}); "
-        f"n = {count(n)} {noun(n, of)}; {summary.attack}{effort}{seconds}."
+        f"n = {over}; {summary.attack}{effort}{seconds}."
     )
 
 
@@ -172,15 +173,19 @@ def _key(summary: AttackSummary) -> tuple[str, str | None]:
 
 
 def control_text(control: ControlResult) -> str:
-    """Return a control and what came of it, in a sentence."""
-    if control.won is None:
-        return f"{control.attack}: no positive control was run: {control.text}"
+    """Return a control that was run and what came of it, in a sentence."""
     return f"{control.attack}, on {control.case}: {control.text}"
 
 
 def different_controls(result: AuditResult) -> list[ControlResult]:
-    """Return the positive controls in order, once each: of several defences of a federation it is one."""
-    return [control for i, control in enumerate(result.controls) if control not in result.controls[:i]]
+    """Return the positive controls that were run, once each: of several defences of a federation it is one."""
+    return [c for i, c in enumerate(result.controls) if c.won is not None and c not in result.controls[:i]]
+
+
+def uncontrolled(result: AuditResult) -> list[str]:
+    """Return which positive controls were not run, each reason once."""
+    none = shared((c.attack, "", c.text) for c in result.controls if c.won is None)
+    return [f"{whom}: no positive control was run: {text}" for whom, text, _ in none]
 
 
 def comparison_text(comparison: Comparison) -> str:

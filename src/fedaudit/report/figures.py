@@ -17,6 +17,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
+from fedaudit.evaluation.images import best_tries
 from fedaudit.results import AuditResult, Chart
 
 Quantity = Literal["objective", "psnr"]
@@ -121,12 +122,8 @@ def spreads(result: AuditResult, federation: str) -> list[Spread]:
     """Return one row per attack that has images in ``federation``, in the order of ``attack_names``."""
     rows = []
     for style, attack in enumerate(attack_names(result)):
-        values = [
-            image.psnr
-            for f in result.findings
-            if f.attack == attack and f.federation == federation
-            for image in f.images
-        ]
+        found = [f for f in result.findings if f.attack == attack and f.federation == federation]
+        values = [image.psnr for image in best_tries([image for f in found for image in f.images])]
         for summary in result.summaries:
             if values and summary.psnr and summary.attack == attack and summary.federation == federation:
                 interval = summary.psnr

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
+from fedaudit.evaluation.images import best_tries
 from fedaudit.modalities import example_kind
 from fedaudit.report.figures import attack_names
 from fedaudit.report.panels import PANELS, ImageReader, PageImage, Panel
-from fedaudit.report.wording import client_of, count, number, rounds_of
+from fedaudit.report.wording import count, number, place_of
 from fedaudit.results import AuditResult, ImageResult, RegisteredResult
 
 SHOWN = 16  # victims whose images are shown, a federation
@@ -26,11 +28,10 @@ class Reconstruction:
 
 @dataclass
 class Victim:
-    """One row of images: the truth, then what each attack reconstructed (None: it was not run here)."""
+    """One row of images: the truth, then the best try of each attack on it (None: it was not run here)."""
 
     number: int
-    round: str
-    client: str | None
+    where: str
     label: str
     image: PageImage
     alt: str
@@ -70,23 +71,27 @@ def victims_of(result: AuditResult, federation: str, images: ImageReader) -> Vic
     """Return the victims of one federation, each with what every attack made of it."""
     findings = [f for f in result.findings if f.federation == federation]
     columns = [a for a in attack_names(result) if any(f.images for f in findings if f.attack == a)]
-    # The same victim is known by its update and its pixels, whatever each attack's copy of the file is called; two
-    # equal images in one update are told apart by their order.
-    victims: dict[tuple[int | None, int | None, bytes, int], Victim] = {}
+    best = {id(i) for a in columns for i in best_tries([i for f in findings if f.attack == a for i in f.images])}
+    places: dict[Any, list[str]] = {}
+    victims: dict[Any, Victim] = {}
     for finding in findings:
         seen: Counter[bytes] = Counter()
         for image in finding.images:
+            # Where it doesn't say which victim that is, it is known by its update and its pixels, whatever each
+            # attack's copy of the file is called; two equal images in one update are told apart by their order.
             truth = images[image.true_image]
-            key = (finding.round, finding.client, truth.digest, seen[truth.digest])
+            key = image.victim or (finding.round, finding.client, truth.digest, seen[truth.digest])
             seen[truth.digest] += 1
             if key not in victims:
                 n, label = len(victims) + 1, label_of(result, image.true_label)
                 alt = f"True {finding.things.removesuffix('s')} of victim {n}, {label}."
-                whose = client_of(finding, result)
-                victims[key] = Victim(
-                    n, rounds_of(finding), whose, label, truth, alt, reconstructions=dict.fromkeys(columns)
-                )
+                victims[key] = Victim(n, "", label, truth, alt, reconstructions=dict.fromkeys(columns))
             victim = victims[key]
+            places.setdefault(key, []).append(place_of(finding, result))
+            tries = list(dict.fromkeys(places[key]))
+            victim.where = "best try of: " * (len(tries) > 1) + "; ".join(tries)
+            if id(image) not in best:
+                continue
             alt = (
                 f"Reconstruction of victim {victim.number} by {finding.attack}: PSNR {number(image.psnr, 1)} dB, "
                 f"{'' if image.correlation is None else f'correlation {number(image.correlation, 2)}, '}"

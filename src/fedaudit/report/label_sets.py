@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from fedaudit.evaluation.scores import grouped
 from fedaudit.report.panels import PANELS, Panel
-from fedaudit.results import AuditResult, FindingResult
+from fedaudit.report.wording import place_of
+from fedaudit.results import AuditResult
 
 _SHOWN = 16  # examples, of each attack on each federation
 
@@ -58,16 +59,11 @@ def drawn_sets(result: AuditResult) -> list[DrawnSets]:
     for (federation, attack), group in grouped(findings).items():
         pairs = [(finding, pair) for finding in group for pair in finding.details["label_sets"]]
         sets = [
-            DrawnSet(i, _where(finding), _labels(pair, result.data.class_names))
+            DrawnSet(i, place_of(finding, result), _labels(pair, result.data.class_names))
             for i, (finding, pair) in enumerate(pairs, start=1)
         ]
         made.append(DrawnSets(federation, attack, sets[:_SHOWN], sum(one.whole for one in sets), len(sets)))
     return made
-
-
-def _where(finding: FindingResult) -> str:
-    client = [] if finding.client is None else [f"client {finding.client}"]
-    return ", ".join([*client, *([] if finding.round is None else [f"round {finding.round}"])])
 
 
 def _labels(pair: dict[str, list[int]], names: list[str] | None) -> list[DrawnLabel]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from fedaudit.report.conclusion import evidence_text, headline, threshold_text
-from fedaudit.report.wording import sentence
+from fedaudit.report.wording import sentence, shared
 from fedaudit.results import LEAKS, AttackSummary, AuditResult
 
 _OUTCOMES = {"pass": "✅", "fail": "❌", "not tested": "⚠️"}
@@ -23,6 +23,8 @@ def render(result: AuditResult) -> str:
     if result.summaries:
         blocks.append("### Attacks")
         blocks.append(_table(result.summaries))
+        refused = [(s.attack, s.federation, s.verdict_text) for s in result.summaries if s.evidence is None]
+        blocks.append("\n".join(f"- {escape(f'{whom}: {sentence(text)}')}" for whom, text, _ in shared(refused)))
     todo = _what_to_do(result)
     if todo:
         blocks.append("### What to do")
@@ -37,7 +39,7 @@ def render(result: AuditResult) -> str:
 def _table(summaries: list[AttackSummary]) -> str:
     rows = ["| attack | federation | verdict | evidence | n |", "|---|---|---|---|--:|"]
     for s in summaries:
-        evidence = evidence_text(s.evidence) if s.evidence else s.verdict_text
+        evidence = evidence_text(s.evidence) if s.evidence else "–"
         verdict = f"{_VERDICTS.get(s.verdict, '')} {escape(s.verdict)}".strip()
         verdict += f" ({s.setting})" if s.setting else ""
         cells = [escape(s.attack), escape(s.federation), verdict, escape(evidence)]
@@ -46,13 +48,10 @@ def _table(summaries: list[AttackSummary]) -> str:
 
 
 def _what_to_do(result: AuditResult) -> list[str]:
-    lines = [
-        f"{escape(f'{s.attack} on {s.federation}, {s.verdict}')}: {escape(sentence(advice))}"
-        for s in result.summaries
-        for advice in s.advice
-    ]
+    advised = [(s.attack, s.federation, f"{s.verdict}; {advice}") for s in result.summaries for advice in s.advice]
+    lines = [escape(f"{whom}: {sentence(text)}") for whom, text, _ in shared(advised)]
     if any(s.verdict in LEAKS for s in result.summaries):
-        lines.append("See “What can be done” in `report.html`.")
+        lines.append("See “What to do” in `report.html`.")
     return lines
 
 

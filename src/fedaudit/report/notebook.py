@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from fedaudit.evaluation.images import best_tries
 from fedaudit.modalities.base import eight_bit
 from fedaudit.report.conclusion import SEVERITY, headline, threshold_text
-from fedaudit.report.wording import number, percent, short, span
-from fedaudit.results import AttackSummary, AuditResult, FindingResult, ImageResult
+from fedaudit.report.wording import counted, number, percent, short, span
+from fedaudit.results import AttackSummary, AuditResult, FindingResult
 
 _MOST_IMAGES = 4  # a row
 _HEIGHT = 56  # CSS pixels of an image
@@ -59,8 +60,10 @@ def _row(summary: AttackSummary, result: AuditResult, image_files: Mapping[str, 
 def _measured(summary: AttackSummary) -> str:
     if summary.psnr is not None:
         rate = percent(summary.identification_rate)
-        psnr = f"PSNR {number(summary.psnr.mean, 1)} dB {span(summary.psnr, 1)}"
-        return f"{psnr}; identified {rate} of {summary.images} reconstructions"
+        psnr = f"PSNR {number(summary.psnr.mean, 1)} dB {span(summary.psnr, 1)}".strip()
+        if summary.psnr_of_tries is not None:
+            psnr += f" of each one's best try, {number(summary.psnr_of_tries, 1)} dB over all tries"
+        return f"{psnr}; identified {rate} of {counted(summary)}"
     if not summary.metrics:
         return summary.verdict_text
     first = summary.metrics[0]
@@ -71,9 +74,8 @@ def _measured(summary: AttackSummary) -> str:
 def _images(summary: AttackSummary, findings: list[FindingResult], image_files: Mapping[str, Tensor]) -> str:
     """Return the first victims, each above what was recovered of it."""
     mine = (f for f in findings if (f.attack, f.federation) == (summary.attack, summary.federation))
-    shown: list[ImageResult] = [
-        image for f in mine for image in f.images if {image.true_image, image.reconstruction} <= image_files.keys()
-    ][:_MOST_IMAGES]
+    best = best_tries([image for f in mine for image in f.images])
+    shown = [image for image in best if {image.true_image, image.reconstruction} <= image_files.keys()][:_MOST_IMAGES]
     return "".join(
         f'<span style="display:inline-block;margin:0 2px">{_image(image_files[one.true_image], "true image")}<br>'
         f"{_image(image_files[one.reconstruction], f'recovered, {number(one.psnr, 1)} dB')}</span>"

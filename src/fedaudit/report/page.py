@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +22,14 @@ from fedaudit.report.conclusion import (
     headline,
     setting_text,
     threshold_text,
+    uncontrolled,
 )
 from fedaudit.report.frontier import defence_tables, strongest
 from fedaudit.report.images import after_move, identified, label_of, victims_of
 from fedaudit.report.mapping import assessment
 from fedaudit.report.panels import ImageReader, PageImage, sections
 from fedaudit.report.style import render
-from fedaudit.report.wording import client_of, count, number, rounds_of, short
+from fedaudit.report.wording import client_of, count, number, rounds_of, shared, short
 from fedaudit.results import (
     AttackSummary,
     AuditResult,
@@ -79,7 +79,10 @@ def render_report(result: AuditResult, folder: Path) -> str:
             raise BadInput(f"results: federation '{name}' is not among the federations; repeat the audit")
     chapters = [_chapter(result, record, images, i) for i, record in enumerate(result.federations, start=1)]
     shown = sections(result, images)
-    left_out = [f for f in result.findings if f.status != "done"]
+    left_out = [(f.attack, f.federation, f.reason or "no reason given") for f in result.findings if f.status != "done"]
+    known = {told[:2] for told in left_out}
+    unrun = [s for s in result.summaries if s.verdict == "not applicable" and (s.attack, s.federation) not in known]
+    left_out += [(s.attack, s.federation, s.verdict_text) for s in unrun]
     image_rows, other_rows = with_images(result.summaries)
     return render(
         "report.html.j2",
@@ -94,6 +97,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
             (c, control_text(c), [(images[i.true_image], images[i.reconstruction]) for i in c.images[:1]])
             for c in different_controls(result)
         ],
+        uncontrolled=uncontrolled(result),
         margins=[
             (m, [(images[i.true_image], images[i.reconstruction], i.psnr) for i in m.pictures[:_SHOWN]])
             for m in result.margins
@@ -115,8 +119,8 @@ def render_report(result: AuditResult, folder: Path) -> str:
         **_frontier(result),
         defence_tables=defence_tables(result),
         advice=[(item, command(result, item.change)) for item in advice(result)],
-        refused=list(dict.fromkeys((f.attack, f.federation, f.reason or "no reason given") for f in left_out)),
-        notes=list(Counter(f"{f.attack} on {f.federation}: {n}" for f in result.findings for n in f.notes).items()),
+        refused=shared(left_out),
+        notes=shared((f.attack, f.federation, note) for f in result.findings for note in f.notes),
         seed=result.scenario.get("seed"),
         repeat=_command(result.repeat, result.thresholds),
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),

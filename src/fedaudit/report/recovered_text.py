@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 
 from fedaudit.evaluation.scores import grouped
 from fedaudit.report.panels import PANELS, Panel
-from fedaudit.report.wording import client_of, rounds_of
+from fedaudit.report.wording import place_of
 from fedaudit.results import AuditResult, SequenceResult
 
 SHOWN = 24  # sequences that are shown, an attack on a federation
@@ -27,8 +27,7 @@ class Sentence:
     """One training sequence, what was recovered of it, and where it came from."""
 
     number: int
-    client: str | None
-    round: str
+    where: str
     true: list[Word]
     found: list[Word]
     scores: SequenceResult
@@ -55,22 +54,17 @@ def sentences(result: AuditResult) -> list[Sentences]:
     for (federation, attack), findings in grouped([f for f in result.findings if f.sequences]).items():
         own = [(f, s) for f in findings for s in f.sequences]
         shown = [
-            _sentence(i, result.data.words, client_of(f, result), rounds_of(f), s)
-            for i, (f, s) in enumerate(own[:SHOWN], start=1)
+            _sentence(i, result.data.words, place_of(f, result), s) for i, (f, s) in enumerate(own[:SHOWN], start=1)
         ]
         read.append(Sentences(federation, attack, shown, max(0, len(own) - SHOWN)))
     return read
 
 
-def _sentence(
-    number: int, words: list[str] | None, client: str | None, rounds: str, scores: SequenceResult
-) -> Sentence:
+def _sentence(number: int, words: list[str] | None, where: str, scores: SequenceResult) -> Sentence:
     true, found = ([False] * len(part) for part in (scores.true, scores.found))
     for a, b, size in SequenceMatcher(None, scores.true, scores.found, autojunk=False).get_matching_blocks():
         true[a : a + size] = found[b : b + size] = [True] * size
-    return Sentence(
-        number, client, rounds, _words(scores.true, true, words), _words(scores.found, found, words), scores
-    )
+    return Sentence(number, where, _words(scores.true, true, words), _words(scores.found, found, words), scores)
 
 
 def _words(tokens: Sequence[int], right: Sequence[bool], words: list[str] | None) -> list[Word]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedaudit.evaluation.scores import grouped
 from fedaudit.report.panels import PANELS, Panel
+from fedaudit.report.wording import place_of
 from fedaudit.results import AuditResult, FindingResult, RowResult
 
 SHOWN = 8  # rows, of each attack on each federation
@@ -59,7 +60,7 @@ def drawn_tables(result: AuditResult) -> list[DrawnTable]:
     for (federation, attack), findings in grouped([f for f in result.findings if f.rows]).items():
         scores = [row for finding in findings for row in finding.rows]
         drawn = [(finding, row) for finding in findings for row in finding.rows if row.true][:SHOWN]
-        rows = [DrawnRow(i, _where(f), row, _cells(f, row)) for i, (f, row) in enumerate(drawn, start=1)]
+        rows = [DrawnRow(i, place_of(f, result), row, _cells(f, row)) for i, (f, row) in enumerate(drawn, start=1)]
         made.append(
             DrawnTable(
                 federation=federation,
@@ -72,11 +73,6 @@ def drawn_tables(result: AuditResult) -> list[DrawnTable]:
             )
         )
     return made
-
-
-def _where(finding: FindingResult) -> str:
-    client = [] if finding.client is None else [f"client {finding.client}"]
-    return ", ".join([*client, *([] if finding.round is None else [f"round {finding.round}"])])
 
 
 def _cells(finding: FindingResult, row: RowResult) -> list[Cell]:

@@ -17,9 +17,10 @@ from fedaudit.report.conclusion import (
     headline,
     setting_text,
     threshold_text,
+    uncontrolled,
 )
 from fedaudit.report.frontier import ORDERS, PSNR, DefenceTable, defence_tables, order, prices, scale, worth_comparing
-from fedaudit.report.wording import counted, rests_on
+from fedaudit.report.wording import counted, rests_on, shared
 from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.utils.progress import wide_console
 
@@ -54,6 +55,11 @@ def print_summary(result: AuditResult) -> None:
                 counted(row),
             )
         console.print(table)
+        several = [
+            f"{row.attack} on {row.federation} {row.psnr_of_tries:.1f} dB" for row in images if row.psnr_of_tries
+        ]
+        if several:
+            print(f"of several tries on one victim the best counts, told by the truth; over all: {', '.join(several)}")
     if others:
         measured = ["measured", "value [95 %]", "without the attack", "n"] if any(r.metrics for r in others) else []
         table = _table(title if not images else "", ["federation", "attack", "verdict", *measured[:1]], measured[1:])
@@ -85,22 +91,19 @@ def print_summary(result: AuditResult) -> None:
     for line in dict.fromkeys(f"{s.federation}: {setting_text(result, s)}" for s in result.summaries if s.setting):
         if not line.endswith(f": {said.setting}"):
             print(line)
-    told: dict[tuple[str, str], list[str]] = {}  # of several federations a refusal is one line
-    for row in result.summaries:
-        if row.verdict == "not applicable" or row.metrics:
-            told.setdefault((row.attack, row.verdict_text), []).append(row.federation)
-    for (attack, text), federations in told.items():
-        print(f"{attack} on {', '.join(federations)}: {text}")
+    rows = [row for row in result.summaries if row.verdict == "not applicable" or row.metrics]
+    for whom, text, _ in shared((row.attack, row.federation, row.verdict_text) for row in rows):
+        print(f"{whom}: {text}")
     for c in result.comparisons:
         print(f"{c.federation}: {comparison_text(c)}")
-    for control in different_controls(result):
-        print(f"control: {control_text(control)}")
+    for text in [*map(control_text, different_controls(result)), *uncontrolled(result)]:
+        print(f"control: {text}")
     for margin in result.margins:
         if margin.steps:
             print(f"margin of {margin.federation}: {margin.text}")
-    for summary in result.summaries:
-        for advice in summary.advice:
-            print(f"{summary.attack} on {summary.federation}: {summary.verdict}; {advice}")
+    advised = [(s.attack, s.federation, f"{s.verdict}; {advice}") for s in result.summaries for advice in s.advice]
+    for whom, text, _ in shared(advised):
+        print(f"{whom}: {text}")
     for threshold in result.thresholds:
         print(threshold_text(threshold))
 

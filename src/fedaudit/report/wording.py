@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from fedaudit.results import AttackSummary, AuditResult, FindingResult, Interval, MetricSummary
+
+_NAMED = 8  # attacks or federations, of which a text is told; of more the first
 
 
 def number(value: float | None, digits: int) -> str:
@@ -30,11 +33,11 @@ def count(value: int) -> str:
 
 
 def counted(summary: AttackSummary) -> str:
-    """Return how many images an attack was tried on, and where it was tried several times on one, how many it made."""
+    """Return how many images an attack was tried on, and where it was tried several times on one, how often."""
     evidence = summary.evidence if summary.kind == "images" else None
     victims, things = (evidence.n, evidence.of) if evidence else (summary.images, "images")
     found = f"{count(victims)} {noun(victims, things)}"
-    return found if victims == summary.images else f"{found}, {count(summary.images)} reconstructions"
+    return found if victims == summary.images else f"{found}, {count(summary.images)} tries"
 
 
 def noun(n: int, things: str) -> str:
@@ -111,3 +114,31 @@ def rounds_of(finding: FindingResult) -> str:
     if len(rounds) < 2:
         return str(rounds[0]) if rounds else "–"
     return f"{min(rounds)} to {max(rounds)}"
+
+
+def place_of(finding: FindingResult, result: AuditResult) -> str:
+    """Return whose update an attack received, and of which rounds; empty where there is none such."""
+    whose, rounds = client_of(finding, result), rounds_of(finding)
+    return ", ".join([f"client {whose}"] * (whose is not None) + [f"round {rounds}"] * (rounds != "–"))
+
+
+def shared(told: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, int]]:
+    """Return of which attacks, and on which federations (empty: none), each text is told, the text, and how often.
+
+    What is told of several attacks has "each" where the attack's own name stands.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for attack, federation, text in told:
+        anonymous = re.sub(rf"(?<![\w-]){re.escape(attack)}(?![\w-])", "\0", text)
+        groups.setdefault(anonymous, []).append((attack, federation))
+    found = []
+    for text, of in groups.items():
+        attacks, federations = (list(dict.fromkeys(filter(None, names))) for names in zip(*of, strict=True))
+        whom = " on ".join(_first(names) for names in (attacks, federations) if names)
+        found.append((whom, text.replace("\0", attacks[0] if len(attacks) == 1 else "each"), len(of)))
+    return found
+
+
+def _first(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + f" and {more} more" * (more > 0)

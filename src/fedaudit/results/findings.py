@@ -459,7 +459,7 @@ class AttackSummary(Record):
     federation: str = Field(description="the name of the federation, and of its defences where there are several")
     update_kind: Literal["gradient", "weights"] = Field(description="what clients sent")
     updates: int = Field(description="runs of the attack: one an update, or a client, or the federation")
-    images: int = Field(description="of how many there is a reconstruction, each try counted; evidence counts victims")
+    images: int = Field(description="reconstructions, each try counted; evidence counts victims")
     kind: str | None = optional("what was recovered; null where nothing could be run")
     metrics: list[MetricSummary] = Field(default=[], description="of findings that aren't images")
     verdict: Verdict = Field(description="what this attack showed on this federation")
@@ -476,7 +476,11 @@ class AttackSummary(Record):
     hardly_trained: float | None = optional(
         "the federation's held-out accuracy at the end, where it is too low for a verdict on this attack"
     )
-    psnr: Interval | None = optional("in dB, over images; null: no images")
+    psnr: Interval | None = optional(
+        "in dB, over the different victims, as all that follows: of a victim's several tries the best by the verdicts' "
+        "rules; null: no images"
+    )
+    psnr_of_tries: float | None = optional("in dB, mean over all tries; null: each victim was tried once")
     mse: Interval | None = optional("of pixels in [0, 1]")
     ssim: Interval | None = optional("over images or volumes")
     correlation: Interval | None = optional("over signals")
@@ -484,7 +488,7 @@ class AttackSummary(Record):
     psnr_registered: Interval | None = optional("PSNR after each image's best shift and flip")
     ssim_registered: Interval | None = optional("SSIM after it")
     psnr_mean_image_registered: float | None = optional("baseline: the mean image, alike")
-    identification_rate: float | None = optional("share of images whose rank is 1")
+    identification_rate: float | None = optional("share of victims whose image has rank 1")
     label_accuracy: float | None = optional("share of labels recovered; null: they were given")
     psnr_mean_image: float | None = optional("baseline: mean PSNR of the candidates' mean image")
     psnr_same_class: float | None = optional("baseline: mean PSNR of a random other image of the class")

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 import random
+import re
 import shutil
 import sys
 import time
@@ -151,7 +152,7 @@ def audit_flower(
                 raise watcher.refused
             if run.stopped:
                 display.say(f"note: half of the time was spent: the app was stopped in round {run.rounds}")
-            watcher.notes += trees.notes
+            watcher.notes = _once([*watcher.notes, *trees.notes])
             if trees.messages:  # all that a client sent is attacked together
                 trees.close(records)
                 watcher.notes += convert_boosters(folder / SENT, folder / RECORDING)
@@ -284,6 +285,14 @@ class _Watcher:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _once(notes: Sequence[str]) -> list[str]:
+    """Return the notes, those that differ by the number of a node or a round alone once, with how many there are."""
+    alike: dict[str, list[str]] = {}
+    for note in notes:
+        alike.setdefault(re.sub(r"\b(node|client|round) \d+", r"\1", note), []).append(note)
+    return [of[0] + f" ({len(of)} such notes)" * (len(of) > 1) for of in alike.values()]
 
 
 def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:

@@ -103,7 +103,10 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
         defended = not failed and _defended(shareable, kind)
         if defended:
             warn_of_whole_weights(kind, fl_ctx, type(self).__name__)
-        seen, received = taken("guard"), _memory.take(fl_ctx)  # in rounds that aren't audited, too: not for the next
+        seen, received = (
+            taken(fl_ctx, "guard"),
+            _memory.take(fl_ctx),
+        )  # in rounds that aren't audited, too: not for the next
         index = _round(shareable, fl_ctx) if received is None or received.index is None else received.index
         kept = self.kept(key)
         if kept.held_out is None and (found := validated(fl_ctx, "guard")) is not None:

@@ -91,7 +91,7 @@ class RecorderFilter(Filter):  # type: ignore[misc]
         return shareable
 
     def _record(self, dxo: DXO, shareable: Shareable, context: FLContext) -> None:
-        began, site, seen = time.perf_counter(), site_of(context), taken("recorder")
+        began, site, seen = time.perf_counter(), site_of(context), taken(context, "recorder")
         received = _memory.take(context)
         if received is None:
             raise BadInput(f"{site}: an update without the model that was sent: add the filter to the task data, too")

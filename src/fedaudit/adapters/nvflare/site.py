@@ -30,12 +30,12 @@ log = logging.getLogger("fedaudit.nvflare")
 
 FORMS: dict[str, Form] = {DataKind.WEIGHTS: "weights", DataKind.WEIGHT_DIFF: "difference"}
 
-_watched: list[Capture] = []  # at most one: the latest training
-_taken: dict[str, Capture] = {}  # by who has had it
 _MOST_VALIDATED = 2000  # examples of what a site validates on that are kept
 
-_Site = tuple[str, str]  # job and site: in the simulator several train in one process, one after the other
-_turn: _Site | None = None  # whose task came in last
+_Site = tuple[str, str]  # job and site: several may train in one process, one after the other or in threads
+_turns: dict[int, _Site] = {}  # by thread: whose task came in there last
+_watched: dict[_Site | None, Capture] = {}  # the latest training of each; None: no task came in by a filter of ours
+_taken: dict[tuple[str, _Site | None], Capture] = {}  # by who has had it
 _wanted: dict[_Site, dict[str, bool]] = {}  # who waits for what it validates on; False: it has had it
 _validated: dict[_Site, list[tuple[Tensor, Tensor]]] = {}  # in its turns, until all who wait have it
 _evaluations: dict[int, Evaluation] = {}  # by thread: what is done there between trainings
@@ -50,24 +50,35 @@ def watch(module: nn.Module | None = None) -> Iterator[Capture]:
     ...     train(model, batches)
 
     The filters must run in the same process: an Executor of your own, or the Client API in process. From the first
-    training to the next update that is recorded, what the same thread validates the model on is noticed, too.
+    training to the next update that is recorded, what the same thread validates the model on is noticed, too. Where
+    several sites train at once in one process, each must do so in the thread of its Executor: of other threads nobody
+    knows whose training they do.
 
     Args:
         module: whose training to watch; None: the one that trains.
     """
+    site = _site_in(threading.get_ident())
     with no_validation(), Capture(module) as seen:
         yield seen
-    _watched[:] = [seen]
+    if site is not None or not _turns:
+        _watched[site] = seen
     _validate(seen.module)
 
 
-def taken(by: str) -> Capture | None:
-    """Return the training that was watched since the last call of this caller, or None."""
-    seen = _watched[0] if _watched else None
-    if seen is None or _taken.get(by) is seen:
+def taken(context: FLContext, by: str) -> Capture | None:
+    """Return the site's training that was watched since the last call of this caller, or None."""
+    site = site_key(context)
+    place = site if site in _watched else None
+    seen = _watched.get(place)
+    if seen is None or _taken.get((by, place)) is seen:
         return None
-    _taken[by] = seen
+    _taken[by, place] = seen
     return seen
+
+
+def _site_in(thread: int) -> _Site | None:
+    """Return whose work a thread does: the site's whose task came in by it, else the only one's that has any."""
+    return _turns.get(thread) or (next(iter(_turns.values())) if len(_turns) == 1 else None)
 
 
 def want_validation(context: FLContext, by: str) -> None:
@@ -102,14 +113,19 @@ def validated(context: FLContext, by: str) -> tuple[Tensor, Tensor] | None:
 
 
 def _turn_to(site: _Site) -> None:
-    """Give what was validated on to the site whose turn it was, and have kept what this one wants."""
-    global _turn
-    for evaluation in list(_evaluations.values()):
-        passes = evaluation.take(_MOST_VALIDATED if _waits(site) else 0)
-        if _turn is not None and _waits(_turn):
-            own = _validated.setdefault(_turn, [])
+    """Give what was validated on to the site whose turn it was in this thread, and have kept what this one wants."""
+    here, alive = threading.get_ident(), {thread.ident for thread in threading.enumerate()}
+    for thread, evaluation in list(_evaluations.items()):
+        if thread != here and thread in _turns:
+            continue  # another site's own
+        passes, turn = evaluation.take(_MOST_VALIDATED if _waits(site) else 0), _site_in(thread)
+        if turn is not None and _waits(turn):
+            own = _validated.setdefault(turn, [])
             own += passes if sum(len(x) for x, _ in own) < _MOST_VALIDATED else []
-    _turn = site
+    for thread, other in list(_turns.items()):
+        if other == site or thread not in alive:
+            del _turns[thread]
+    _turns[here] = site
 
 
 def _validate(module: nn.Module | None) -> None:
@@ -119,8 +135,8 @@ def _validate(module: nn.Module | None) -> None:
         if thread not in alive or (thread == here and not (any(map(_waits, _wanted)) and current_mode() is evaluation)):
             _evaluations.pop(thread).stop()
     # A mode that somebody entered before would be left in place of ours.
-    wanted = _turn is not None and _waits(_turn)
-    if wanted and here not in _evaluations and module is not None and current_mode() is None:
+    turn = _site_in(here)
+    if turn is not None and _waits(turn) and here not in _evaluations and module is not None and current_mode() is None:
         _evaluations[here] = Evaluation(module, _MOST_VALIDATED)
         _evaluations[here].__enter__()
 
@@ -151,6 +167,7 @@ class Memory:
         Raises:
             BadInput: it can't be read.
         """
+        _turn_to(site_key(context))
         dxo = model_in(shareable)
         if dxo is None:
             return
