@@ -19,7 +19,7 @@ from torch.optim import optimizer as optimiser_hooks
 from torch.overrides import TorchFunctionMode
 
 from fedaudit.capture.gradients import IN_PLACE, NORMS, GradientWatch, clipping
-from fedaudit.capture.language import TokensCall, tokens_call
+from fedaudit.capture.language import TransformersCall, read_by_value, transformers_call
 from fedaudit.capture.optimisers import Settings, configured, has_closure, has_state, rates, read_settings
 from fedaudit.capture.passes import (
     SEVERAL,
@@ -38,8 +38,9 @@ from fedaudit.capture.passes import (
     tensors,
     versions,
 )
+from fedaudit.capture.unhooked import Listener, forget, listen, listen_to_trainer
 from fedaudit.modalities import Packing
-from fedaudit.models import unwrapped
+from fedaudit.models import logits_of, unwrapped
 from fedaudit.task.losses import SIGNATURES, LossCall, LossOptions, read_loss, recognise
 from fedaudit.task.targets import BCE, observed_task
 from fedaudit.task.training import UNMODELLED, Pass, TrainingConfig
@@ -177,6 +178,7 @@ class Capture:
         told |= dict.fromkeys(SIGNATURES, self._lost)
         self._mode = _Functions({**told, torch.Tensor.backward: self._backward})
         self._handles: list[Any] = []
+        self._listener = Listener(self._enters, self._leaves, self._smoothed)
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
 
@@ -190,11 +192,13 @@ class Capture:
             optimiser_hooks.register_optimizer_step_pre_hook(self._stepping),
             optimiser_hooks.register_optimizer_step_post_hook(self._stepped),
         ]
+        listen(self._listener)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._mode.stop()
+        forget(self._listener)
         for handle in self._handles:
             handle.remove()
         self._handles = []  # no circle of references may keep a model's weights until a collection
@@ -423,8 +427,8 @@ class Capture:
         if outputs is None:  # it failed, or there is nothing to train on
             watched.passes.remove(seen)
             return
-        if (call := tokens_call(watched.module, seen.args, kwargs, output)) is not None:
-            self._made_of_tokens(watched, seen, call)
+        if (call := transformers_call(watched.module, seen.args, kwargs, output)) is not None:
+            self._made_of_transformers(watched, seen, call)
             return
         self._given(seen, kwargs)
         if not isinstance(output, Tensor):
@@ -440,22 +444,37 @@ class Capture:
                 tag(one, self._key + _HEAD, i)
                 one.register_hook(functools.partial(self._reached, watched, seen))
 
-    def _made_of_tokens(self, watched: Watched, seen: ForwardPass, call: TokensCall) -> None:
+    def _made_of_transformers(self, watched: Watched, seen: ForwardPass, call: TransformersCall) -> None:
         """A model of transformers has returned logits and, where it was given labels, its loss."""
-        seen.args, seen.inputs, seen.shape, seen.mismatch = (), call.tokens, call.shape, call.refused
+        seen.args, seen.inputs, seen.shape, seen.mismatch = (), call.inputs, call.shape, call.refused
         tag(call.logits, self._key, seen)
         call.logits.register_hook(functools.partial(self._reached, watched, seen))
-        if call.loss is None or not call.loss.requires_grad:
-            return
-        read, within = call.read, [1]
+        if call.loss is not None and call.read is not None and call.loss.requires_grad:
+            self._takes_part(seen, call.read, call.loss)
+        elif call.loss is None:
+            seen.items = call.items
+            listen_to_trainer()
 
-        def takes_part(gradient: Tensor) -> None:
+    @_quiet
+    def _smoothed(self, epsilon: float, output: Any, labels: Tensor, loss: Tensor) -> None:
+        """The Trainer of transformers has smoothed labels."""
+        logits = logits_of(output)
+        seen = None if logits is None else tagged(logits, self._key)[0]
+        if logits is not None and isinstance(seen, ForwardPass) and loss.requires_grad:
+            read = read_by_value(logits.detach(), labels, loss.detach(), seen.items, epsilon)
+            self._takes_part(seen, read, loss)
+
+    def _takes_part(self, seen: ForwardPass, read: LossCall, loss: Tensor) -> None:
+        """Keep what a loss is that wasn't computed by a call of torch's, once a backward pass goes through it."""
+        within = [1]
+
+        def reached(gradient: Tensor) -> None:
             seen.losses += within.pop() if within else 0
-            seen.loss, seen.mismatch = read, seen.mismatch or (read.mismatch if read else "")
+            seen.loss, seen.mismatch = read, seen.mismatch or read.mismatch
             seen.weights.append(gradient.detach().clone())
 
-        tag(call.loss, self._key, _LOSS)
-        call.loss.register_hook(takes_part)
+        tag(loss, self._key, _LOSS)
+        loss.register_hook(reached)
 
     def _watch(self, module: nn.Module) -> Watched | None:
         """Return the watched module that this is, or begin to watch it where it may be trained."""

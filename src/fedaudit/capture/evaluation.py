@@ -13,7 +13,7 @@ from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
 from fedaudit.capture.capture import current_mode
-from fedaudit.capture.language import tokens_call
+from fedaudit.capture.language import transformers_call
 from fedaudit.capture.passes import alike, tensors
 from fedaudit.modalities import Packing
 from fedaudit.models import unwrapped
@@ -130,9 +130,9 @@ class Evaluation(TorchFunctionMode):
         own = unwrapped(module)
         if self._evaluates(own):
             trains = own.training and torch.is_grad_enabled()
-            call = None if trains else tokens_call(own, args, kwargs, output)
+            call = None if trains else transformers_call(own, args, kwargs, output)
             if call is not None:
-                self._given, self._outputs = (None, []) if call.refused else (call.tokens, [call.logits])
+                self._given, self._outputs = (None, []) if call.refused else (call.inputs, [call.logits])
                 if self._given is not None and call.read is not None:
                     self._keep(self._given, call.read.targets)
                 return

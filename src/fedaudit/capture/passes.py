@@ -44,6 +44,7 @@ class ForwardPass:
         args: it was called with, until it has returned; tensors on the CPU.
         asked: of several outputs the targets that losses of torch's were given, by the output's number.
         weights: gradients of the step's total by the loss.
+        items: over how many targets a Trainer's loss is divided; None: as many as there are.
     """
 
     inputs: Tensor | None
@@ -64,6 +65,7 @@ class ForwardPass:
     args: tuple[Any, ...] = ()
     asked: dict[int, Tensor] = field(default_factory=dict)
     weights: list[Tensor] = field(default_factory=list)
+    items: float | None = None
 
     @property
     def targets(self) -> Tensor | None:

@@ -14,7 +14,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from fedaudit.modalities import Packing
 from fedaudit.models.initialise import BATCH_NORM
-from fedaudit.models.of_transformers import of_tokens
+from fedaudit.models.of_transformers import of_one_input
 from fedaudit.utils.errors import BadInput
 
 _KEPT = "_fedaudit_keeps_evaluation_mode"
@@ -42,7 +42,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def own_copy(module: nn.Module) -> nn.Module:
     """Return a copy of a user's module without its wrappers, which can be copied again after it was called.
 
-    A model of transformers then takes tokens alone and returns its logits (:mod:`fedaudit.models.of_transformers`).
+    A model of transformers then takes one tensor and returns its logits (:mod:`fedaudit.models.of_transformers`).
 
     The weights that ``torch.nn.utils.weight_norm`` and ``spectral_norm`` (the old ones) leave on a layer are parts of a
     graph, which can't be copied; they are computed anew in every pass, so a copy has their values only.
@@ -64,7 +64,7 @@ def own_copy(module: nn.Module) -> nn.Module:
         raise BadInput(f"the model can't be copied ({type(error).__name__}: {str(error)[:200]})") from error
     if any(map(_renormed, made.modules())):  # after the whole pass: tied layers read the weights of others, too
         made.register_forward_hook(_forget_graph, always_call=True)
-    of_tokens(made)
+    of_one_input(made)
     return made
 
 
