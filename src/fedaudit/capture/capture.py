@@ -178,7 +178,7 @@ class Capture:
         told |= dict.fromkeys(SIGNATURES, self._lost)
         self._mode = _Functions({**told, torch.Tensor.backward: self._backward})
         self._handles: list[Any] = []
-        self._listener = Listener(self._enters, self._leaves, self._smoothed)
+        self._listener: Listener | None = None
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
 
@@ -192,16 +192,18 @@ class Capture:
             optimiser_hooks.register_optimizer_step_pre_hook(self._stepping),
             optimiser_hooks.register_optimizer_step_post_hook(self._stepped),
         ]
+        self._listener = Listener(self._enters, self._leaves, self._smoothed)
         listen(self._listener)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._mode.stop()
-        forget(self._listener)
+        if self._listener is not None:
+            forget(self._listener)
         for handle in self._handles:
             handle.remove()
-        self._handles = []  # no circle of references may keep a model's weights until a collection
+        self._handles, self._listener = [], None  # no circle of references may keep a model's weights until a collection
         for watched in self._watched:
             watched.passes = []
         self._running_module = None

@@ -16,6 +16,7 @@ from fedaudit.capture.capture import current_mode
 from fedaudit.capture.language import transformers_call
 from fedaudit.capture.passes import alike, tensors
 from fedaudit.modalities import Packing
+from fedaudit.modalities.tokens import of_one_length
 from fedaudit.models import unwrapped
 from fedaudit.task.losses import SIGNATURES
 from fedaudit.utils.errors import BadInput
@@ -172,7 +173,15 @@ def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
-    """Return inputs and targets of several passes in one; None where there are none, or of several shapes."""
+    """Return inputs and targets of several passes in one; None where there are none, or of several shapes.
+
+    Texts of several lengths become as long as the longest, with ``NOTHING`` behind them.
+    """
+    if parts and all(x.ndim == 2 and not x.is_floating_point() for x, _ in parts):
+        longest = max(x.shape[1] for x, _ in parts)
+        parts = [
+            (of_one_length([x], longest), of_one_length([y], longest) if y.shape == x.shape else y) for x, y in parts
+        ]
     if len({(x.shape[1:], y.shape[1:], x.dtype, y.dtype) for x, y in parts}) != 1:
         return None
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])

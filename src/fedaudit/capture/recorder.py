@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedaudit.modalities import NOTHING, fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
+from fedaudit.modalities.tokens import of_one_length
 from fedaudit.models import embedded_words, end_of, has_batch_norm, is_of_transformers, of_one_tensor, padding_of
 from fedaudit.task.targets import BCE, MSE, Task, observed_task, read_targets, target_fault, target_shape, usual_task
 from fedaudit.task.training import LOSSES, UNMODELLED, TrainingConfig
@@ -361,6 +362,9 @@ class Recorder:
         if not len(inputs) or len(inputs) != len(labels):
             raise BadInput(f"{len(inputs)} inputs and {len(labels)} labels are no candidates")
         known = self._header.observed.input_shape
+        if known is not None and not inputs.is_floating_point() and inputs.ndim == 2:
+            labels = of_one_length([labels], known[0]) if labels.shape == inputs.shape else labels
+            inputs = of_one_length([inputs], known[0])
         if known is not None and known != tuple(inputs.shape[1:]):
             raise BadInput(f"candidates of shape {tuple(inputs.shape[1:])}: clients' examples have {known}")
         path = self.folder / FOLDER / CANDIDATES
@@ -405,10 +409,9 @@ class Recorder:
         if why:
             notes.append(f"what clients trained on isn't recorded: {why}")
             return
-        inputs = torch.cat([x.detach() for x in captured.inputs])
-        inputs = inputs.float() if inputs.is_floating_point() else inputs.long()
+        inputs, targets = self._joined(captured)
         known = self._header.observed.input_shape
-        if known is not None and known != tuple(inputs.shape[1:]):
+        if inputs.is_floating_point() and known is not None and known != tuple(inputs.shape[1:]):
             shapes = f"{tuple(inputs.shape[1:])}, others' {known}"
             notes.append(f"what a client trained on isn't recorded: its inputs have the shape {shapes}; use one shape")
             return
@@ -417,7 +420,6 @@ class Recorder:
         if known is not None and own != first:
             notes.append("what a client trained on isn't recorded: its inputs or outputs have other parts than others'")
             return
-        targets = torch.cat([y.detach() for y in captured.targets])
         randomness = torch.stack(list(captured.randomness)) if captured.randomness else None
         tensors = seen_tensors(index, client, inputs, targets, randomness)
         before, why = self._header.observed, self._learn_from(captured, inputs, targets, notes)
@@ -430,11 +432,21 @@ class Recorder:
         except (OSError, ValueError) as error:
             raise self._full(error) from None
 
+    def _joined(self, captured: Capture) -> tuple[Tensor, Tensor]:
+        """Return all that a client trained on as one; texts as long as the longest that any client had."""
+        inputs, targets = captured.inputs, captured.targets
+        if inputs[0].is_floating_point():
+            return torch.cat([x.float() for x in inputs]), torch.cat(targets)
+        known = self._header.observed.input_shape
+        causal = all(y.shape == x.shape and not y.is_floating_point() for x, y in zip(inputs, targets, strict=True))
+        texts = of_one_length([x.long() for x in inputs], known[0] if known else 0)
+        return texts, of_one_length(targets, texts.shape[1]) if causal else torch.cat(targets)
+
     def _learn_from(self, captured: Capture, inputs: Tensor, targets: Tensor, notes: list[str]) -> str | None:
         """Learn of the task what a client's training says; return why it can't be one that is known, if so."""
         task = self._header.observed
-        shape = tuple(inputs.shape[1:])
-        if not inputs.is_floating_point() and task.tokens is None:
+        shape, texts = tuple(inputs.shape[1:]), not inputs.is_floating_point()
+        if texts and task.tokens is None:
             words = vocabulary_of(captured.module)
             assert words is not None
             causal = targets.shape == inputs.shape and not targets.is_floating_point() and captured.loss != BCE
@@ -445,6 +457,15 @@ class Recorder:
             both = "none of them fills up or ends a sequence" if padding is end is None else f"{fills}, {ends}"
             notes.append(
                 f"the vocabulary is taken for the embedding's {words} tokens, and {both}; tell more: Recorder(tokens=…)"
+            )
+        if texts and task.input_shape is not None and task.input_shape < shape:
+            self._header.observed = self._observed(input_shape=shape)
+        lengths = {x.shape[1] for x in captured.inputs} | set(task.input_shape or ()) if texts else set()
+        told = self._header.observed.tokens
+        if len(lengths) > 1 and (told is None or told.padding is None):
+            return (
+                f"its texts have {min(lengths)} to {max(lengths)} tokens, and none is known that fills up: say "
+                "config.pad_token_id, or Recorder(tokens={'vocabulary': …, 'padding': …})"
             )
         parts, heads, asked = captured.packed_inputs, captured.heads, captured.packed_targets
         self._learn(packed_inputs=parts, heads=heads, packed_targets=asked)
@@ -651,7 +672,7 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
             f"a model of at least {max(captured.outputs, channels)} outputs a pixel, the background's among them, by a "
             "softmax, as of monai.losses.DiceCELoss(to_onehot_y=True, softmax=True)"
         )
-    if len({tuple(x.shape[1:]) for x in inputs}) > 1:
+    if len({tuple(x.shape[1:]) for x in inputs}) > 1 and not whole:
         return "the inputs differ in shape from batch to batch"
     if len({(y.ndim, y.is_floating_point() and captured.loss != BCE) for y in targets}) > 1:
         return "the targets differ in form from batch to batch"

@@ -42,8 +42,8 @@ def end_of(module: nn.Module | None, tokens: Tensor) -> int | None:
     end, padding = _told(module, "eos_token_id"), padding_of(module)
     if end is None or end == padding:
         return None
-    real = torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
-    last = tokens.gather(1, real.sum(dim=1, keepdim=True).clamp(min=1) - 1)
+    real = (tokens >= 0) & (True if padding is None else tokens != padding)
+    last = tokens.gather(1, (real * torch.arange(tokens.shape[1])).amax(dim=1, keepdim=True))
     return end if bool((last == end).all()) else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
@@ -21,9 +20,10 @@ from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import unusable, vocabulary_of
 from fedaudit.evaluation.blind import FEWEST, blind_scores, features
 from fedaudit.evaluation.statistics import SURE
-from fedaudit.modalities import TokenInfo, fitting_kind
+from fedaudit.modalities import NOTHING, TokenInfo, fitting_kind
 from fedaudit.modalities.packed import PACKED
-from fedaudit.models import of_one_tensor
+from fedaudit.modalities.tokens import of_one_length
+from fedaudit.models import of_one_tensor, padding_of
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.targets import observed_task
 from fedaudit.task.training import Loss
@@ -393,9 +393,10 @@ class _Case:
         if (why := unusable(seen, config)) is not None or seen.module is None:
             raise BadInput(f"what the site trained on can't be asked about: {why}")
         self.seconds = seen.seconds
-        self.inputs, self.labels = torch.cat(seen.inputs), torch.cat(seen.targets)
-        self.held_out = held_out[0].to(self.inputs.dtype), held_out[1].to(self.labels.dtype)
-        shapes = tuple(held_out[0].shape[1:]), tuple(self.inputs.shape[1:])
+        *own, others = _equally_long([*seen.inputs, held_out[0]], padding_of(seen.module))
+        self.inputs, self.labels = torch.cat(own), torch.cat(seen.targets)
+        self.held_out = others.to(self.inputs.dtype), held_out[1].to(self.labels.dtype)
+        shapes = tuple(others.shape[1:]), tuple(self.inputs.shape[1:])
         if shapes[0] != shapes[1] or held_out[1].shape[1:] != self.labels.shape[1:]:
             raise BadInput(f"held_out has examples of shape {shapes[0]}, and the site trains on {shapes[1]}: give such")
         self._marks = [_mark(example) for example in self.inputs]
@@ -423,9 +424,7 @@ class _Case:
             training=config,
             sanitised=sanitised,
         )
-        module = copy.deepcopy(seen.module).cpu().eval()
-        if seen.packed_inputs or seen.heads:
-            module = of_one_tensor(module, seen.packed_inputs, seen.heads)
+        module = of_one_tensor(seen.module, seen.packed_inputs, seen.heads).cpu().eval()
         module.load_state_dict(self._start)
         self.target = Target(module, *_task(seen, module, loss, self.inputs, self.labels))
 
@@ -475,6 +474,15 @@ class _Case:
                 held += found
         held = [held[i * ratio + k] for k in range(ratio) for i in range(len(own))]  # each own one's first, then …
         return (self.inputs[own], self.labels[own]), (inputs[held], labels[held])
+
+
+def _equally_long(texts: list[Tensor], padding: int | None) -> list[Tensor]:
+    """Return texts (n, length), shorter ones filled up, and all else as it is."""
+    if any(text.ndim != 2 or text.is_floating_point() for text in texts) or padding is None:
+        return texts
+    longest = max(text.shape[1] for text in texts)
+    same = [of_one_length([text], longest) for text in texts]
+    return [text.where(text != NOTHING, padding) for text in same]
 
 
 def _mark(example: Tensor) -> int:

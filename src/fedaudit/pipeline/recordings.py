@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
+from fedaudit.modalities.tokens import as_given
 from fedaudit.models import load_checkpoint, set_training_mode
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
@@ -422,6 +423,8 @@ def _repeated(
     sizes = [p.examples for step in training.passes for p in step] or list(training.batch_sizes)
     try:
         passes = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
+        if info.tokens is not None:
+            passes = [_as_given(*one, causal=info.causal) for one in passes]
         if update.kind == "gradient":
             weights = [p.weight for step in training.passes for p in step] or [1.0]
             each = [_gradient(transcript, start, one) for one in passes]
@@ -439,6 +442,11 @@ def _repeated(
         return {name: replayed[name] - (sent or start)[name] for name in update.tensors}  # as the update was made
     except (BadInput, RuntimeError):  # of other sizes or shapes than these facts say, or it diverges
         return None
+
+
+def _as_given(texts: Tensor, targets: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+    own = as_given(texts).contiguous()
+    return own, targets[:, : own.shape[1]].contiguous() if causal else targets
 
 
 def _gradient(transcript: Transcript, start: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
