@@ -20,7 +20,15 @@ from torch.overrides import TorchFunctionMode
 
 from fedaudit.capture.gradients import IN_PLACE, NORMS, GradientWatch, clipping
 from fedaudit.capture.language import TransformersCall, read_by_value, transformers_call
-from fedaudit.capture.optimisers import Settings, configured, has_closure, has_state, rates, read_settings
+from fedaudit.capture.optimisers import (
+    Settings,
+    configured,
+    has_closure,
+    has_state,
+    rates,
+    read_settings,
+    step_by_hand,
+)
 from fedaudit.capture.passes import (
     SEVERAL,
     ForwardPass,
@@ -48,12 +56,15 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.plain_tensors import plain_copy
 
 _LOSS = "loss"  # marks what a loss that was seen returned
+_BY_HAND = 0  # in place of an optimiser's id
 _HEAD = "-head"  # after the key that marks outputs: which of several
 _WAITING = 100  # forward passes without a backward pass that are kept; evaluation with gradients on makes many
 
 
 # not in torch's documentation; where it isn't there, nothing is paused
 current_mode: Callable[[], Any] = getattr(torch.overrides, "_get_current_function_mode", lambda: None)
+_MOVED = "weights were changed between passes by something else than a step of the optimiser (SAM, L-BFGS)"
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _quiet(method: Callable[..., None]) -> Callable[..., None]:
@@ -176,7 +187,9 @@ class Capture:
         told: dict[Any, Callable[..., None]] = dict.fromkeys(IN_PLACE, self._edited)
         told |= dict.fromkeys(NORMS, self._normed)
         told |= dict.fromkeys(SIGNATURES, self._lost)
-        self._mode = _Functions({**told, torch.Tensor.backward: self._backward})
+        told |= {_SET_DATA: self._edited, torch.autograd.grad: self._derived, torch.Tensor.backward: self._backward}
+        self._mode = _Functions(told)
+        self._in_closure = False  # of an optimiser that makes the passes itself
         self._handles: list[Any] = []
         self._listener: Listener | None = None
         self._key = f"fedaudit-{id(self)}"
@@ -203,8 +216,12 @@ class Capture:
             forget(self._listener)
         for handle in self._handles:
             handle.remove()
-        self._handles, self._listener = [], None  # no circle of references may keep a model's weights until a collection
+        self._handles, self._listener = (
+            [],
+            None,
+        )  # no circle of references may keep a model's weights until a collection
         for watched in self._watched:
+            self._changed_by_hand(watched)
             watched.passes = []
         self._running_module = None
         self._running, self._seconds = False, time.perf_counter() - self._began
@@ -495,12 +512,10 @@ class Capture:
         return watched
 
     def _begin(self, watched: Watched, called: nn.Module, args: tuple[Any, ...]) -> ForwardPass:
+        self._changed_by_hand(watched)
         if watched.versions != (now := versions(watched.parameters)):
             if watched is self._own or any(p.backward for p in watched.passes):  # its training has begun
-                self._note(
-                    "weights were changed between passes by something else than a step of the optimiser (SAM, L-BFGS)",
-                    "optimiser",
-                )
+                self._note(_MOVED, "optimiser")
             else:  # they were loaded after a first look at the model
                 watched.start = state_of(watched.module, self._known)
             watched.versions = now
@@ -632,9 +647,52 @@ class Capture:
 
     @_quiet
     def _edited(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
-        if not self._in_step:
-            for watched in self._watched:
+        if self._in_step:
+            return
+        touched = {t.data_ptr() for t in tensors(args[:1]) if t.layout == torch.strided}
+        for watched in self._watched:
+            if function is not _SET_DATA:
                 watched.gradients.edit(function, args, kwargs)
+            own = [*watched.parameters.values()]
+            if any(p.data_ptr() in touched for p in own):
+                self._take(watched, [None if p.grad is None else p.grad.detach().clone() for p in own])
+
+    @_quiet
+    def _derived(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Gradients were computed that don't lie at the parameters."""
+        of, found = list(tensors([kwargs.get("inputs", args[1:2])])), list(result)
+        by_id = {id(p): g for p, g in zip(of, found, strict=True) if g is not None}
+        for watched in self._watched:
+            own = [by_id.get(id(p)) for p in watched.parameters.values()]
+            if any(g is not None for g in own):
+                self._take(watched, [None if g is None else g.detach().clone() for g in own])
+
+    def _take(self, watched: Watched, gradients: list[Tensor | None]) -> None:
+        """Keep the gradients by which weights are changed without an optimiser, unless one trains."""
+        by_hand = self._optimiser in (None, _BY_HAND) and not self._in_closure
+        if by_hand and watched.taken is None and any(p.backward for p in watched.passes):
+            watched.taken = gradients, watched.gradients.step()
+
+    def _changed_by_hand(self, watched: Watched) -> None:
+        """Count a step of SGD that was written out, once its passes are over; another change is noted."""
+        taken, watched.taken = watched.taken, None
+        passes = [p for p in watched.passes if p.backward]
+        if taken is None or not passes or self._own not in (None, watched):
+            return
+        step = step_by_hand(watched.before or watched.start, watched.parameters, taken[0])
+        if step is None:
+            return
+        settings, rate = step
+        if self._own is None:
+            self._choose(watched, settings, _BY_HAND, set(settings.groups[0].parameters))
+        if settings.kind == "other" or self._settings is None:
+            self._note("weights are changed by hand, and not by a rate times the gradient", "optimiser")
+            self._settings = dataclasses.replace(self._settings or settings, kind="other")
+        elif settings != self._settings:
+            self._note("by hand now these weights are changed and then others", "optimiser-settings")
+        watched.before = {name: p.detach().to("cpu", copy=True) for name, p in watched.parameters.items()}
+        watched.versions = versions(watched.parameters)
+        self._keep(watched, Step((rate,), passes, taken[1], None))
 
     @_quiet
     def _normed(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -659,6 +717,7 @@ class Capture:
         if self._own is None:
             self._kept_state = has_state(optimiser, {id(p) for g in optimiser.param_groups for p in g["params"]})
         if has_closure(args, kwargs):
+            self._in_closure = True
             return  # its passes are made inside the step
         self._in_step, self._running_module, self._depth = True, None, 0
         self._mode.pause()
@@ -671,7 +730,7 @@ class Capture:
             self._count(optimiser)
         for watched in self._watched:
             watched.versions = versions(watched.parameters)
-        self._in_step = False  # nothing is to be told until the next forward pass has ended
+        self._in_step = self._in_closure = False  # nothing is to be told until the next forward pass has ended
 
     def _count(self, optimiser: Optimizer) -> None:
         held = {id(p) for g in optimiser.param_groups for p in g["params"]}
@@ -682,8 +741,17 @@ class Capture:
                 break
         else:
             return
+        if self._own is not None and self._optimiser == _BY_HAND:  # SAM's first half
+            self._note(_MOVED, "optimiser")
+            self._own, self._recorded = None, []
+        for one in self._watched:
+            one.taken = None
         if self._own is None:
-            self._choose(watched, optimiser, own)
+            self._choose(watched, read_settings(optimiser), id(optimiser), own)
+            if self._settings is not None and self._settings.kind == "other":
+                self._note(f"clients train by {type(optimiser).__name__}, whose steps can't be repeated here")
+            if self._kept_state:
+                self._note(UNMODELLED["optimiser-state"], "optimiser-state")
         if id(optimiser) != self._optimiser:
             self._note("several optimisers train the model", "optimiser")
         if not passes and id(optimiser) == self._optimiser:
@@ -693,26 +761,23 @@ class Capture:
         edits = watched.gradients.step()
         self._compare(optimiser, watched, held)
         scale = getattr(optimiser, "grad_scale", None)
-        self._recorded.append(
-            Step(rates(optimiser), passes, edits, scale.detach().clone() if scale is not None else None)
-        )
-        watched.passes = []
+        self._keep(watched, Step(rates(optimiser), passes, edits, None if scale is None else scale.detach().clone()))
+
+    def _keep(self, watched: Watched, step: Step) -> None:
+        self._recorded.append(step)
+        watched.passes, passes = [], step.passes
         if self._terms and all(p.loss is not None or p.criterion is not None for p in passes):
             self._note("the total has terms besides the loss (FedProx, a penalty)", "several-losses")
         self._terms = False
         self._facts(passes)
 
-    def _choose(self, watched: Watched, optimiser: Optimizer, own: set[int]) -> None:
+    def _choose(self, watched: Watched, settings: Settings, optimiser: int, own: set[int]) -> None:
         self._own, self.module = watched, watched.module
         self._watched = [watched]
-        self._settings, self._optimiser = read_settings(optimiser), id(optimiser)
+        self._settings, self._optimiser = settings, optimiser
         self._frozen = still(watched)
         positions = [i for i, p in enumerate(watched.parameters.values()) if id(p) in own and p.requires_grad]
         watched.gradients.trained = frozenset(positions)
-        if self._settings.kind == "other":
-            self._note(f"clients train by {type(optimiser).__name__}, whose steps can't be repeated here")
-        if self._kept_state:
-            self._note(UNMODELLED["optimiser-state"], "optimiser-state")
 
     def _compare(self, optimiser: Optimizer, watched: Watched, held: set[int]) -> None:
         if id(optimiser) == self._optimiser and read_settings(optimiser) != self._settings:

@@ -232,7 +232,7 @@ def clipping(steps: Iterable[Edits], trained: frozenset[int]) -> tuple[float | N
     biting = [norm for norm in norms if norm > 0]
     other = any(changed for *_, changed in read) or len(bounds) > 1
     other |= bool(biting) and (len(norms) < len(read) or max(biting) - min(biting) > 1e-5 * min(biting))
-    norm = _round(sum(biting) / len(biting)) if biting else None
+    norm = rounded(sum(biting) / len(biting)) if biting else None
     return norm, max((b for b in bounds if b), default=None), [factor for factor, *_ in read], other
 
 
@@ -256,7 +256,7 @@ def _read(step: Edits, own: frozenset[int]) -> tuple[float, float | None, float 
     return factor, norm, high, other
 
 
-def _round(value: float) -> float:
+def rounded(value: float) -> float:
     """The number that a person wrote, which float32 arithmetic has blurred."""
     short = float(f"{value:.5g}")
     return short if abs(short - value) <= 2e-6 * value else value

@@ -138,10 +138,10 @@ class MemberWatch:
     Args:
         held_out: the site's own that nobody trains on, as the model sees them.
         share: of the training's time.
-        loss: registered name, where the training's own isn't recognised.
+        loss: where the training's own isn't recognised: a registered name, or a function of (outputs, targets).
     """
 
-    def __init__(self, held_out: Examples, share: float, loss: str | None = None) -> None:
+    def __init__(self, held_out: Examples, share: float, loss: str | Loss | None = None) -> None:
         self.held_out, self.share, self._loss = held_out, share, loss
         self._rounds = 0
         self._tests = {"span": 0, "loss-series": 0}
@@ -385,7 +385,7 @@ class _Case:
         state: Mapping[str, Tensor],
         seen: Capture,
         form: Form,
-        loss: str | None,
+        loss: str | Loss | None,
         held_out: Examples,
         sanitised: SanitiserInfo | None = None,
     ) -> None:
@@ -497,7 +497,9 @@ def _shuffled(labels: Tensor, source: torch.Generator) -> tuple[list[int], list[
     return order.tolist(), [int(label) for label in classes.flatten()[order]]
 
 
-def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, labels: Tensor) -> tuple[TaskInfo, Loss]:
+def _task(
+    seen: Capture, module: nn.Module, loss: str | Loss | None, inputs: Tensor, labels: Tensor
+) -> tuple[TaskInfo, Loss]:
     """Return what everybody knows, for examples as the model sees them."""
     shape, tokens = tuple(inputs.shape[1:]), None
     if not inputs.is_floating_point():
@@ -515,7 +517,7 @@ def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, la
         input_shape=shape,
         mean=(0.0,) * channels,
         std=(1.0,) * channels,
-        loss=loss or seen.loss,
+        loss=loss if isinstance(loss, str) else seen.loss,
         batch_norm=seen.batch_norm,
         dropout=seen.dropout,
         label_smoothing=seen.label_smoothing,
@@ -525,4 +527,5 @@ def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, la
         heads=seen.heads,
         packed_targets=seen.packed_targets,
     )
-    return complete_task(observed, {}, module, None, [])
+    own = None if isinstance(loss, str) else loss or seen.criterion
+    return complete_task(observed, {}, module, own, [])

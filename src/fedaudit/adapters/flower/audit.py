@@ -28,7 +28,7 @@ from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.pipeline.offline import threat_from
-from fedaudit.task.training import UNMODELLED
+from fedaudit.task.training import UNMODELLED, Loss
 from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.truth import truth_beside
 from fedaudit.utils.errors import BadInput, FedAuditError
@@ -56,6 +56,7 @@ def audit_flower(
     max_minutes: float | None = None,
     attacks: Sequence[str | dict[str, Any]] | None = None,
     threat: dict[str, Any] | None = None,
+    loss: str | Loss | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     seed: int = 0,
@@ -84,6 +85,7 @@ def audit_flower(
             what is missing.
         attacks, threat, workers, fail_above, fail_on, fail_below, controls: as of
             :func:`fedaudit.audit_transcript`; without ``attacks`` those that fit.
+        loss: that clients minimise, where it isn't recognised: a registered name, or a function of (outputs, targets).
         mean, std: of the app's preprocessing, per channel; default: estimated from the range of the inputs. Of boosted
             trees, as the adversary knows them, per column; default: those of the splits.
         seed: of the global random generators before the app begins, and of the attacks.
@@ -101,6 +103,7 @@ def audit_flower(
     """
     folder, began = Path(out), time.time()
     check_folder(folder)
+    called = loss if isinstance(loss, str) else None
     deadline = api.deadline_of(max_minutes)
     for attack in attacks or []:  # before the app runs for an hour
         spec = {"name": attack} if isinstance(attack, str) else dict(attack)
@@ -126,7 +129,7 @@ def audit_flower(
                 "mean": None if mean is None else tuple(mean),
                 "std": None if std is None else tuple(std),
             }
-            with Recorder(folder / RECORDING, name=found.name, **named) as recorder:
+            with Recorder(folder / RECORDING, name=found.name, loss=called, **named) as recorder:
                 planned = rounds or {**found.config, **dict(config or {})}.get("num-server-rounds")
                 total = float(planned) if isinstance(planned, int) and planned > 0 else math.inf
                 report = display.stage(f"the Flower app {found.name}", total)
@@ -167,7 +170,7 @@ def audit_flower(
             "threat": threat,
             "seed": seed,
             "module": module,
-            "loss": watcher.loss,
+            "loss": (watcher.loss if loss is None else loss) if called is None else None,
             "rounds": [max(watcher.rounds)] if attacked == "last" else attacked,
             "records": records,
             "clients": clients,
