@@ -45,6 +45,7 @@ from fedaudit.capture.passes import (
     tagged,
     tensors,
     versions,
+    weights_precision,
 )
 from fedaudit.capture.unhooked import Listener, forget, listen, listen_to_trainer
 from fedaudit.modalities import Packing
@@ -368,6 +369,7 @@ class Capture:
             clip_norm=norm,
             clip_value=value,
             precision=precisions.pop() if len(precisions) == 1 else "float32",
+            weights=weights_precision(own.parameters) or "float32",
             unmodelled=tuple(name for name in UNMODELLED if name in unmodelled),
         )
 
@@ -525,8 +527,8 @@ class Capture:
         seen = ForwardPass(None, torch.get_rng_state(), precision(one.device.type), modes(watched))
         if one.device.type != "cpu" and seen.modes.get("masks"):
             self._note(f"dropout draws on the {one.device.type} device, which can't be repeated")
-        if one.dtype != torch.float32:
-            self._note(f"the model's weights are {str(one.dtype).removeprefix('torch.')}")
+        if weights_precision(watched.parameters) is None:
+            self._note("the model's weights are of several precisions")
         seen.args = _copied(args)
         waiting = [p for p in watched.passes if not p.backward]
         if len(waiting) >= _WAITING:

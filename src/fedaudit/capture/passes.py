@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from fedaudit.capture.gradients import Edits, GradientWatch
 from fedaudit.modalities import Packing
 from fedaudit.models import BATCH_NORM
 from fedaudit.task.losses import LossCall
-from fedaudit.task.training import Precision
+from fedaudit.task.training import Precision, WeightsPrecision
 
 SEVERAL = "the model takes several tensors in a form that can't be recorded"
 _SAME = ("ToCopy", "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone")  # that keep every element
@@ -232,6 +232,12 @@ def precision(device: str) -> Precision:
     if not torch.is_autocast_enabled(device):
         return "float32"
     return "float16" if torch.get_autocast_dtype(device) == torch.float16 else "bfloat16"
+
+
+def weights_precision(parameters: Mapping[str, nn.Parameter]) -> WeightsPrecision | None:
+    """Return that of a model's weights; None where they aren't all of one."""
+    found = {str(p.dtype).removeprefix("torch.") for p in parameters.values()}
+    return next((name for name in get_args(WeightsPrecision) if found == {name}), None)
 
 
 def modes(watched: Watched) -> dict[str, bool]:

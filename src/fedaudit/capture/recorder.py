@@ -471,8 +471,9 @@ class Recorder:
         self._learn(packed_inputs=parts, heads=heads, packed_targets=asked)
         if task.outputs is None and captured.module is not None:
             try:
-                as_it_is = parts is heads is None and not is_of_transformers(captured.module)
-                module = captured.module if as_it_is else of_one_tensor(captured.module, parts, heads)
+                plain = {p.dtype for p in captured.module.parameters()} == {torch.float32}
+                as_it_is = parts is heads is None and plain and not is_of_transformers(captured.module)
+                module = captured.module if as_it_is else of_one_tensor(captured.module, parts, heads).float()
                 self._learn(outputs=outputs_of(module, shape, self._header.observed.tokens))
             except BadInput as error:
                 return str(error) if heads is None else _OTHER_OUTPUTS.format(heads=heads)

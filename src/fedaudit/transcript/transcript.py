@@ -320,11 +320,11 @@ class Transcript:
                 "module=… from Python"
             )
         if module is not None:
-            module = own_copy(module)
+            module = own_copy(module).float()
             keep_modes(module)
             known = header.task or header.observed
             if packings_in(module) == (None, None) != (known.packed_inputs, known.heads):
-                module = of_one_tensor(module, known.packed_inputs, known.heads)
+                module = of_one_tensor(module, known.packed_inputs, known.heads).float()
         if header.task is not None:
             if "trees" in parts:
                 module = module or TreeEnsemble(header.task.outputs)
