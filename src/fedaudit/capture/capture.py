@@ -35,6 +35,7 @@ from fedaudit.capture.passes import (
     Step,
     Watched,
     alike,
+    chained,
     modes,
     precision,
     reaches_leaf,
@@ -46,10 +47,12 @@ from fedaudit.capture.passes import (
     tensors,
     versions,
     weights_precision,
+    whole_of,
 )
 from fedaudit.capture.unhooked import Listener, forget, listen, listen_to_trainer
 from fedaudit.modalities import Packing
 from fedaudit.models import logits_of, unwrapped
+from fedaudit.models.own import InOrder
 from fedaudit.task.losses import SIGNATURES, LossCall, LossOptions, read_loss, recognise
 from fedaudit.task.targets import BCE, observed_task
 from fedaudit.task.training import UNMODELLED, Pass, TrainingConfig
@@ -302,6 +305,11 @@ class Capture:
         return next((p.shape[1] for p in self._passes() if len(p.shape) > 1), 0)
 
     @property
+    def maps(self) -> bool:
+        """Whether the outputs have more axes than classes or numbers."""
+        return any(len(p.shape) > 2 for p in self._passes())
+
+    @property
     def criterion(self) -> nn.Module | None:
         """The module of the user's own that computed the loss of every pass, of outputs and targets; None: none did."""
         found = {id(p.criterion): None if p.mismatch else p.criterion for p in self._passes()}
@@ -410,7 +418,7 @@ class Capture:
         self._in_step = False  # after an error in a step
         self._mode.resume()
         own = unwrapped(module)
-        if (self._only is None or alike(own, self._only)) and (watched := self._watch(own)) is not None:
+        if self._wanted(own, outer) and (watched := self._watch(own)) is not None:
             self._running_module = module
             self._mode.pause()
             if torch.is_grad_enabled():
@@ -423,6 +431,11 @@ class Capture:
                     seen.target = _copied(args[1])
                 elif isinstance(args[1], Tensor):
                     seen.target = plain_copy(args[1])
+
+    def _wanted(self, module: nn.Module, outer: int) -> bool:
+        """Whether a module is watched: any, the given one or its copy, or a part of it that is called by itself."""
+        only = self._only
+        return only is None or alike(module, only) or (not outer and any(part is module for part in only.modules()))
 
     @_quiet
     def _after(self, module: nn.Module, args: tuple[Any, ...], *more: Any) -> None:
@@ -501,6 +514,9 @@ class Capture:
         """Return the watched module that this is, or begin to watch it where it may be trained."""
         if (known := next((w for w in self._watched if w.module is module), None)) is not None:
             return known
+        if self._own is not None and isinstance(self._own.module, InOrder):
+            names = [name for name, _ in self._own.module.order]
+            return self._own if any(self._own.module.get_submodule(name) is module for name in names) else None
         if self._own is not None or not torch.is_grad_enabled():
             return None
         parameters = dict(module.named_parameters())
@@ -529,7 +545,10 @@ class Capture:
             self._note(f"dropout draws on the {one.device.type} device, which can't be repeated")
         if weights_precision(watched.parameters) is None:
             self._note("the model's weights are of several precisions")
-        seen.args = _copied(args)
+        seen.part, seen.args = unwrapped(called), _copied(args)
+        if len(args) == 1 and isinstance(args[0], Tensor):
+            before, seen.way = tagged(args[0], self._key)
+            seen.after = before if isinstance(before, ForwardPass) else None
         waiting = [p for p in watched.passes if not p.backward]
         if len(waiting) >= _WAITING:
             watched.passes.remove(waiting[0])
@@ -749,6 +768,8 @@ class Capture:
         for one in self._watched:
             one.taken = None
         if self._own is None:
+            if held - own and (whole := self._whole(held)) is not None:
+                watched, own = whole, {id(p) for p in whole.parameters.values()} & held
             self._choose(watched, read_settings(optimiser), id(optimiser), own)
             if self._settings is not None and self._settings.kind == "other":
                 self._note(f"clients train by {type(optimiser).__name__}, whose steps can't be repeated here")
@@ -760,6 +781,12 @@ class Capture:
             self._note("an optimiser's step came without a backward pass through the model", "gradients-changed")
         if not passes:
             return
+        if isinstance(watched.module, InOrder):
+            found = chained([p for p in watched.passes if p.backward], watched.module)
+            if found is None or found[1] != watched.module.order:
+                self._note("parts of the model are called one after another in different ways", "several-losses")
+            else:
+                passes = found[0]
         edits = watched.gradients.step()
         self._compare(optimiser, watched, held)
         scale = getattr(optimiser, "grad_scale", None)
@@ -772,6 +799,25 @@ class Capture:
             self._note("the total has terms besides the loss (FedProx, a penalty)", "several-losses")
         self._terms = False
         self._facts(passes)
+
+    def _whole(self, held: set[int]) -> Watched | None:
+        """Return the module whose parts were called one after another, as one that calls them; None: it isn't so."""
+        parts = [w for w in self._watched if any(p.backward for p in w.passes)]
+        whole = whole_of([w.module for w in parts], held) if len(parts) > 1 else None
+        passes = [p for w in parts for p in w.passes if p.backward]
+        found = None if whole is None else chained(passes, whole)
+        if whole is None or found is None:
+            return None
+        module = InOrder(whole, found[1])
+        parameters, start = dict(module.named_parameters()), state_of(module, self._known)
+        names = {id(part): f"{name}." for name, part in module.named_modules()}
+        for one in parts:
+            start |= {names[id(one.module)] + name: value for name, value in one.start.items()}
+        gradients = GradientWatch.of_parts([*parameters.values()], [w.gradients for w in parts])
+        made = Watched(module, start, parameters, versions(parameters), gradients, passes)
+        for one in passes:
+            one.modes = modes(made)
+        return made
 
     def _choose(self, watched: Watched, settings: Settings, optimiser: int, own: set[int]) -> None:
         self._own, self.module = watched, watched.module

@@ -102,6 +102,21 @@ class GradientWatch:
         self._under_way = False  # a backward pass, which may have come to several outputs
         self.trained: frozenset[int] | None = None  # positions of those that the optimiser holds; None: not known yet
 
+    @classmethod
+    def of_parts(cls, parameters: Sequence[nn.Parameter], parts: Iterable[GradientWatch]) -> GradientWatch:
+        """Return what several have seen, each of some of these parameters, as one."""
+        made, places = cls(parameters), {id(p): i for i, p in enumerate(parameters)}
+        for one in parts:
+            at = [places[id(p)] for p in one._parameters]
+            made._known |= {at[i]: place for i, place in one._known.items()}
+            made._zero |= {at[i]: place for i, place in one._zero.items()}
+            made._position |= {memory: at[i] for memory, i in one._position.items()}
+            for edit in one._now.edits:
+                made._add(Edit(edit.kind, edit.value, edit.norm, {at[i] for i in edit.touched}))
+            made._now.changed |= one._now.changed
+            made._accumulated |= one._accumulated
+        return made
+
     def begin(self) -> bool:
         """A backward pass has reached the module's output; return whether what was accumulated before is void."""
         if self._under_way:

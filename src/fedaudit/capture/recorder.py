@@ -19,6 +19,7 @@ from fedaudit.modalities import NOTHING, fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
 from fedaudit.modalities.tokens import of_one_length
 from fedaudit.models import embedded_words, end_of, has_batch_norm, is_of_transformers, of_one_tensor, padding_of
+from fedaudit.models.own import InOrder
 from fedaudit.task.targets import BCE, MSE, Task, observed_task, read_targets, target_fault, target_shape, usual_task
 from fedaudit.task.training import LOSSES, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
@@ -436,7 +437,9 @@ class Recorder:
         """Return all that a client trained on as one; texts as long as the longest that any client had."""
         inputs, targets = captured.inputs, captured.targets
         if inputs[0].is_floating_point():
-            return torch.cat([x.float() for x in inputs]), torch.cat(targets)
+            asked = torch.cat(targets)
+            flat = captured.loss == MSE and captured.maps
+            return torch.cat([x.float() for x in inputs]), asked.flatten(1) if flat else asked
         known = self._header.observed.input_shape
         causal = all(y.shape == x.shape and not y.is_floating_point() for x, y in zip(inputs, targets, strict=True))
         texts = of_one_length([x.long() for x in inputs], known[0] if known else 0)
@@ -468,12 +471,16 @@ class Recorder:
                 "config.pad_token_id, or Recorder(tokens={'vocabulary': …, 'padding': …})"
             )
         parts, heads, asked = captured.packed_inputs, captured.heads, captured.packed_targets
-        self._learn(packed_inputs=parts, heads=heads, packed_targets=asked)
+        flat = captured.loss == MSE and captured.maps
+        order = captured.module.order if isinstance(captured.module, InOrder) else None
+        self._learn(packed_inputs=parts, heads=heads, packed_targets=asked, order=order, flat=flat or None)
         if task.outputs is None and captured.module is not None:
             try:
                 plain = {p.dtype for p in captured.module.parameters()} == {torch.float32}
-                as_it_is = parts is heads is None and plain and not is_of_transformers(captured.module)
-                module = captured.module if as_it_is else of_one_tensor(captured.module, parts, heads).float()
+                as_it_is = parts is heads is None and plain and not flat and not is_of_transformers(captured.module)
+                module = captured.module
+                if not as_it_is:
+                    module = of_one_tensor(module, parts, heads, flat=flat).float()
                 self._learn(outputs=outputs_of(module, shape, self._header.observed.tokens))
             except BadInput as error:
                 return str(error) if heads is None else _OTHER_OUTPUTS.format(heads=heads)
