@@ -207,7 +207,7 @@ class _Watcher:
         self.updates = 0
         self.rounds: set[int] = set()  # of which there are updates
         self.notes: list[str] = []
-        self.refused: WrongColumns | None = None  # what was asked for doesn't fit: the app was stopped
+        self.refused: BadInput | None = None  # what was asked for, or the app, doesn't fit: it was stopped
         self._recorder, self._trees, self._report = recorder, trees, report
         self._round: int | None = None
         self._weights: dict[str, Tensor] = {}
@@ -234,6 +234,7 @@ class _Watcher:
                         "it trains xgboost, and sends no model as save_raw('json') or save_raw('ubj') gives it"
                     )
                 else:
+                    self._check(reply.content, seen)
                     self._record(index, context.node_id, sent, seen, reply.content)
             except WrongColumns as error:
                 self.refused = error
@@ -260,6 +261,24 @@ class _Watcher:
             reply = call(message, context)
         self._tested[node] = seen.passes
         return reply
+
+    def _check(self, content: RecordDict, seen: Capture) -> None:
+        """Stop an app of which no update can be recorded, whatever else it does."""
+        if not content.array_records and any("secagg" in key for key in content):
+            self.refused = BadInput(
+                "the app's clients send masked shares of secure aggregation (SecAgg+), which no audit reads: audit it "
+                "without that workflow and mod, and let the server see sums alone: "
+                "--set threat.sees='aggregate of 10', threat={'sees': 'aggregate of 10'}"
+            )
+        nameless = [[*record] == [str(i) for i in range(len(record))] for record in content.array_records.values()]
+        if self.module is seen.module is None and nameless and all(nameless):
+            self.refused = BadInput(
+                "the app trains no torch module that fedaudit can watch (but scikit-learn, NumPy, JAX or TensorFlow, or "
+                "in another process): apps of torch, Lightning, transformers and xgboost can be audited; write the "
+                "model as a torch.nn.Module, or simulate one like it: fedaudit audit SCENARIO"
+            )
+        if self.refused is not None:
+            raise Enough
 
     def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:
         if self.module is None and seen.module is not None:
@@ -298,10 +317,12 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
     if watcher.module is not None and watcher.updates:
         return watcher.module
     if not run.rounds:
-        raise BadInput("the app asked no client to train: nothing to audit")
+        over = " before the time was over (--max-minutes): what does its ServerApp wait for?" if run.stopped else ""
+        raise BadInput(f"the app asked no client to train{over or ': nothing to audit'}")
     if not run.replies:
         why = f": {run.failures[0]}" if run.failures else ""
-        raise BadInput(f"no client sent an update{why}")
+        over = " before the time was over: give more (--max-minutes), or fewer examples" if run.stopped else ""
+        raise BadInput(f"no client sent an update{over}{why}")
     if not watcher.updates:
         first, *more = watcher.notes
         raise BadInput(f"no update could be recorded: {first}" + f" (and {len(more)} notes more)" * bool(more))
