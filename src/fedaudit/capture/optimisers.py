@@ -87,7 +87,9 @@ def step_by_hand(
     slopes = [torch.zeros_like(changes[name]) if (g := known[name]) is None else g.cpu().double() for name in moved]
     slope = torch.cat([g.flatten() for g in slopes])
     rate = -float(change @ slope) / max(float(slope @ slope), 1e-300)
-    rounding = 2 * torch.finfo(next(iter(moved.values())).dtype).eps * float(sum(p.norm() for p in moved.values()))
+    rounding = (
+        2 * torch.finfo(next(iter(moved.values())).dtype).eps * sum(float(p.detach().norm()) for p in moved.values())
+    )
     plain = rate > 0 and float((change + rate * slope).norm()) <= 1e-4 * float(change.norm()) + rounding
     group = Group(tuple(map(id, moved.values())), {"momentum": 0.0, "nesterov": False, "dampening": 0.0})
     return Settings("sgd" if plain else "other", (group,)), rounded(rate) if plain else abs(rate) or 1.0

@@ -650,8 +650,8 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
         return (
             f"{len(inputs)} passes have {len(targets)} targets: they are seen where a loss of torch's is called, so "
             "make yours of one, such as cross_entropy(outputs, targets, reduction='none'), or a torch.nn.Module "
-            "that is called with outputs and targets; parts of a model count as one where each takes what the one before "
-            "returned, and a loss without targets (self-supervision) can't be repeated"
+            "that is called with outputs and targets; parts of a model count as one where each takes what the one "
+            "before returned, and a loss without targets (self-supervision) can't be repeated"
         )
     whole = not inputs[0].is_floating_point()
     if inputs[0].ndim not in ((2,) if whole else (2, 3, 4, 5)):

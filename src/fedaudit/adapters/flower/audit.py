@@ -273,8 +273,8 @@ class _Watcher:
         nameless = [[*record] == [str(i) for i in range(len(record))] for record in content.array_records.values()]
         if self.module is seen.module is None and nameless and all(nameless):
             self.refused = BadInput(
-                "the app trains no torch module that fedaudit can watch (but scikit-learn, NumPy, JAX or TensorFlow, or "
-                "in another process): apps of torch, Lightning, transformers and xgboost can be audited; write the "
+                "the app trains no torch module that fedaudit can watch (but scikit-learn, NumPy, JAX or TensorFlow, "
+                "or in another process): apps of torch, Lightning, transformers and xgboost can be audited; write the "
                 "model as a torch.nn.Module, or simulate one like it: fedaudit audit SCENARIO"
             )
         if self.refused is not None:
