@@ -244,11 +244,12 @@ def test_sparse_gradients() -> None:
     check(seen, model)
 
 
-def test_other_types_of_weights_are_noted() -> None:
+def test_the_precision_of_weights_is_a_fact() -> None:
     model, (x, y) = cnn().double(), examples()
     with Capture() as seen:
         sgd()(model, x.double(), y)
-    assert seen.notes == ["the model's weights are float64"]
+    assert seen.notes == []
+    assert seen.training().weights == "float64"
     check(seen, model)
 
 

@@ -15,6 +15,7 @@ from fedaudit import Recorder, Transcript
 from fedaudit.data import load_dataset
 from fedaudit.modalities import TokenInfo
 from fedaudit.models import build_model
+from fedaudit.transcript.truth import load_truth
 from fedaudit.utils.errors import BadInput
 
 TEXT = TokenInfo(30, padding=0, end=1, causal=True)
@@ -132,3 +133,47 @@ def test_columns_are_told_later_by_a_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadInput, match=why):
             Transcript.load(tmp_path / "r", net(), task=wrong)
+
+
+class Mean(nn.Module):
+    """A classifier of texts of any length, blind to padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.drop, self.last = nn.Embedding(30, 8, padding_idx=0), nn.Dropout(0.3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        real = (x != 0).unsqueeze(2)
+        inner = (self.drop(self.words(x)) * real).sum(1) / real.sum(1).clamp(min=1)
+        return self.last(inner)  # type: ignore[no-any-return]
+
+
+def of_lengths(*lengths: int) -> list[tuple[Tensor, Tensor]]:
+    source = torch.Generator().manual_seed(2)
+    return [(torch.randint(1, 30, (3, n), generator=source), torch.tensor([0, 1, 2])) for n in lengths]
+
+
+@pytest.mark.parametrize("lengths", [(4, 7), (7, 4), (5, 5)])
+def test_texts_are_as_long_as_the_longest_and_replayed_as_they_were(lengths: tuple[int, int], tmp_path: Path) -> None:
+    """Dropout draws by the length, so only the same length gives the same bits."""
+    data = of_lengths(*lengths)
+    loop(tmp_path / "r", Mean(), data, nn.functional.cross_entropy, tokens={"vocabulary": 30, "padding": 0})
+    done = fedaudit.audit_transcript(
+        tmp_path / "r", ["which-tokens"], module=Mean(), controls=False, progress=False
+    ).result
+    (record,) = done.federations
+    assert record.recording is not None
+    assert [r.error for r in record.recording.replays] == [0.0, 0.0]
+    transcript = Transcript.load(tmp_path / "r", Mean())
+    assert transcript.task_info.input_shape == (max(lengths),)
+    truth = load_truth(tmp_path / "r" / "truth", transcript)
+    for client, (x, _) in enumerate(data):
+        assert torch.equal(truth.inputs[0, client][:, : x.shape[1]], x)
+        assert not truth.inputs[0, client][:, x.shape[1] :].any(), "what fills up"
+
+
+def test_texts_of_other_lengths_need_a_token_that_fills_up(tmp_path: Path) -> None:
+    loop(tmp_path / "r", Mean(), of_lengths(4, 7), nn.functional.cross_entropy, tokens={"vocabulary": 30})
+    notes = Transcript.load(tmp_path / "r", Mean()).notes
+    assert any("4 to 7 tokens, and none is known that fills up" in note for note in notes)

@@ -24,6 +24,7 @@ from fedaudit.utils.folders import temporary_folder
 if TYPE_CHECKING:
     from fedaudit.api import Limits
     from fedaudit.pipeline.ledger import Filter
+    from fedaudit.task.training import Loss
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Known:
     """What an attacked update is known by, and held to.
 
     Attributes:
-        mean, std, loss: as of :class:`~fedaudit.capture.recorder.Recorder`.
+        mean, std: as of :class:`~fedaudit.capture.recorder.Recorder`.
+        loss: registered name or a function; None: what was seen.
         limits: that it must keep.
         unset: nobody set the limits on metrics, so those that nothing measures don't count.
         whole: all attacks are played that the site has, so that a limit that none of them can exceed isn't kept.
@@ -68,7 +70,7 @@ class Known:
 
     mean: list[float] | None
     std: list[float] | None
-    loss: str | None
+    loss: str | Loss | None
     limits: Limits
     unset: bool
     whole: bool
@@ -95,7 +97,8 @@ def attacked(
     began, module = time.perf_counter(), copy.deepcopy(passing.seen.module)
     assert module is not None
     with temporary_folder() as place:
-        named: dict[str, Any] = {"mean": known.mean, "std": known.std, "loss": known.loss}
+        called = known.loss if isinstance(known.loss, str) else None
+        named: dict[str, Any] = {"mean": known.mean, "std": known.std, "loss": called}
         with Recorder(place / "recording", name=passing.name, module=module.cpu(), **named) as recorder:
             recorder.begin_round(passing.sent, index)
             recorder.update(passing.name, passing.state, passing.seen, form=passing.form, sanitised=known.sanitised)
@@ -106,6 +109,7 @@ def attacked(
             place / "recording",
             [uncalibrated(attack) for attack in attacks.values()],
             module=module,
+            loss=None if called else known.loss or copy.deepcopy(passing.seen.criterion),
             out=known.out,
             fail_above=dict(known.limits.fail_above),
             fail_on=known.limits.fail_on,

@@ -25,6 +25,7 @@ from fedaudit.utils.errors import BadInput
 if TYPE_CHECKING:
     from fedaudit.api import MemberWatch, Verdict
     from fedaudit.pipeline.ledger import Filter
+    from fedaudit.task.training import Loss
 
 Examples = tuple[Tensor, Tensor]
 
@@ -84,7 +85,7 @@ class Checks:
     largest: int
     mean: list[float] | None
     std: list[float] | None
-    loss: str | None
+    loss: str | Loss | None
     out: Path | None
     given: list[Filter] | None
     alarmed: str

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from fedaudit.adapters import in_words
 from fedaudit.adapters.attacked import Passing
 from fedaudit.adapters.checks import LONGEST, RECEIVED, CheckResults, Checks, Examples, Kept
-from fedaudit.adapters.own import agreed_network, own_examples
+from fedaudit.adapters.own import agreed_network, own_examples, own_loss
 from fedaudit.defences.received import check_received
 from fedaudit.pipeline.plan import Plan
 from fedaudit.pipeline.site import Book, filters_of, site_account
@@ -29,6 +29,7 @@ from fedaudit.utils.errors import BadInput
 if TYPE_CHECKING:
     from fedaudit.api import Verdict
     from fedaudit.pipeline.ledger import Filter
+    from fedaudit.task.training import Loss
 
 # What the server is told, and not why: that would tell what was found, or what is looked for.
 NOT_LET_IN = "the site's guard didn't let this model in"
@@ -84,7 +85,7 @@ class SiteGuard:
         largest: int = 32,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        loss: str | None = None,
+        loss: str | Loss | None = None,
         out: Path | str | None = "fedaudit-guard",
         on_received: str = "warn",
         agreed: nn.Module | str | None = None,
@@ -112,7 +113,8 @@ class SiteGuard:
             every: play attacks only on every so many updates of this site in a job, the first of them first.
             largest: most examples of an update that is attacked, over all its steps; a larger one can't be audited.
             mean, std: of the preprocessing, per channel; default: estimated from the inputs' range.
-            loss: registered name, where the training's own isn't recognised.
+            loss: where the training's own isn't recognised: a registered name, a function of (outputs, targets), or
+                ``package.module:function``.
             out: folder on the site: a line a round in ``guard.jsonl``, the page ``guard.html`` and ``guard.prom`` for
                 programs, none of which holds examples; None: nothing is written.
             on_received: ``"warn"``, ``"refuse"`` or ``"ignore"`` received models that look manipulated.
@@ -192,7 +194,7 @@ class SiteGuard:
             largest=largest,
             mean=self.mean,
             std=self.std,
-            loss=loss,
+            loss=own_loss(loss),
             out=folder if reports else None,
             given=went_through,
             alarmed=_ALARMED[on_fail],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedaudit.modalities.packed import packed_alone
+from fedaudit.task.training import LOSSES, Loss
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.objects import load_object
 
@@ -41,6 +42,19 @@ def own_examples(given: tuple[Tensor, Tensor] | str | None, what: str = "example
     if not pair or not len(made[0]) or len(made[0]) != len(made[1]):
         raise BadInput(f"{what} must be two tensors of the same length, inputs and classes, or what returns them")
     return made[0], made[1]
+
+
+def own_loss(given: str | Loss | None) -> str | Loss | None:
+    """Return a site's loss: a registered name as it is, or a function, or what ``package.module:function`` names.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if isinstance(given, str) and given not in LOSSES:
+        if ":" not in given:
+            raise BadInput(f"loss is '{given}'; give one of {', '.join(LOSSES)}, or package.module:function")
+        given = cast("Loss", load_object(given, "loss"))
+    return given
 
 
 def _made(given: Any, what: str) -> Any:

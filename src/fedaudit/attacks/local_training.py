@@ -318,7 +318,7 @@ def words(message: Message, task_info: TaskInfo) -> Iterator[str]:
         "accumulation": accumulated,
         "clip_norm": training.clip_norm is not None,
         "clip_value": training.clip_value is not None,
-        "precision": training.precision != "float32",
+        "precision": training.rounds,
     }
     yield from (word for word, holds in always.items() if holds)
     of_optimiser = ("optimiser", "optimiser-state", "optimiser-settings")

@@ -19,14 +19,23 @@ from torch.optim import optimizer as optimiser_hooks
 from torch.overrides import TorchFunctionMode
 
 from fedaudit.capture.gradients import IN_PLACE, NORMS, GradientWatch, clipping
-from fedaudit.capture.language import TokensCall, tokens_call
-from fedaudit.capture.optimisers import Settings, configured, has_closure, has_state, rates, read_settings
+from fedaudit.capture.language import TransformersCall, read_by_value, transformers_call
+from fedaudit.capture.optimisers import (
+    Settings,
+    configured,
+    has_closure,
+    has_state,
+    rates,
+    read_settings,
+    step_by_hand,
+)
 from fedaudit.capture.passes import (
     SEVERAL,
     ForwardPass,
     Step,
     Watched,
     alike,
+    chained,
     modes,
     precision,
     reaches_leaf,
@@ -37,9 +46,13 @@ from fedaudit.capture.passes import (
     tagged,
     tensors,
     versions,
+    weights_precision,
+    whole_of,
 )
+from fedaudit.capture.unhooked import Listener, forget, listen, listen_to_trainer
 from fedaudit.modalities import Packing
-from fedaudit.models import unwrapped
+from fedaudit.models import logits_of, unwrapped
+from fedaudit.models.own import InOrder
 from fedaudit.task.losses import SIGNATURES, LossCall, LossOptions, read_loss, recognise
 from fedaudit.task.targets import BCE, observed_task
 from fedaudit.task.training import UNMODELLED, Pass, TrainingConfig
@@ -47,12 +60,15 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.plain_tensors import plain_copy
 
 _LOSS = "loss"  # marks what a loss that was seen returned
+_BY_HAND = 0  # in place of an optimiser's id
 _HEAD = "-head"  # after the key that marks outputs: which of several
 _WAITING = 100  # forward passes without a backward pass that are kept; evaluation with gradients on makes many
 
 
 # not in torch's documentation; where it isn't there, nothing is paused
 current_mode: Callable[[], Any] = getattr(torch.overrides, "_get_current_function_mode", lambda: None)
+_MOVED = "weights were changed between passes by something else than a step of the optimiser (SAM, L-BFGS)"
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _quiet(method: Callable[..., None]) -> Callable[..., None]:
@@ -175,8 +191,11 @@ class Capture:
         told: dict[Any, Callable[..., None]] = dict.fromkeys(IN_PLACE, self._edited)
         told |= dict.fromkeys(NORMS, self._normed)
         told |= dict.fromkeys(SIGNATURES, self._lost)
-        self._mode = _Functions({**told, torch.Tensor.backward: self._backward})
+        told |= {_SET_DATA: self._edited, torch.autograd.grad: self._derived, torch.Tensor.backward: self._backward}
+        self._mode = _Functions(told)
+        self._in_closure = False  # of an optimiser that makes the passes itself
         self._handles: list[Any] = []
+        self._listener: Listener | None = None
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
 
@@ -190,15 +209,23 @@ class Capture:
             optimiser_hooks.register_optimizer_step_pre_hook(self._stepping),
             optimiser_hooks.register_optimizer_step_post_hook(self._stepped),
         ]
+        self._listener = Listener(self._enters, self._leaves, self._smoothed)
+        listen(self._listener)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._mode.stop()
+        if self._listener is not None:
+            forget(self._listener)
         for handle in self._handles:
             handle.remove()
-        self._handles = []  # no circle of references may keep a model's weights until a collection
+        self._handles, self._listener = (
+            [],
+            None,
+        )  # no circle of references may keep a model's weights until a collection
         for watched in self._watched:
+            self._changed_by_hand(watched)
             watched.passes = []
         self._running_module = None
         self._running, self._seconds = False, time.perf_counter() - self._began
@@ -278,6 +305,11 @@ class Capture:
         return next((p.shape[1] for p in self._passes() if len(p.shape) > 1), 0)
 
     @property
+    def maps(self) -> bool:
+        """Whether the outputs have more axes than classes or numbers."""
+        return any(len(p.shape) > 2 for p in self._passes())
+
+    @property
     def criterion(self) -> nn.Module | None:
         """The module of the user's own that computed the loss of every pass, of outputs and targets; None: none did."""
         found = {id(p.criterion): None if p.mismatch else p.criterion for p in self._passes()}
@@ -345,6 +377,7 @@ class Capture:
             clip_norm=norm,
             clip_value=value,
             precision=precisions.pop() if len(precisions) == 1 else "float32",
+            weights=weights_precision(own.parameters) or "float32",
             unmodelled=tuple(name for name in UNMODELLED if name in unmodelled),
         )
 
@@ -385,7 +418,7 @@ class Capture:
         self._in_step = False  # after an error in a step
         self._mode.resume()
         own = unwrapped(module)
-        if (self._only is None or alike(own, self._only)) and (watched := self._watch(own)) is not None:
+        if self._wanted(own, outer) and (watched := self._watch(own)) is not None:
             self._running_module = module
             self._mode.pause()
             if torch.is_grad_enabled():
@@ -398,6 +431,11 @@ class Capture:
                     seen.target = _copied(args[1])
                 elif isinstance(args[1], Tensor):
                     seen.target = plain_copy(args[1])
+
+    def _wanted(self, module: nn.Module, outer: int) -> bool:
+        """Whether a module is watched: any, the given one or its copy, or a part of it that is called by itself."""
+        only = self._only
+        return only is None or alike(module, only) or (not outer and any(part is module for part in only.modules()))
 
     @_quiet
     def _after(self, module: nn.Module, args: tuple[Any, ...], *more: Any) -> None:
@@ -423,8 +461,8 @@ class Capture:
         if outputs is None:  # it failed, or there is nothing to train on
             watched.passes.remove(seen)
             return
-        if (call := tokens_call(watched.module, seen.args, kwargs, output)) is not None:
-            self._made_of_tokens(watched, seen, call)
+        if (call := transformers_call(watched.module, seen.args, kwargs, output)) is not None:
+            self._made_of_transformers(watched, seen, call)
             return
         self._given(seen, kwargs)
         if not isinstance(output, Tensor):
@@ -440,27 +478,45 @@ class Capture:
                 tag(one, self._key + _HEAD, i)
                 one.register_hook(functools.partial(self._reached, watched, seen))
 
-    def _made_of_tokens(self, watched: Watched, seen: ForwardPass, call: TokensCall) -> None:
+    def _made_of_transformers(self, watched: Watched, seen: ForwardPass, call: TransformersCall) -> None:
         """A model of transformers has returned logits and, where it was given labels, its loss."""
-        seen.args, seen.inputs, seen.shape, seen.mismatch = (), call.tokens, call.shape, call.refused
+        seen.args, seen.inputs, seen.shape, seen.mismatch = (), call.inputs, call.shape, call.refused
         tag(call.logits, self._key, seen)
         call.logits.register_hook(functools.partial(self._reached, watched, seen))
-        if call.loss is None or not call.loss.requires_grad:
-            return
-        read, within = call.read, [1]
+        if call.loss is not None and call.read is not None and call.loss.requires_grad:
+            self._takes_part(seen, call.read, call.loss)
+        elif call.loss is None:
+            seen.items = call.items
+            listen_to_trainer()
 
-        def takes_part(gradient: Tensor) -> None:
+    @_quiet
+    def _smoothed(self, epsilon: float, output: Any, labels: Tensor, loss: Tensor) -> None:
+        """The Trainer of transformers has smoothed labels."""
+        logits = logits_of(output)
+        seen = None if logits is None else tagged(logits, self._key)[0]
+        if logits is not None and isinstance(seen, ForwardPass) and loss.requires_grad:
+            read = read_by_value(logits.detach(), labels, loss.detach(), seen.items, epsilon)
+            self._takes_part(seen, read, loss)
+
+    def _takes_part(self, seen: ForwardPass, read: LossCall, loss: Tensor) -> None:
+        """Keep what a loss is that wasn't computed by a call of torch's, once a backward pass goes through it."""
+        within = [1]
+
+        def reached(gradient: Tensor) -> None:
             seen.losses += within.pop() if within else 0
-            seen.loss, seen.mismatch = read, seen.mismatch or (read.mismatch if read else "")
+            seen.loss, seen.mismatch = read, seen.mismatch or read.mismatch
             seen.weights.append(gradient.detach().clone())
 
-        tag(call.loss, self._key, _LOSS)
-        call.loss.register_hook(takes_part)
+        tag(loss, self._key, _LOSS)
+        loss.register_hook(reached)
 
     def _watch(self, module: nn.Module) -> Watched | None:
         """Return the watched module that this is, or begin to watch it where it may be trained."""
         if (known := next((w for w in self._watched if w.module is module), None)) is not None:
             return known
+        if self._own is not None and isinstance(self._own.module, InOrder):
+            names = [name for name, _ in self._own.module.order]
+            return self._own if any(self._own.module.get_submodule(name) is module for name in names) else None
         if self._own is not None or not torch.is_grad_enabled():
             return None
         parameters = dict(module.named_parameters())
@@ -474,12 +530,10 @@ class Capture:
         return watched
 
     def _begin(self, watched: Watched, called: nn.Module, args: tuple[Any, ...]) -> ForwardPass:
+        self._changed_by_hand(watched)
         if watched.versions != (now := versions(watched.parameters)):
             if watched is self._own or any(p.backward for p in watched.passes):  # its training has begun
-                self._note(
-                    "weights were changed between passes by something else than a step of the optimiser (SAM, L-BFGS)",
-                    "optimiser",
-                )
+                self._note(_MOVED, "optimiser")
             else:  # they were loaded after a first look at the model
                 watched.start = state_of(watched.module, self._known)
             watched.versions = now
@@ -489,9 +543,12 @@ class Capture:
         seen = ForwardPass(None, torch.get_rng_state(), precision(one.device.type), modes(watched))
         if one.device.type != "cpu" and seen.modes.get("masks"):
             self._note(f"dropout draws on the {one.device.type} device, which can't be repeated")
-        if one.dtype != torch.float32:
-            self._note(f"the model's weights are {str(one.dtype).removeprefix('torch.')}")
-        seen.args = _copied(args)
+        if weights_precision(watched.parameters) is None:
+            self._note("the model's weights are of several precisions")
+        seen.part, seen.args = unwrapped(called), _copied(args)
+        if len(args) == 1 and isinstance(args[0], Tensor):
+            before, seen.way = tagged(args[0], self._key)
+            seen.after = before if isinstance(before, ForwardPass) else None
         waiting = [p for p in watched.passes if not p.backward]
         if len(waiting) >= _WAITING:
             watched.passes.remove(waiting[0])
@@ -611,9 +668,52 @@ class Capture:
 
     @_quiet
     def _edited(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
-        if not self._in_step:
-            for watched in self._watched:
+        if self._in_step:
+            return
+        touched = {t.data_ptr() for t in tensors(args[:1]) if t.layout == torch.strided}
+        for watched in self._watched:
+            if function is not _SET_DATA:
                 watched.gradients.edit(function, args, kwargs)
+            own = [*watched.parameters.values()]
+            if any(p.data_ptr() in touched for p in own):
+                self._take(watched, [None if p.grad is None else p.grad.detach().clone() for p in own])
+
+    @_quiet
+    def _derived(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Gradients were computed that don't lie at the parameters."""
+        of, found = list(tensors([kwargs.get("inputs", args[1:2])])), list(result)
+        by_id = {id(p): g for p, g in zip(of, found, strict=True) if g is not None}
+        for watched in self._watched:
+            own = [by_id.get(id(p)) for p in watched.parameters.values()]
+            if any(g is not None for g in own):
+                self._take(watched, [None if g is None else g.detach().clone() for g in own])
+
+    def _take(self, watched: Watched, gradients: list[Tensor | None]) -> None:
+        """Keep the gradients by which weights are changed without an optimiser, unless one trains."""
+        by_hand = self._optimiser in (None, _BY_HAND) and not self._in_closure
+        if by_hand and watched.taken is None and any(p.backward for p in watched.passes):
+            watched.taken = gradients, watched.gradients.step()
+
+    def _changed_by_hand(self, watched: Watched) -> None:
+        """Count a step of SGD that was written out, once its passes are over; another change is noted."""
+        taken, watched.taken = watched.taken, None
+        passes = [p for p in watched.passes if p.backward]
+        if taken is None or not passes or self._own not in (None, watched):
+            return
+        step = step_by_hand(watched.before or watched.start, watched.parameters, taken[0])
+        if step is None:
+            return
+        settings, rate = step
+        if self._own is None:
+            self._choose(watched, settings, _BY_HAND, set(settings.groups[0].parameters))
+        if settings.kind == "other" or self._settings is None:
+            self._note("weights are changed by hand, and not by a rate times the gradient", "optimiser")
+            self._settings = dataclasses.replace(self._settings or settings, kind="other")
+        elif settings != self._settings:
+            self._note("by hand now these weights are changed and then others", "optimiser-settings")
+        watched.before = {name: p.detach().to("cpu", copy=True) for name, p in watched.parameters.items()}
+        watched.versions = versions(watched.parameters)
+        self._keep(watched, Step((rate,), passes, taken[1], None))
 
     @_quiet
     def _normed(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -638,6 +738,7 @@ class Capture:
         if self._own is None:
             self._kept_state = has_state(optimiser, {id(p) for g in optimiser.param_groups for p in g["params"]})
         if has_closure(args, kwargs):
+            self._in_closure = True
             return  # its passes are made inside the step
         self._in_step, self._running_module, self._depth = True, None, 0
         self._mode.pause()
@@ -650,7 +751,7 @@ class Capture:
             self._count(optimiser)
         for watched in self._watched:
             watched.versions = versions(watched.parameters)
-        self._in_step = False  # nothing is to be told until the next forward pass has ended
+        self._in_step = self._in_closure = False  # nothing is to be told until the next forward pass has ended
 
     def _count(self, optimiser: Optimizer) -> None:
         held = {id(p) for g in optimiser.param_groups for p in g["params"]}
@@ -661,37 +762,70 @@ class Capture:
                 break
         else:
             return
+        if self._own is not None and self._optimiser == _BY_HAND:  # SAM's first half
+            self._note(_MOVED, "optimiser")
+            self._own, self._recorded = None, []
+        for one in self._watched:
+            one.taken = None
         if self._own is None:
-            self._choose(watched, optimiser, own)
+            if held - own and (whole := self._whole(held)) is not None:
+                watched, own = whole, {id(p) for p in whole.parameters.values()} & held
+            self._choose(watched, read_settings(optimiser), id(optimiser), own)
+            if self._settings is not None and self._settings.kind == "other":
+                self._note(f"clients train by {type(optimiser).__name__}, whose steps can't be repeated here")
+            if self._kept_state:
+                self._note(UNMODELLED["optimiser-state"], "optimiser-state")
         if id(optimiser) != self._optimiser:
             self._note("several optimisers train the model", "optimiser")
         if not passes and id(optimiser) == self._optimiser:
             self._note("an optimiser's step came without a backward pass through the model", "gradients-changed")
         if not passes:
             return
+        if isinstance(watched.module, InOrder):
+            found = chained([p for p in watched.passes if p.backward], watched.module)
+            if found is None or found[1] != watched.module.order:
+                self._note("parts of the model are called one after another in different ways", "several-losses")
+            else:
+                passes = found[0]
         edits = watched.gradients.step()
         self._compare(optimiser, watched, held)
         scale = getattr(optimiser, "grad_scale", None)
-        self._recorded.append(
-            Step(rates(optimiser), passes, edits, scale.detach().clone() if scale is not None else None)
-        )
-        watched.passes = []
+        self._keep(watched, Step(rates(optimiser), passes, edits, None if scale is None else scale.detach().clone()))
+
+    def _keep(self, watched: Watched, step: Step) -> None:
+        self._recorded.append(step)
+        watched.passes, passes = [], step.passes
         if self._terms and all(p.loss is not None or p.criterion is not None for p in passes):
             self._note("the total has terms besides the loss (FedProx, a penalty)", "several-losses")
         self._terms = False
         self._facts(passes)
 
-    def _choose(self, watched: Watched, optimiser: Optimizer, own: set[int]) -> None:
+    def _whole(self, held: set[int]) -> Watched | None:
+        """Return the module whose parts were called one after another, as one that calls them; None: it isn't so."""
+        parts = [w for w in self._watched if any(p.backward for p in w.passes)]
+        whole = whole_of([w.module for w in parts], held) if len(parts) > 1 else None
+        passes = [p for w in parts for p in w.passes if p.backward]
+        found = None if whole is None else chained(passes, whole)
+        if whole is None or found is None:
+            return None
+        module = InOrder(whole, found[1])
+        parameters, start = dict(module.named_parameters()), state_of(module, self._known)
+        names = {id(part): f"{name}." for name, part in module.named_modules()}
+        for one in parts:
+            start |= {names[id(one.module)] + name: value for name, value in one.start.items()}
+        gradients = GradientWatch.of_parts([*parameters.values()], [w.gradients for w in parts])
+        made = Watched(module, start, parameters, versions(parameters), gradients, passes)
+        for one in passes:
+            one.modes = modes(made)
+        return made
+
+    def _choose(self, watched: Watched, settings: Settings, optimiser: int, own: set[int]) -> None:
         self._own, self.module = watched, watched.module
         self._watched = [watched]
-        self._settings, self._optimiser = read_settings(optimiser), id(optimiser)
+        self._settings, self._optimiser = settings, optimiser
         self._frozen = still(watched)
         positions = [i for i, p in enumerate(watched.parameters.values()) if id(p) in own and p.requires_grad]
         watched.gradients.trained = frozenset(positions)
-        if self._settings.kind == "other":
-            self._note(f"clients train by {type(optimiser).__name__}, whose steps can't be repeated here")
-        if self._kept_state:
-            self._note(UNMODELLED["optimiser-state"], "optimiser-state")
 
     def _compare(self, optimiser: Optimizer, watched: Watched, held: set[int]) -> None:
         if id(optimiser) == self._optimiser and read_settings(optimiser) != self._settings:

@@ -13,9 +13,10 @@ from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
 from fedaudit.capture.capture import current_mode
-from fedaudit.capture.language import tokens_call
+from fedaudit.capture.language import transformers_call
 from fedaudit.capture.passes import alike, tensors
 from fedaudit.modalities import Packing
+from fedaudit.modalities.tokens import of_one_length
 from fedaudit.models import unwrapped
 from fedaudit.task.losses import SIGNATURES
 from fedaudit.utils.errors import BadInput
@@ -130,9 +131,9 @@ class Evaluation(TorchFunctionMode):
         own = unwrapped(module)
         if self._evaluates(own):
             trains = own.training and torch.is_grad_enabled()
-            call = None if trains else tokens_call(own, args, kwargs, output)
+            call = None if trains else transformers_call(own, args, kwargs, output)
             if call is not None:
-                self._given, self._outputs = (None, []) if call.refused else (call.tokens, [call.logits])
+                self._given, self._outputs = (None, []) if call.refused else (call.inputs, [call.logits])
                 if self._given is not None and call.read is not None:
                     self._keep(self._given, call.read.targets)
                 return
@@ -172,7 +173,15 @@ def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
-    """Return inputs and targets of several passes in one; None where there are none, or of several shapes."""
+    """Return inputs and targets of several passes in one; None where there are none, or of several shapes.
+
+    Texts of several lengths become as long as the longest, with ``NOTHING`` behind them.
+    """
+    if parts and all(x.ndim == 2 and not x.is_floating_point() for x, _ in parts):
+        longest = max(x.shape[1] for x, _ in parts)
+        parts = [
+            (of_one_length([x], longest), of_one_length([y], longest) if y.shape == x.shape else y) for x, y in parts
+        ]
     if len({(x.shape[1:], y.shape[1:], x.dtype, y.dtype) for x, y in parts}) != 1:
         return None
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])

@@ -102,6 +102,21 @@ class GradientWatch:
         self._under_way = False  # a backward pass, which may have come to several outputs
         self.trained: frozenset[int] | None = None  # positions of those that the optimiser holds; None: not known yet
 
+    @classmethod
+    def of_parts(cls, parameters: Sequence[nn.Parameter], parts: Iterable[GradientWatch]) -> GradientWatch:
+        """Return what several have seen, each of some of these parameters, as one."""
+        made, places = cls(parameters), {id(p): i for i, p in enumerate(parameters)}
+        for one in parts:
+            at = [places[id(p)] for p in one._parameters]
+            made._known |= {at[i]: place for i, place in one._known.items()}
+            made._zero |= {at[i]: place for i, place in one._zero.items()}
+            made._position |= {memory: at[i] for memory, i in one._position.items()}
+            for edit in one._now.edits:
+                made._add(Edit(edit.kind, edit.value, edit.norm, {at[i] for i in edit.touched}))
+            made._now.changed |= one._now.changed
+            made._accumulated |= one._accumulated
+        return made
+
     def begin(self) -> bool:
         """A backward pass has reached the module's output; return whether what was accumulated before is void."""
         if self._under_way:
@@ -232,7 +247,7 @@ def clipping(steps: Iterable[Edits], trained: frozenset[int]) -> tuple[float | N
     biting = [norm for norm in norms if norm > 0]
     other = any(changed for *_, changed in read) or len(bounds) > 1
     other |= bool(biting) and (len(norms) < len(read) or max(biting) - min(biting) > 1e-5 * min(biting))
-    norm = _round(sum(biting) / len(biting)) if biting else None
+    norm = rounded(sum(biting) / len(biting)) if biting else None
     return norm, max((b for b in bounds if b), default=None), [factor for factor, *_ in read], other
 
 
@@ -256,7 +271,7 @@ def _read(step: Edits, own: frozenset[int]) -> tuple[float, float | None, float 
     return factor, norm, high, other
 
 
-def _round(value: float) -> float:
+def rounded(value: float) -> float:
     """The number that a person wrote, which float32 arithmetic has blurred."""
     short = float(f"{value:.5g}")
     return short if abs(short - value) <= 2e-6 * value else value

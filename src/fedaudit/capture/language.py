@@ -1,9 +1,9 @@
-"""What a model of transformers was called with, ``model(**batch)``, and the loss that it computes itself."""
+"""What a model of transformers was called with, ``model(**batch)``, and the loss that it or its Trainer computes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,67 +11,103 @@ from torch import Tensor, nn
 
 from fedaudit.modalities import NOTHING
 from fedaudit.models import is_of_transformers, logits_of, padding_of
-from fedaudit.task.losses import LossCall
+from fedaudit.models.of_transformers import arguments_of
+from fedaudit.task.losses import LossCall, read_loss
 from fedaudit.utils.plain_tensors import plain_copy
 
 _TOLERANCE = 1e-4  # of a loss that is computed once more
+_BESIDE = ("labels", "attention_mask", "token_type_ids", "num_items_in_batch")  # beside what the model is about
 
 
 @dataclass(frozen=True)
-class TokensCall:
+class TransformersCall:
     """One call.
 
     Attributes:
-        tokens: (n, length), on the CPU.
+        inputs: tokens (n, length), or images or what else the model takes, on the CPU.
         logits: as the model returned them.
         shape: of the logits: (n, classes), or (n, outputs, length) of each token.
         loss: that it returned; None: it was given no labels.
         read: what that is; None where there is none.
-        refused: why tokens alone don't give the same; empty where they do.
+        refused: why the inputs alone don't give the same; empty where they do.
+        items: over how many targets its loss is divided; None: as many as there are.
     """
 
-    tokens: Tensor
+    inputs: Tensor
     logits: Tensor
     shape: tuple[int, ...]
     loss: Tensor | None
     read: LossCall | None
     refused: str
+    items: float | None
 
 
-def tokens_call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> TokensCall | None:
-    """Return what a call of a model of transformers was; None: it is another model, or isn't given tokens."""
-    logits = logits_of(output) if is_of_transformers(module) else None
-    given = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
-    tokens = args[0] if len(args) == 1 else given.pop("input_ids", None)
-    if logits is None or len(args) > 1 or not isinstance(tokens, Tensor) or tokens.is_floating_point():
+def transformers_call(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
+) -> TransformersCall | None:
+    """Return what a call of a model of transformers was; None: it is another model, or takes and returns other things.
+
+    A user's own module around one counts where it takes tokens, or returns what such a model returns.
+    """
+    own = logits_of(output)
+    logits = output if isinstance(output, Tensor) and output.ndim == 2 else own
+    if logits is None or not is_of_transformers(module):
         return None
-    labels, mask = given.pop("labels", None), given.pop("attention_mask", None)
-    kinds = given.get("token_type_ids")
-    if kinds is not None and not bool(kinds.any()):
-        del given["token_type_ids"]
-    refused = f"the model is given {', '.join(given)} beside its tokens" if given else ""
+    names = arguments_of(module) if len(args) != 1 else []
+    given = {name: value for name, value in (*zip(names, args, strict=False), *kwargs.items()) if value is not None}
+    labels, mask, kinds, items = (given.pop(name, None) for name in _BESIDE)
+    given = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    inputs = args[0] if len(args) == 1 else given.pop(next(iter(given), ""), None)
+    if not isinstance(inputs, Tensor) or len(args) > len(names) > 0 or (own is None and inputs.is_floating_point()):
+        return None
+    if kinds is not None and bool(kinds.any()):
+        given["token_type_ids"] = kinds
+    refused = f"the model is given {', '.join(given)} beside its input" if given else ""
     if mask is not None and not refused:
         padding = padding_of(module)
-        hidden = tokens[mask == 0] if mask.shape == tokens.shape else None
+        hidden = inputs[mask == 0] if mask.shape == inputs.shape else None
         if hidden is None or not bool((hidden == padding).all() if padding is not None else not len(hidden)):
             refused = "the attention_mask hides tokens that aren't padding: say config.pad_token_id, and hide no others"
     loss = getattr(output, "loss", None) if labels is not None else None
-    read = None if labels is None or loss is None else _read(logits.detach(), labels, loss.detach())
-    return TokensCall(plain_copy(tokens), output.logits, tuple(logits.shape), loss, read, refused)
+    count = None if items is None else float(items)
+    read = None if labels is None or loss is None else read_by_value(logits.detach(), labels, loss.detach(), count)
+    made = output if own is None else output.logits
+    return TransformersCall(plain_copy(inputs), made, tuple(logits.shape), loss, read, refused, count)
 
 
-def _read(logits: Tensor, labels: Tensor, loss: Tensor) -> LossCall:
-    """Return which loss of logits and labels a model computed, told by its value."""
-    targets = labels
-    if logits.ndim == 3:  # the label of each token is asked of the one before
+def read_by_value(
+    logits: Tensor, labels: Tensor, loss: Tensor, items: float | None = None, label_smoothing: float = 0.0
+) -> LossCall:
+    """Return which loss of logits and labels a model of transformers computed, told by its value.
+
+    These are cross-entropy, of the next token where each has logits, and by the labels and ``config.problem_type``
+    binary cross-entropy or the squared error.
+
+    Args:
+        logits: (n, classes), or (n, outputs, length).
+        labels: as the model was given them.
+        loss: its value.
+        items: over how many targets a sum is divided; None: it is the mean.
+        label_smoothing: of cross-entropy.
+    """
+    targets, tries = labels, []
+    if logits.ndim == 3 and labels.ndim == 2:  # the label of each token is asked of the one before
         targets = nn.functional.pad(labels[:, 1:], (0, 1), value=NOTHING)
-    fits = not targets.is_floating_point() and targets.shape == (logits.shape[0], *logits.shape[2:])
-    if fits:
+    if not targets.is_floating_point() and targets.shape == (logits.shape[0], *logits.shape[2:]):
+        tries.append((nn.functional.cross_entropy, targets))
+    elif not targets.is_floating_point() and targets.numel() == len(logits) > 0 and logits.shape[1] > 1:
+        tries.append((nn.functional.cross_entropy, targets.flatten()))
+    if logits.ndim == 2 and targets.numel() == logits.numel():
+        real = targets.view(logits.shape).float()
+        tries += [(nn.functional.binary_cross_entropy_with_logits, real), (nn.functional.mse_loss, real)]
+    near = max(_TOLERANCE, 4 * torch.finfo(loss.dtype).eps)
+    for function, asked in tries:
+        options = {"label_smoothing": label_smoothing} if label_smoothing else {}
         with torch.no_grad():
-            value = nn.functional.cross_entropy(logits.float(), targets)
-        if bool((value - loss).abs() <= _TOLERANCE * loss.abs()):
-            return LossCall("cross-entropy", plain_copy(targets))
-    what = "of the next token" if logits.ndim == 3 else "of the classes"
-    return LossCall(
-        "custom", plain_copy(targets), mismatch=f"the loss that the model computes isn't the mean cross-entropy {what}"
-    )
+            value = function(logits.float(), asked, **options)
+        count = float((asked != NOTHING).sum()) if function is nn.functional.cross_entropy else float(asked.numel())
+        for terms in (1.0, *([] if items is None else [count / items])):
+            if bool((value * terms - loss).abs() <= near * loss.abs()):
+                return replace(read_loss(function, (logits, asked), options), terms=terms)
+    what = "mean cross-entropy of the next token" if logits.ndim == 3 else "one that transformers documents"
+    return LossCall("custom", plain_copy(targets), mismatch=f"the loss that the model computes isn't the {what}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedaudit.capture.gradients import rounded
 from fedaudit.task.training import Optimiser, ParameterGroup
 
 # AdamW first: newer torch derives it from Adam.
@@ -65,6 +66,33 @@ def has_state(optimiser: Optimizer, parameters: set[int]) -> bool:
     return any(
         id(p) in parameters and any(v is not None for v in state.values()) for p, state in optimiser.state.items()
     )
+
+
+def step_by_hand(
+    before: dict[str, Tensor], now: dict[str, nn.Parameter], gradients: list[Tensor | None]
+) -> tuple[Settings, float] | None:
+    """Return what step of SGD a change of weights is, and its rate; of kind ``other`` where it is another; None: none.
+
+    Args:
+        before: the parameters before it, on the CPU.
+        now: after it.
+        gradients: one a parameter, by which it was made.
+    """
+    changes = {name: p.detach().cpu().double() - before[name].double() for name, p in now.items() if name in before}
+    moved = {name: p for name, p in now.items() if name in changes and bool(changes[name].any())}
+    if not moved:
+        return None
+    known = dict(zip(now, gradients, strict=True))
+    change = torch.cat([changes[name].flatten() for name in moved])
+    slopes = [torch.zeros_like(changes[name]) if (g := known[name]) is None else g.cpu().double() for name in moved]
+    slope = torch.cat([g.flatten() for g in slopes])
+    rate = -float(change @ slope) / max(float(slope @ slope), 1e-300)
+    rounding = (
+        2 * torch.finfo(next(iter(moved.values())).dtype).eps * sum(float(p.detach().norm()) for p in moved.values())
+    )
+    plain = rate > 0 and float((change + rate * slope).norm()) <= 1e-4 * float(change.norm()) + rounding
+    group = Group(tuple(map(id, moved.values())), {"momentum": 0.0, "nesterov": False, "dampening": 0.0})
+    return Settings("sgd" if plain else "other", (group,)), rounded(rate) if plain else abs(rate) or 1.0
 
 
 def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

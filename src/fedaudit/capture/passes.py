@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedaudit.capture.gradients import Edits, GradientWatch
 from fedaudit.modalities import Packing
 from fedaudit.models import BATCH_NORM
+from fedaudit.models.own import InOrder
 from fedaudit.task.losses import LossCall
-from fedaudit.task.training import Precision
+from fedaudit.task.training import Precision, WeightsPrecision
 
 SEVERAL = "the model takes several tensors in a form that can't be recorded"
 _SAME = ("ToCopy", "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone")  # that keep every element
@@ -44,6 +46,9 @@ class ForwardPass:
         args: it was called with, until it has returned; tensors on the CPU.
         asked: of several outputs the targets that losses of torch's were given, by the output's number.
         weights: gradients of the step's total by the loss.
+        part: the module that was called.
+        after, way: the pass of another part whose output it was given, and the operations on the way; None: it wasn't.
+        items: over how many targets a Trainer's loss is divided; None: as many as there are.
     """
 
     inputs: Tensor | None
@@ -64,6 +69,10 @@ class ForwardPass:
     args: tuple[Any, ...] = ()
     asked: dict[int, Tensor] = field(default_factory=dict)
     weights: list[Tensor] = field(default_factory=list)
+    items: float | None = None
+    part: nn.Module | None = None
+    after: ForwardPass | None = None
+    way: list[str] = field(default_factory=list)
 
     @property
     def targets(self) -> Tensor | None:
@@ -127,12 +136,47 @@ class Watched:
     versions: list[int]
     gradients: GradientWatch
     passes: list[ForwardPass] = field(default_factory=list)
+    before: dict[str, Tensor] = field(default_factory=dict)  # parameters, as the last step by hand left them
+    taken: tuple[list[Tensor | None], Edits] | None = None  # gradients by which weights are changed by hand
     norms: list[nn.Module] = field(init=False)  # found once: a module may hold hundreds
     drops: list[_DropoutNd] = field(init=False)
 
     def __post_init__(self) -> None:
         self.norms = [m for m in self.module.modules() if isinstance(m, BATCH_NORM)]
         self.drops = [m for m in self.module.modules() if isinstance(m, _DropoutNd)]
+
+
+def whole_of(parts: list[nn.Module], held: set[int]) -> nn.Module | None:
+    """Return the smallest module that has all of these parts, and parameters (by id); None: there is none."""
+    found = []
+    for thing in gc.get_objects():
+        if issubclass(type(thing), nn.Module) and not isinstance(thing, InOrder):
+            own, size = set(map(id, thing.modules())), set(map(id, thing.parameters()))
+            if own >= set(map(id, parts)) and size >= held:
+                found.append((len(size), len(own), thing))
+    return min(found, key=lambda one: one[:2], default=(0, 0, None))[2]
+
+
+def chained(passes: list[ForwardPass], whole: nn.Module) -> tuple[list[ForwardPass], tuple[Any, ...]] | None:
+    """Return the passes of parts, called one after another, as passes of all of them, and the order of the parts.
+
+    None where they weren't called so, or something else than views was made between them.
+    """
+    names = {id(part): name for name, part in whole.named_modules()}
+    given = {id(p.after) for p in passes}
+    made, orders = [], set()
+    for last in (p for p in passes if id(p) not in given):
+        chain = [last]
+        while chain[0].after is not None:
+            chain.insert(0, chain[0].after)
+        whole_way = all(p.inputs is not None and p.packing is None and same_elements(p.way) for p in chain)
+        if not whole_way or any(p.heads or id(p.part) not in names for p in chain):
+            return None
+        orders.add(tuple((names[id(p.part)], tuple(p.inputs.shape[1:])) for p in chain if p.inputs is not None))
+        first = chain[0]
+        drew = any(p.drew for p in chain)
+        made.append(replace(last, inputs=first.inputs, random_state=first.random_state, drew=drew))
+    return (made, orders.pop()) if len(orders) == 1 else None
 
 
 def tag(tensor: Tensor, key: str, value: Any) -> None:
@@ -228,6 +272,12 @@ def precision(device: str) -> Precision:
     if not torch.is_autocast_enabled(device):
         return "float32"
     return "float16" if torch.get_autocast_dtype(device) == torch.float16 else "bfloat16"
+
+
+def weights_precision(parameters: Mapping[str, nn.Parameter]) -> WeightsPrecision | None:
+    """Return that of a model's weights; None where they aren't all of one."""
+    found = {str(p.dtype).removeprefix("torch.") for p in parameters.values()}
+    return next((name for name in get_args(WeightsPrecision) if found == {name}), None)
 
 
 def modes(watched: Watched) -> dict[str, bool]:

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from fedaudit.modalities import NOTHING, fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
+from fedaudit.modalities.tokens import of_one_length
 from fedaudit.models import embedded_words, end_of, has_batch_norm, is_of_transformers, of_one_tensor, padding_of
+from fedaudit.models.own import InOrder
 from fedaudit.task.targets import BCE, MSE, Task, observed_task, read_targets, target_fault, target_shape, usual_task
 from fedaudit.task.training import LOSSES, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
@@ -361,6 +363,9 @@ class Recorder:
         if not len(inputs) or len(inputs) != len(labels):
             raise BadInput(f"{len(inputs)} inputs and {len(labels)} labels are no candidates")
         known = self._header.observed.input_shape
+        if known is not None and not inputs.is_floating_point() and inputs.ndim == 2:
+            labels = of_one_length([labels], known[0]) if labels.shape == inputs.shape else labels
+            inputs = of_one_length([inputs], known[0])
         if known is not None and known != tuple(inputs.shape[1:]):
             raise BadInput(f"candidates of shape {tuple(inputs.shape[1:])}: clients' examples have {known}")
         path = self.folder / FOLDER / CANDIDATES
@@ -405,10 +410,9 @@ class Recorder:
         if why:
             notes.append(f"what clients trained on isn't recorded: {why}")
             return
-        inputs = torch.cat([x.detach() for x in captured.inputs])
-        inputs = inputs.float() if inputs.is_floating_point() else inputs.long()
+        inputs, targets = self._joined(captured)
         known = self._header.observed.input_shape
-        if known is not None and known != tuple(inputs.shape[1:]):
+        if inputs.is_floating_point() and known is not None and known != tuple(inputs.shape[1:]):
             shapes = f"{tuple(inputs.shape[1:])}, others' {known}"
             notes.append(f"what a client trained on isn't recorded: its inputs have the shape {shapes}; use one shape")
             return
@@ -417,7 +421,6 @@ class Recorder:
         if known is not None and own != first:
             notes.append("what a client trained on isn't recorded: its inputs or outputs have other parts than others'")
             return
-        targets = torch.cat([y.detach() for y in captured.targets])
         randomness = torch.stack(list(captured.randomness)) if captured.randomness else None
         tensors = seen_tensors(index, client, inputs, targets, randomness)
         before, why = self._header.observed, self._learn_from(captured, inputs, targets, notes)
@@ -430,11 +433,23 @@ class Recorder:
         except (OSError, ValueError) as error:
             raise self._full(error) from None
 
+    def _joined(self, captured: Capture) -> tuple[Tensor, Tensor]:
+        """Return all that a client trained on as one; texts as long as the longest that any client had."""
+        inputs, targets = captured.inputs, captured.targets
+        if inputs[0].is_floating_point():
+            asked = torch.cat(targets)
+            flat = captured.loss == MSE and captured.maps
+            return torch.cat([x.float() for x in inputs]), asked.flatten(1) if flat else asked
+        known = self._header.observed.input_shape
+        causal = all(y.shape == x.shape and not y.is_floating_point() for x, y in zip(inputs, targets, strict=True))
+        texts = of_one_length([x.long() for x in inputs], known[0] if known else 0)
+        return texts, of_one_length(targets, texts.shape[1]) if causal else torch.cat(targets)
+
     def _learn_from(self, captured: Capture, inputs: Tensor, targets: Tensor, notes: list[str]) -> str | None:
         """Learn of the task what a client's training says; return why it can't be one that is known, if so."""
         task = self._header.observed
-        shape = tuple(inputs.shape[1:])
-        if not inputs.is_floating_point() and task.tokens is None:
+        shape, texts = tuple(inputs.shape[1:]), not inputs.is_floating_point()
+        if texts and task.tokens is None:
             words = vocabulary_of(captured.module)
             assert words is not None
             causal = targets.shape == inputs.shape and not targets.is_floating_point() and captured.loss != BCE
@@ -446,12 +461,26 @@ class Recorder:
             notes.append(
                 f"the vocabulary is taken for the embedding's {words} tokens, and {both}; tell more: Recorder(tokens=…)"
             )
+        if texts and task.input_shape is not None and task.input_shape < shape:
+            self._header.observed = self._observed(input_shape=shape)
+        lengths = {x.shape[1] for x in captured.inputs} | set(task.input_shape or ()) if texts else set()
+        told = self._header.observed.tokens
+        if len(lengths) > 1 and (told is None or told.padding is None):
+            return (
+                f"its texts have {min(lengths)} to {max(lengths)} tokens, and none is known that fills up: say "
+                "config.pad_token_id, or Recorder(tokens={'vocabulary': …, 'padding': …})"
+            )
         parts, heads, asked = captured.packed_inputs, captured.heads, captured.packed_targets
-        self._learn(packed_inputs=parts, heads=heads, packed_targets=asked)
+        flat = captured.loss == MSE and captured.maps
+        order = captured.module.order if isinstance(captured.module, InOrder) else None
+        self._learn(packed_inputs=parts, heads=heads, packed_targets=asked, order=order, flat=flat or None)
         if task.outputs is None and captured.module is not None:
             try:
-                as_it_is = parts is heads is None and not is_of_transformers(captured.module)
-                module = captured.module if as_it_is else of_one_tensor(captured.module, parts, heads)
+                plain = {p.dtype for p in captured.module.parameters()} == {torch.float32}
+                as_it_is = parts is heads is None and plain and not flat and not is_of_transformers(captured.module)
+                module = captured.module
+                if not as_it_is:
+                    module = of_one_tensor(module, parts, heads, flat=flat).float()
                 self._learn(outputs=outputs_of(module, shape, self._header.observed.tokens))
             except BadInput as error:
                 return str(error) if heads is None else _OTHER_OUTPUTS.format(heads=heads)
@@ -621,7 +650,8 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
         return (
             f"{len(inputs)} passes have {len(targets)} targets: they are seen where a loss of torch's is called, so "
             "make yours of one, such as cross_entropy(outputs, targets, reduction='none'), or a torch.nn.Module "
-            "that is called with outputs and targets"
+            "that is called with outputs and targets; parts of a model count as one where each takes what the one "
+            "before returned, and a loss without targets (self-supervision) can't be repeated"
         )
     whole = not inputs[0].is_floating_point()
     if inputs[0].ndim not in ((2,) if whole else (2, 3, 4, 5)):
@@ -651,7 +681,7 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
             f"a model of at least {max(captured.outputs, channels)} outputs a pixel, the background's among them, by a "
             "softmax, as of monai.losses.DiceCELoss(to_onehot_y=True, softmax=True)"
         )
-    if len({tuple(x.shape[1:]) for x in inputs}) > 1:
+    if len({tuple(x.shape[1:]) for x in inputs}) > 1 and not whole:
         return "the inputs differ in shape from batch to batch"
     if len({(y.ndim, y.is_floating_point() and captured.loss != BCE) for y in targets}) > 1:
         return "the targets differ in form from batch to batch"

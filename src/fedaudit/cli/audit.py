@@ -45,6 +45,7 @@ def audit(
     records: options.Records = None,
     clients: options.Clients = None,
     max_minutes: options.MaxMinutes = None,
+    loss: options.OwnLoss = None,
     mean: options.Mean = None,
     std: options.Std = None,
 ) -> None:
@@ -61,6 +62,7 @@ def audit(
             "--records": records,
             "--clients": clients,
             "--max-minutes": max_minutes,
+            "--loss": loss,
             "--mean": mean,
             "--std": std,
         },
@@ -78,6 +80,7 @@ def audit(
             clients=clients,
             max_minutes=max_minutes,
             **_asked(attacks or [], {}, settings or []),
+            loss=None if loss is None else options.loss_of(loss),
             **task,
             seed=seed or 0,
             out=out,

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,7 +98,9 @@ OwnCheckpoint = Annotated[
 ]
 OwnLoss = Annotated[
     str | None,
-    typer.Option("--loss", metavar="NAME", help="For a recording: cross-entropy, bce-with-logits, mse or MODULE:NAME."),
+    typer.Option(
+        "--loss", metavar="NAME", help="Of a recording or an app, where it isn't seen: cross-entropy, … or MODULE:NAME."
+    ),
 ]
 Mean = Annotated[
     str | None, typer.Option(metavar="0.5,0.5,0.5", help="For a recording: the mean by which inputs are normalised.")
@@ -312,20 +313,24 @@ def own_parts(
 
         parts["model"] = own_module(model, checkpoint)
     if loss is not None:
-        from fedaudit.api import LOSSES
-
-        if loss in LOSSES:
-            task["loss"] = loss
-        else:
-            parts["loss"] = _own_loss(loss, LOSSES)
+        found = loss_of(loss)
+        (task if isinstance(found, str) else parts)["loss"] = found
     return parts
 
 
-def _own_loss(text: str, known: Iterable[str]) -> Any:
+def loss_of(text: str) -> Any:
+    """Return what ``--loss`` stands for: a registered name as it is, or a user's own function.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    from fedaudit.api import LOSSES
     from fedaudit.utils.objects import load_object
 
+    if text in LOSSES:
+        return text
     if ":" not in text:
-        raise BadInput(f"--loss is '{text}'; give {', '.join(known)}, or package.module:function")
+        raise BadInput(f"--loss is '{text}'; give {', '.join(LOSSES)}, or package.module:function")
     found = load_object(text, "--loss")
     if isinstance(found, type):
         found = found()

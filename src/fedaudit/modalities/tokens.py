@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from pydantic import ConfigDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaudit.modalities.base import ExampleKind, register
 from fedaudit.utils.errors import BadInput
@@ -22,7 +23,7 @@ class TokenInfo:
 
     Attributes:
         vocabulary: how many different tokens there are; they count from 0.
-        padding: the token that fills up short sequences, on the right; None: there is none.
+        padding: the token that fills up short sequences; None: there is none.
         end: the token that ends every sequence; None: there is none.
         causal: the model predicts at every position the token that follows; otherwise the class of the sequence.
 
@@ -61,6 +62,22 @@ class TokenInfo:
         if bool((tokens >= self.vocabulary).any()):
             return f"a token is {int(tokens.max())}, and the vocabulary has 0..{self.vocabulary - 1}"
         return None
+
+
+def of_one_length(texts: Sequence[Tensor], least: int = 0) -> Tensor:
+    """Return texts (n, length), or their targets, of several lengths as one: ``NOTHING`` stands behind shorter ones.
+
+    Args:
+        texts: one a batch, each of a length of its own.
+        least: that they are made at least as long as.
+    """
+    longest = max([least, *(text.shape[1] for text in texts)])
+    return torch.cat([nn.functional.pad(text, (0, longest - text.shape[1]), value=NOTHING) for text in texts])
+
+
+def as_given(texts: Tensor) -> Tensor:
+    """Return the texts (n, length) of one batch as long as they were before :func:`of_one_length`."""
+    return texts[:, : int((texts != NOTHING).any(dim=0).sum())]
 
 
 class Tokens(ExampleKind):

@@ -1,8 +1,9 @@
-"""Models of the library transformers, with peft's adapters or without: called with tokens alone, they return logits."""
+"""Models of the library transformers, with peft's adapters or without: called with one tensor, they return logits."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import inspect
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +14,20 @@ _PLACE = -2  # among a module's hooks: before those that pack
 
 
 def is_of_transformers(module: nn.Module | None) -> bool:
-    """Whether a module is a model of transformers, or of peft around one: it has a configuration of a model type."""
-    return isinstance(getattr(getattr(module, "config", None), "model_type", None), str)
+    """Whether a module is a model of transformers, of peft around one, or of a user's own around one."""
+    return next(_configured(module), None) is not None
 
 
-def embedded_words(module: nn.Module) -> int | None:
+def _configured(module: nn.Module | None) -> Iterator[nn.Module]:
+    """Yield the parts of a module, itself first, that have a configuration of a model type."""
+    for part in module.modules() if module is not None else ():
+        if isinstance(getattr(getattr(part, "config", None), "model_type", None), str):
+            yield part
+
+
+def embedded_words(module: nn.Module | None) -> int | None:
     """Return how many tokens such a model embeds; None where it isn't known."""
-    find = getattr(module, "get_input_embeddings", None)
+    find = getattr(next(_configured(module), None), "get_input_embeddings", None)
     part = find() if callable(find) else None
     return part.num_embeddings if isinstance(part, nn.Embedding) else None
 
@@ -34,20 +42,30 @@ def end_of(module: nn.Module | None, tokens: Tensor) -> int | None:
     end, padding = _told(module, "eos_token_id"), padding_of(module)
     if end is None or end == padding:
         return None
-    real = torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
-    last = tokens.gather(1, real.sum(dim=1, keepdim=True).clamp(min=1) - 1)
+    real = (tokens >= 0) & (True if padding is None else tokens != padding)
+    last = tokens.gather(1, (real * torch.arange(tokens.shape[1])).amax(dim=1, keepdim=True))
     return end if bool((last == end).all()) else None
 
 
 def _told(module: nn.Module | None, name: str) -> int | None:
-    if module is None:
-        return None
-    token, words = getattr(getattr(module, "config", None), name, None), embedded_words(module)
+    config = getattr(next(_configured(module), None), "config", None)
+    token, words = getattr(config, name, None), embedded_words(module)
     return token if isinstance(token, int) and words is not None and 0 <= token < words else None
+
+
+def arguments_of(module: nn.Module) -> list[str]:
+    """Return the names of what a module's ``forward`` takes by position; none where they aren't known."""
+    try:
+        kinds = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [one.name for one in kinds if one.kind is one.POSITIONAL_OR_KEYWORD]
 
 
 def logits_of(output: Any) -> Tensor | None:
     """Return the logits in such a model's output, (n, classes), or of each token (n, outputs, length); None: none."""
+    if not any(kind.__name__ == "ModelOutput" for kind in type(output).__mro__):
+        return None
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         return None
@@ -75,18 +93,22 @@ class _GivesLogits:
         return output if logits is None else logits
 
 
-def of_tokens(module: nn.Module) -> None:
-    """Let a copy of a model of transformers take tokens (n, length) and return logits alone; nothing of any other.
+def of_one_input(module: nn.Module) -> None:
+    """Let a copy of a model of transformers take tokens (n, length), or what else it takes, and return logits alone.
+
+    Nothing changes of any other model, nor of what an own module around one returns besides such a model's output.
 
     Args:
         module: changed in place; the names in its state stay.
     """
-    if not is_of_transformers(module):
+    inner = next(_configured(module), None)
+    if inner is None:
         return
-    config: Any = module.config
+    config: Any = inner.config
     config.use_cache = False  # keys and values that only generating text needs
-    module._forward_pre_hooks[_PLACE] = _HidesPadding(padding_of(module))
-    module._forward_pre_hooks_with_kwargs[_PLACE] = True
+    if inner is module or "attention_mask" in arguments_of(module):
+        module._forward_pre_hooks[_PLACE] = _HidesPadding(padding_of(module))
+        module._forward_pre_hooks_with_kwargs[_PLACE] = True
     module._forward_hooks[_PLACE] = _GivesLogits()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from fedaudit.modalities import Packing
 from fedaudit.models.initialise import BATCH_NORM
-from fedaudit.models.of_transformers import of_tokens
+from fedaudit.models.of_transformers import of_one_input
 from fedaudit.utils.errors import BadInput
 
 _KEPT = "_fedaudit_keeps_evaluation_mode"
@@ -42,7 +42,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def own_copy(module: nn.Module) -> nn.Module:
     """Return a copy of a user's module without its wrappers, which can be copied again after it was called.
 
-    A model of transformers then takes tokens alone and returns its logits (:mod:`fedaudit.models.of_transformers`).
+    A model of transformers then takes one tensor and returns its logits (:mod:`fedaudit.models.of_transformers`).
 
     The weights that ``torch.nn.utils.weight_norm`` and ``spectral_norm`` (the old ones) leave on a layer are parts of a
     graph, which can't be copied; they are computed anew in every pass, so a copy has their values only.
@@ -64,7 +64,7 @@ def own_copy(module: nn.Module) -> nn.Module:
         raise BadInput(f"the model can't be copied ({type(error).__name__}: {str(error)[:200]})") from error
     if any(map(_renormed, made.modules())):  # after the whole pass: tied layers read the weights of others, too
         made.register_forward_hook(_forget_graph, always_call=True)
-    of_tokens(made)
+    of_one_input(made)
     return made
 
 
@@ -113,6 +113,35 @@ def keeps_evaluation_mode(part: nn.Module) -> bool:
     return bool(getattr(part, _KEPT, False))
 
 
+class InOrder(nn.Module):
+    """A user's module in whose place parts of it are called one after another, as one module; its state's names stay.
+
+    Args:
+        whole: whose parts these are, and who shares all of its own with this.
+        order: the parts' names, and the shape of one example as each takes it.
+    """
+
+    def __init__(self, whole: nn.Module, order: Sequence[tuple[str, Sequence[int]]]) -> None:
+        super().__init__()
+        for own in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "training"):
+            self.__dict__[own] = getattr(whole, own)
+        self.order = tuple((name, tuple(shape)) for name, shape in order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the last of the parts makes of it."""
+        for name, shape in self.order:
+            x = self.get_submodule(name)(x.reshape(len(x), *shape))
+        return x
+
+
+@dataclass(frozen=True)
+class _Flattens:
+    """After a pass: maps become one row an example."""
+
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return output.flatten(1)
+
+
 @dataclass(frozen=True)
 class _Unpacks:
     """Before a pass: the one tensor becomes the arguments that the module takes."""
@@ -133,7 +162,14 @@ class _Packs:
         return self.packing.pack(output, "the model's output")
 
 
-def of_one_tensor(module: nn.Module, inputs: Packing | None, heads: Packing | None) -> nn.Module:
+def of_one_tensor(
+    module: nn.Module,
+    inputs: Packing | None,
+    heads: Packing | None,
+    order: Sequence[tuple[str, Sequence[int]]] | None = None,
+    *,
+    flat: bool = False,
+) -> nn.Module:
     """Return a copy of a user's module that takes its inputs, and returns its outputs, packed into one tensor each.
 
     It does so by hooks, so that the names in its state stay as they are.
@@ -142,11 +178,15 @@ def of_one_tensor(module: nn.Module, inputs: Packing | None, heads: Packing | No
         module: the user's own.
         inputs: as (n, size); None: it takes one tensor.
         heads: as (n, size); None: it returns one tensor.
+        order: of its parts that are called in its place, as of :class:`InOrder`.
+        flat: whether it returns maps that become one row an example.
 
     Raises:
         BadInput: as of :func:`own_copy`.
     """
-    made = own_copy(module)
+    made = own_copy(module if order is None or isinstance(module, InOrder) else InOrder(module, order))
+    if flat:
+        made._forward_hooks[_PLACE] = _Flattens()
     # under one number, always: torch's own counts up, and a module's fingerprint would be another in every process
     if inputs is not None:
         made._forward_pre_hooks[_PLACE] = _Unpacks(inputs)

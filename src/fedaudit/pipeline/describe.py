@@ -430,6 +430,8 @@ def _training_in_words(training: TrainingConfig) -> str:
         settings.append(f"gradients clipped to ±{training.clip_value:g}")
     if training.precision != "float32":
         settings.append(f"mixed precision ({training.precision})")
+    if training.weights != "float32":
+        settings.append(f"weights in {training.weights}")
     sizes = sorted(set(training.batch_sizes))
     batches = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     steps = _many(training.local_steps, "local step")

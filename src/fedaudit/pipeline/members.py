@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
@@ -21,9 +20,10 @@ from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import unusable, vocabulary_of
 from fedaudit.evaluation.blind import FEWEST, blind_scores, features
 from fedaudit.evaluation.statistics import SURE
-from fedaudit.modalities import TokenInfo, fitting_kind
+from fedaudit.modalities import NOTHING, TokenInfo, fitting_kind
 from fedaudit.modalities.packed import PACKED
-from fedaudit.models import of_one_tensor
+from fedaudit.modalities.tokens import of_one_length
+from fedaudit.models import of_one_tensor, padding_of
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.targets import observed_task
 from fedaudit.task.training import Loss
@@ -138,10 +138,10 @@ class MemberWatch:
     Args:
         held_out: the site's own that nobody trains on, as the model sees them.
         share: of the training's time.
-        loss: registered name, where the training's own isn't recognised.
+        loss: where the training's own isn't recognised: a registered name, or a function of (outputs, targets).
     """
 
-    def __init__(self, held_out: Examples, share: float, loss: str | None = None) -> None:
+    def __init__(self, held_out: Examples, share: float, loss: str | Loss | None = None) -> None:
         self.held_out, self.share, self._loss = held_out, share, loss
         self._rounds = 0
         self._tests = {"span": 0, "loss-series": 0}
@@ -385,7 +385,7 @@ class _Case:
         state: Mapping[str, Tensor],
         seen: Capture,
         form: Form,
-        loss: str | None,
+        loss: str | Loss | None,
         held_out: Examples,
         sanitised: SanitiserInfo | None = None,
     ) -> None:
@@ -393,9 +393,10 @@ class _Case:
         if (why := unusable(seen, config)) is not None or seen.module is None:
             raise BadInput(f"what the site trained on can't be asked about: {why}")
         self.seconds = seen.seconds
-        self.inputs, self.labels = torch.cat(seen.inputs), torch.cat(seen.targets)
-        self.held_out = held_out[0].to(self.inputs.dtype), held_out[1].to(self.labels.dtype)
-        shapes = tuple(held_out[0].shape[1:]), tuple(self.inputs.shape[1:])
+        *own, others = _equally_long([*seen.inputs, held_out[0]], padding_of(seen.module))
+        self.inputs, self.labels = torch.cat(own), torch.cat(seen.targets)
+        self.held_out = others.to(self.inputs.dtype), held_out[1].to(self.labels.dtype)
+        shapes = tuple(others.shape[1:]), tuple(self.inputs.shape[1:])
         if shapes[0] != shapes[1] or held_out[1].shape[1:] != self.labels.shape[1:]:
             raise BadInput(f"held_out has examples of shape {shapes[0]}, and the site trains on {shapes[1]}: give such")
         self._marks = [_mark(example) for example in self.inputs]
@@ -423,9 +424,7 @@ class _Case:
             training=config,
             sanitised=sanitised,
         )
-        module = copy.deepcopy(seen.module).cpu().eval()
-        if seen.packed_inputs or seen.heads:
-            module = of_one_tensor(module, seen.packed_inputs, seen.heads)
+        module = of_one_tensor(seen.module, seen.packed_inputs, seen.heads).cpu().eval()
         module.load_state_dict(self._start)
         self.target = Target(module, *_task(seen, module, loss, self.inputs, self.labels))
 
@@ -477,6 +476,15 @@ class _Case:
         return (self.inputs[own], self.labels[own]), (inputs[held], labels[held])
 
 
+def _equally_long(texts: list[Tensor], padding: int | None) -> list[Tensor]:
+    """Return texts (n, length), shorter ones filled up, and all else as it is."""
+    if any(text.ndim != 2 or text.is_floating_point() for text in texts) or padding is None:
+        return texts
+    longest = max(text.shape[1] for text in texts)
+    same = [of_one_length([text], longest) for text in texts]
+    return [text.where(text != NOTHING, padding) for text in same]
+
+
 def _mark(example: Tensor) -> int:
     """Return a hash of an example, the same in this process: ten times as fast as a digest."""
     return hash(tensor_bytes(example).tobytes())
@@ -489,7 +497,9 @@ def _shuffled(labels: Tensor, source: torch.Generator) -> tuple[list[int], list[
     return order.tolist(), [int(label) for label in classes.flatten()[order]]
 
 
-def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, labels: Tensor) -> tuple[TaskInfo, Loss]:
+def _task(
+    seen: Capture, module: nn.Module, loss: str | Loss | None, inputs: Tensor, labels: Tensor
+) -> tuple[TaskInfo, Loss]:
     """Return what everybody knows, for examples as the model sees them."""
     shape, tokens = tuple(inputs.shape[1:]), None
     if not inputs.is_floating_point():
@@ -507,7 +517,7 @@ def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, la
         input_shape=shape,
         mean=(0.0,) * channels,
         std=(1.0,) * channels,
-        loss=loss or seen.loss,
+        loss=loss if isinstance(loss, str) else seen.loss,
         batch_norm=seen.batch_norm,
         dropout=seen.dropout,
         label_smoothing=seen.label_smoothing,
@@ -517,4 +527,5 @@ def _task(seen: Capture, module: nn.Module, loss: str | None, inputs: Tensor, la
         heads=seen.heads,
         packed_targets=seen.packed_targets,
     )
-    return complete_task(observed, {}, module, None, [])
+    own = None if isinstance(loss, str) else loss or seen.criterion
+    return complete_task(observed, {}, module, own, [])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
+from fedaudit.modalities.tokens import as_given
 from fedaudit.models import load_checkpoint, set_training_mode
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
@@ -291,21 +292,23 @@ def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[
         return Replay(error)
     rounding = 0.0
     for seed in range(_ROUNDINGS):
-        again = _repeated(transcript, truth, index, _rounded(start, generator(seed, "rounding")), update, start)
+        moved_start = _rounded(start, generator(seed, "rounding"), update)
+        again = _repeated(transcript, truth, index, moved_start, update, start)
         if again is None:
             return Replay(error, math.inf)
         rounding = max(rounding, relative_error(moved, again, nothing))
     return Replay(error, rounding)
 
 
-def _rounded(start: Mapping[str, Tensor], dice: torch.Generator) -> dict[str, Tensor]:
+def _rounded(start: Mapping[str, Tensor], dice: torch.Generator, update: Update) -> dict[str, Tensor]:
     """Return weights of which each is moved by one unit in its last place, up or down or not at all."""
+    own = torch.finfo(getattr(torch, update.training.weights) if update.training else torch.float32).eps
 
     def moved(value: Tensor) -> Tensor:
         if not value.is_floating_point():
             return value
         ways = torch.randint(-1, 2, value.shape, generator=dice)
-        return value * (1 + torch.finfo(value.dtype).eps * ways.to(value.dtype))
+        return value * (1 + max(own, torch.finfo(value.dtype).eps) * ways.to(value.dtype))
 
     return {name: moved(value) for name, value in start.items()}
 
@@ -422,9 +425,11 @@ def _repeated(
     sizes = [p.examples for step in training.passes for p in step] or list(training.batch_sizes)
     try:
         passes = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
+        if info.tokens is not None:
+            passes = [_as_given(*one, causal=info.causal) for one in passes]
         if update.kind == "gradient":
             weights = [p.weight for step in training.passes for p in step] or [1.0]
-            each = [_gradient(transcript, start, one) for one in passes]
+            each = [_gradient(transcript, start, one, training.weights) for one in passes]
             return {n: torch.as_tensor(sum(w * g[n] for w, g in zip(weights, each, strict=True))) for n in each[0]}
         replayed = replay(
             transcript.module,
@@ -441,8 +446,17 @@ def _repeated(
         return None
 
 
-def _gradient(transcript: Transcript, start: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    module = copy.deepcopy(transcript.module)
+def _as_given(texts: Tensor, targets: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+    own = as_given(texts).contiguous()
+    return own, targets[:, : own.shape[1]].contiguous() if causal else targets
+
+
+def _gradient(
+    transcript: Transcript, start: dict[str, Tensor], batch: tuple[Tensor, Tensor], weights: str
+) -> dict[str, Tensor]:
+    kind = getattr(torch, weights)
+    module = copy.deepcopy(transcript.module).to(kind)
+    batch = batch[0].to(kind) if batch[0].is_floating_point() else batch[0], batch[1]
     module.load_state_dict(start)
     set_training_mode(module, transcript.task_info.batch_norm, dropout=transcript.task_info.dropout)
     with local_randomness(0):

@@ -59,7 +59,8 @@ def replay(
         raise BadInput(f"training tells of passes of {told} examples, but there are {given}")
     if randomness and len(randomness) != len(passes):
         raise BadInput(f"there are {len(passes)} passes, but {len(randomness)} states of the random generator")
-    model = _model(module, start)
+    model, kind = _model(module, start, training), getattr(torch, training.weights)
+    passes = [(x.to(kind) if x.is_floating_point() else x, y) for x, y in passes]
     set_training_mode(model, batch_norm or "train", dropout=dropout)
     optimiser, multiples = _optimiser(model, training)
     trained = [p for group in optimiser.param_groups for p in group["params"]]
@@ -110,8 +111,10 @@ def relative_error(sent: Mapping[str, Tensor], replayed: Mapping[str, Tensor], s
     return 0.0 if apart == 0 else math.inf if moved == 0 else math.sqrt(apart / moved)
 
 
-def _model(module: nn.Module, start: Mapping[str, Tensor]) -> nn.Module:
+def _model(module: nn.Module, start: Mapping[str, Tensor], training: TrainingConfig) -> nn.Module:
     model = copy.deepcopy(module).cpu()
+    if training.weights != "float32":
+        model = model.to(getattr(torch, training.weights))
     try:
         model.load_state_dict(dict(start))
     except RuntimeError as error:

@@ -155,6 +155,7 @@ def loss_function(
 
 Optimiser = Literal["sgd", "adam", "adamw", "other"]
 Precision = Literal["float32", "bfloat16", "float16"]
+WeightsPrecision = Literal["float32", "float64", "bfloat16", "float16"]
 
 # What a recording of real training can tell that nothing here models: name -> in words, for notes and reports.
 UNMODELLED = {
@@ -226,6 +227,7 @@ class TrainingConfig:
         clip_norm, clip_value: each step's gradient is clipped to this norm, or each element to this size (``torch.nn.
             utils.clip_grad_norm_``, ``clip_grad_value_``); None: it isn't.
         precision: of the forward pass (autocast).
+        weights: the precision of the model's weights, and so of all that is computed with them.
         unmodelled: keys of :data:`UNMODELLED`: what else happened that nothing here models.
 
     Raises:
@@ -253,6 +255,7 @@ class TrainingConfig:
     clip_norm: float | None = None
     clip_value: float | None = None
     precision: Precision = "float32"
+    weights: WeightsPrecision = "float32"
     unmodelled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -300,7 +303,10 @@ class TrainingConfig:
 
     @property
     def plain_sgd(self) -> bool:
-        """Whether it is what simulated clients do: SGD in one precision, at one rate, all parameters alike."""
+        """Whether it is what simulated clients do: SGD in single precision, at one rate, all parameters alike.
+
+        Attacks take double precision for single.
+        """
         plain = TrainingConfig(
             self.learning_rate,
             self.local_steps,
@@ -309,8 +315,14 @@ class TrainingConfig:
             self.weight_decay,
             self.proximal_mu,
             self.data_size,
+            weights="float64" if self.weights == "float64" else "float32",
         )
         return self == plain
+
+    @property
+    def rounds(self) -> bool:
+        """Whether all of it, or a part, is computed in half precision."""
+        return "float16" in self.precision + self.weights
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,8 @@ class ObservedTask(BaseModel):
     """What was observed of the task; fields as of :class:`~fedaudit.task.info.TaskInfo`, None if it wasn't seen.
 
     ``outputs`` is how many the model has, ``least`` and ``most`` the range of each channel's values as the model saw
-    them, from which mean and standard deviation are estimated where nobody gave them.
+    them, from which mean and standard deviation are estimated where nobody gave them. ``order`` and ``flat`` are of
+    :func:`fedaudit.models.of_one_tensor`.
     """
 
     model_config = _OURS
@@ -92,6 +93,8 @@ class ObservedTask(BaseModel):
     packed_inputs: Packing | None = None
     heads: Packing | None = None
     packed_targets: Packing | None = None
+    order: tuple[tuple[str, tuple[int, ...]], ...] | None = None
+    flat: bool | None = None
 
 
 class SentEntry(BaseModel):

@@ -320,11 +320,13 @@ class Transcript:
                 "module=… from Python"
             )
         if module is not None:
-            module = own_copy(module)
+            module = own_copy(module).float()
             keep_modes(module)
-            known = header.task or header.observed
+            known, maps = header.task or header.observed, header.task is None and header.observed
             if packings_in(module) == (None, None) != (known.packed_inputs, known.heads):
-                module = of_one_tensor(module, known.packed_inputs, known.heads)
+                module = of_one_tensor(module, known.packed_inputs, known.heads).float()
+            elif maps and (maps.order or maps.flat):
+                module = of_one_tensor(module, None, None, maps.order, flat=bool(maps.flat))
         if header.task is not None:
             if "trees" in parts:
                 module = module or TreeEnsemble(header.task.outputs)

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedaudit.modalities.columns import check_cells
+from fedaudit.modalities.tokens import NOTHING, of_one_length
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.targets import read_targets
 from fedaudit.transcript.queries import UNUSED
@@ -67,7 +68,8 @@ class Truth:
         coins: (m,) bool: which of an audit's canaries were in; empty where there were none.
         members: of a sum, (round, client) to (n,) int64, which client each example is of; empty where there are none.
         seen: of a recording, (round, client) to inputs (n, ...) and targets (n, ...) as model and loss saw them, of
-            which ``inputs`` and ``labels`` are made; empty of a simulation.
+            which ``inputs`` and ``labels`` are made; of texts shorter than the longest with ``NOTHING`` behind them;
+            empty of a simulation.
         randomness: likewise, torch's state of randomness (passes, k) before each pass, where the model draws at random.
     """
 
@@ -382,7 +384,10 @@ def _first_of_each(hashes: Tensor) -> Tensor:
 
 
 def _examples(seen: Tensor, task_info: TaskInfo) -> Tensor:
-    """Return examples as a data set holds them, of inputs as the model saw them."""
+    """Return examples as a data set holds them, of inputs as the model saw them; of texts all equally long."""
+    if task_info.tokens is not None and seen.ndim == 2:
+        texts, padding = of_one_length([seen.long()], task_info.input_shape[0]), task_info.tokens.padding
+        seen = texts if padding is None else texts.where(texts != NOTHING, padding)
     examples = task_info.denormalise(seen.to(task_info.example_kind.dtype))
     low, high = task_info.example_kind.bounds or (None, None)
     return examples if low is None else examples.clamp(low, high)
@@ -391,7 +396,7 @@ def _examples(seen: Tensor, task_info: TaskInfo) -> Tensor:
 def _targets(targets: Tensor, task_info: TaskInfo) -> Tensor:
     """Return targets as the transcript has labels: int64 (n,), labels or real values (n, k), or masks (n, *spatial)."""
     if task_info.causal:
-        return targets.long()
+        return of_one_length([targets.long()], task_info.input_shape[0])
     return read_targets(targets, task_info.task_kind, task_info.target_shape)
 
 

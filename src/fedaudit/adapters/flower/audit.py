@@ -29,7 +29,7 @@ from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.pipeline.offline import threat_from
-from fedaudit.task.training import UNMODELLED
+from fedaudit.task.training import UNMODELLED, Loss
 from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.truth import truth_beside
 from fedaudit.utils.errors import BadInput, FedAuditError
@@ -57,6 +57,7 @@ def audit_flower(
     max_minutes: float | None = None,
     attacks: Sequence[str | dict[str, Any]] | None = None,
     threat: dict[str, Any] | None = None,
+    loss: str | Loss | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     seed: int = 0,
@@ -85,6 +86,7 @@ def audit_flower(
             what is missing.
         attacks, threat, workers, fail_above, fail_on, fail_below, controls: as of
             :func:`fedaudit.audit_transcript`; without ``attacks`` those that fit.
+        loss: that clients minimise, where it isn't recognised: a registered name, or a function of (outputs, targets).
         mean, std: of the app's preprocessing, per channel; default: estimated from the range of the inputs. Of boosted
             trees, as the adversary knows them, per column; default: those of the splits.
         seed: of the global random generators before the app begins, and of the attacks.
@@ -102,6 +104,7 @@ def audit_flower(
     """
     folder, began = Path(out), time.time()
     check_folder(folder)
+    called = loss if isinstance(loss, str) else None
     deadline = api.deadline_of(max_minutes)
     for attack in attacks or []:  # before the app runs for an hour
         spec = {"name": attack} if isinstance(attack, str) else dict(attack)
@@ -127,7 +130,7 @@ def audit_flower(
                 "mean": None if mean is None else tuple(mean),
                 "std": None if std is None else tuple(std),
             }
-            with Recorder(folder / RECORDING, name=found.name, **named) as recorder:
+            with Recorder(folder / RECORDING, name=found.name, loss=called, **named) as recorder:
                 planned = rounds or {**found.config, **dict(config or {})}.get("num-server-rounds")
                 total = float(planned) if isinstance(planned, int) and planned > 0 else math.inf
                 report = display.stage(f"the Flower app {found.name}", total)
@@ -168,7 +171,7 @@ def audit_flower(
             "threat": threat,
             "seed": seed,
             "module": module,
-            "loss": watcher.loss,
+            "loss": (watcher.loss if loss is None else loss) if called is None else None,
             "rounds": [max(watcher.rounds)] if attacked == "last" else attacked,
             "records": records,
             "clients": clients,
@@ -205,7 +208,7 @@ class _Watcher:
         self.updates = 0
         self.rounds: set[int] = set()  # of which there are updates
         self.notes: list[str] = []
-        self.refused: WrongColumns | None = None  # what was asked for doesn't fit: the app was stopped
+        self.refused: BadInput | None = None  # what was asked for, or the app, doesn't fit: it was stopped
         self._recorder, self._trees, self._report = recorder, trees, report
         self._round: int | None = None
         self._weights: dict[str, Tensor] = {}
@@ -232,6 +235,7 @@ class _Watcher:
                         "it trains xgboost, and sends no model as save_raw('json') or save_raw('ubj') gives it"
                     )
                 else:
+                    self._check(reply.content, seen)
                     self._record(index, context.node_id, sent, seen, reply.content)
             except WrongColumns as error:
                 self.refused = error
@@ -258,6 +262,24 @@ class _Watcher:
             reply = call(message, context)
         self._tested[node] = seen.passes
         return reply
+
+    def _check(self, content: RecordDict, seen: Capture) -> None:
+        """Stop an app of which no update can be recorded, whatever else it does."""
+        if not content.array_records and any("secagg" in key for key in content):
+            self.refused = BadInput(
+                "the app's clients send masked shares of secure aggregation (SecAgg+), which no audit reads: audit it "
+                "without that workflow and mod, and let the server see sums alone: "
+                "--set threat.sees='aggregate of 10', threat={'sees': 'aggregate of 10'}"
+            )
+        nameless = [[*record] == [str(i) for i in range(len(record))] for record in content.array_records.values()]
+        if self.module is seen.module is None and nameless and all(nameless):
+            self.refused = BadInput(
+                "the app trains no torch module that fedaudit can watch (but scikit-learn, NumPy, JAX or TensorFlow, "
+                "or in another process): apps of torch, Lightning, transformers and xgboost can be audited; write the "
+                "model as a torch.nn.Module, or simulate one like it: fedaudit audit SCENARIO"
+            )
+        if self.refused is not None:
+            raise Enough
 
     def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:
         if self.module is None and seen.module is not None:
@@ -304,10 +326,12 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
     if watcher.module is not None and watcher.updates:
         return watcher.module
     if not run.rounds:
-        raise BadInput("the app asked no client to train: nothing to audit")
+        over = " before the time was over (--max-minutes): what does its ServerApp wait for?" if run.stopped else ""
+        raise BadInput(f"the app asked no client to train{over or ': nothing to audit'}")
     if not run.replies:
         why = f": {run.failures[0]}" if run.failures else ""
-        raise BadInput(f"no client sent an update{why}")
+        over = " before the time was over: give more (--max-minutes), or fewer examples" if run.stopped else ""
+        raise BadInput(f"no client sent an update{over}{why}")
     if not watcher.updates:
         first, *more = watcher.notes
         raise BadInput(f"no update could be recorded: {first}" + f" (and {len(more)} notes more)" * bool(more))

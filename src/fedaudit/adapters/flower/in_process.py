@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
@@ -124,7 +125,8 @@ def run_app(
         nodes: how many; default: as many as its pyproject.toml says, else 10.
         config: instead of values of ``[tool.flwr.app.config]``.
         rounds: rounds of training after which the app is stopped; default: when it ends.
-        until: seconds since 1970 after which no client is asked any more, once one has answered; None: no limit.
+        until: seconds since 1970 after which no client is asked any more, once one has answered; None: no limit. After
+            twice the time that there was until then the app is stopped wherever it is.
         watch: called in place of the client for every message that it gets, with the round and the client to call;
             may raise :class:`Enough`.
         quiet: keep back what Flower logs.
@@ -148,6 +150,7 @@ def run_app(
         grid = _InProcessGrid(app, number, fused, run, rounds, until, watch)
         if quiet:
             logger.setLevel(logging.ERROR)
+        timer = None if until is None else _stopping(grid.seen, 2 * until - time.time())
         try:
             app.server(grid, Context(RUN, SERVER, {}, RecordDict(), dict(fused)))
         except Enough:
@@ -157,7 +160,23 @@ def run_app(
             raise BadInput(f"the app's ServerApp failed: {_in_words(error, app.folder)}{failed}") from error
         finally:
             logger.setLevel(level)
+            if timer is not None:
+                timer.cancel()
     return grid.seen
+
+
+def _stopping(seen: Run, at: float) -> threading.Timer:
+    """Return a running timer that ends what this thread does, even if it waits or trains, at a time since 1970."""
+    thread = ctypes.c_ulong(threading.get_ident())
+
+    def stop() -> None:
+        seen.stopped = True
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Enough))
+
+    timer = threading.Timer(max(0.0, at - time.time()), stop)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def parse_config(texts: Iterable[str]) -> Config:

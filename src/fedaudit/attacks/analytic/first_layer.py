@@ -257,7 +257,7 @@ def _kept(training: TrainingConfig, multiple: float, momentum: float, decay: flo
 def comparable(module: nn.Module, observation: Observation) -> bool:
     """Return whether an example's own gradient is what it was in the client's batch."""
     training = observation.single().update.training
-    known = training is None or not (training.unmodelled or training.clip_value or training.precision != "float32")
+    known = training is None or not (training.unmodelled or training.clip_value or training.rounds)
     return known and not any(part.training and isinstance(part, _OF_A_BATCH) for part in module.modules())
 
 
