@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimiser_hooks
 from torch.overrides import TorchFunctionMode
 
-from fedaudit.capture.gradients import IN_PLACE, NORMS, GradientWatch, clipping
+from fedaudit.capture.gradients import IN_PLACE, NORMS, Edits, GradientWatch, clipping
 from fedaudit.capture.language import TokensCall, tokens_call
 from fedaudit.capture.optimisers import Settings, configured, has_closure, has_state, rates, read_settings
 from fedaudit.capture.passes import (
@@ -38,16 +38,19 @@ from fedaudit.capture.passes import (
     tensors,
     versions,
 )
+from fedaudit.capture.private import goes_on, poisson_rate, private_step
 from fedaudit.modalities import Packing
 from fedaudit.models import unwrapped
 from fedaudit.task.losses import SIGNATURES, LossCall, LossOptions, read_loss, recognise
 from fedaudit.task.targets import BCE, observed_task
 from fedaudit.task.training import UNMODELLED, Pass, TrainingConfig
+from fedaudit.transcript.update import PrivateSteps
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.plain_tensors import plain_copy
 
 _LOSS = "loss"  # marks what a loss that was seen returned
 _HEAD = "-head"  # after the key that marks outputs: which of several
+_EMPTY = "every batch that was drawn was empty: there is no example in this update"
 _WAITING = 100  # forward passes without a backward pass that are kept; evaluation with gradients on makes many
 
 
@@ -175,10 +178,11 @@ class Capture:
         told: dict[Any, Callable[..., None]] = dict.fromkeys(IN_PLACE, self._edited)
         told |= dict.fromkeys(NORMS, self._normed)
         told |= dict.fromkeys(SIGNATURES, self._lost)
-        self._mode = _Functions({**told, torch.Tensor.backward: self._backward})
+        self._mode = _Functions({**told, torch.Tensor.backward: self._backward, torch.rand: self._drawn})
         self._handles: list[Any] = []
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
+        self._rate: float | None = None  # of Poisson sampling
 
     def __enter__(self) -> Self:
         if self._running or self._began:
@@ -262,9 +266,10 @@ class Capture:
 
     @property
     def randomness(self) -> list[Tensor]:
-        """The state of torch's CPU generator before each pass, where the model drew from it; else empty."""
-        passes = list(self._passes())
-        return [p.random_state for p in passes] if any(p.drew for p in passes) else []
+        """The state of torch's CPU generator before each pass, where model or Opacus drew from it; else empty."""
+        passes = [p for step in self._recorded for p in step.passes if p.examples or step.empty]
+        noisy = any(step.private and step.private.noise for step in self._recorded)
+        return [p.random_state for p in passes] if noisy or any(p.drew for p in passes) else []
 
     @property
     def loss(self) -> str | None:
@@ -313,20 +318,30 @@ class Capture:
         own, settings = self._own, self._settings
         if own is None or settings is None or not self._recorded:
             raise BadInput(UNMODELLED["nothing-seen"])
-        steps, positions = self._recorded, list(own.parameters)
+        steps, positions = [s for s in self._recorded if not s.empty], list(own.parameters)
+        if not steps:
+            raise BadInput(_EMPTY)
         frozen = {name for name, held in zip(positions, self._frozen, strict=True) if held}
         config, whole = configured(settings, [s.rates for s in steps], own.parameters, frozen)
         still = {name for g in config["groups"] if g.learning_rate == 0 for name in g.parameters}
         trained = frozenset(i for i, name in enumerate(positions) if name not in still)
-        norm, value, factors, changed = clipping([s.edits for s in steps], trained)
+        norm, value, factors, changed = clipping([Edits() if s.private else s.edits for s in steps], trained)
         unmodelled = set(self._unmodelled)
+        made = {s.private for s in self._recorded}
+        if len(made) > 1:
+            unmodelled.add("gradients-changed" if None in made else "optimiser-settings")
+        changed |= any(one is not None and one.how == "other" for one in made)
         unmodelled |= {"optimiser"} if settings.kind == "other" else set()
         unmodelled |= set() if whole else {"optimiser-settings"}
         unmodelled |= {"gradients-changed"} if changed else set()
         passes, precisions = [], {p.precision for s in steps for p in s.passes}
         for step, factor in zip(steps, factors, strict=True):
             factor = factor if step.scale is None else factor / float(step.scale)
-            weighed = [(p.examples, p.weight(factor)) for p in step.passes]
+            used = [p for p in step.passes if p.examples or step.private is None]
+            weighed = [(p.examples, p.weight(factor)) for p in used]
+            if step.private is not None:  # an example counts by itself, wherever it stands
+                whole = sum(n for n, _ in weighed)
+                weighed = [(n, w and w / whole * (1 if step.private.summed else n)) for n, w in weighed]
             if any(w is None for _, w in weighed):
                 unmodelled.add("loss")
             passes.append(tuple(Pass(n, 1.0 if w is None else w) for n, w in weighed))
@@ -348,8 +363,26 @@ class Capture:
             unmodelled=tuple(name for name in UNMODELLED if name in unmodelled),
         )
 
+    @property
+    def private(self) -> PrivateSteps | None:
+        """How Opacus made every step private; None: it didn't, or not all."""
+        made, empty, before = [], list[tuple[int, float]](), 0
+        for step in self._recorded:
+            if step.private is None:
+                return None
+            made.append(step.private)
+            before += not step.empty
+            if step.empty:
+                empty.append((before, step.rates[0]))
+        if not made:
+            return None
+        first, noise = made[0], min(one.noise for one in made)
+        return PrivateSteps(
+            first.clip, noise, first.divisor, len(made), self._rate, layers=first.layers, empty=tuple(empty)
+        )
+
     def _passes(self) -> Iterator[ForwardPass]:
-        return (p for step in self._recorded for p in step.passes)
+        return (p for step in self._recorded for p in step.passes if p.examples)
 
     def _note(self, text: str, unmodelled: str | None = None) -> None:
         if text not in self.notes:
@@ -621,11 +654,15 @@ class Capture:
         for watched in self._watched:
             watched.gradients.norm(result if order in (2, "fro", None) else None)
 
+    @_quiet
+    def _drawn(self, *_: Any) -> None:
+        self._rate = self._rate or poisson_rate()
+
     def _reached(self, watched: Watched, seen: ForwardPass, _: Tensor) -> None:
         """A backward pass has come to the module's output (in whatever thread autograd runs it)."""
         try:
             if not seen.backward:
-                if watched.gradients.begin():
+                if watched.gradients.begin() and not goes_on([*watched.parameters.values()]):
                     watched.passes = [p for p in watched.passes if not p.backward]
                 seen.backward = True
         except Exception as error:
@@ -672,8 +709,12 @@ class Capture:
         edits = watched.gradients.step()
         self._compare(optimiser, watched, held)
         scale = getattr(optimiser, "grad_scale", None)
+        private = private_step(optimiser)
+        if private is not None and private.how == "ghost":  # the second backward pass has the clipping in its weights
+            for one in passes:
+                del one.weights[1:]
         self._recorded.append(
-            Step(rates(optimiser), passes, edits, scale.detach().clone() if scale is not None else None)
+            Step(rates(optimiser), passes, edits, scale.detach().clone() if scale is not None else None, private)
         )
         watched.passes = []
         if self._terms and all(p.loss is not None or p.criterion is not None for p in passes):
