@@ -753,7 +753,7 @@ class Capture:
                 self._note(p.mismatch)
             if p.modes.get("mixed"):
                 self._note("parts of the model are in training mode, others in evaluation mode")
-            first = next(self._passes())
+            first = next(self._passes(), p)
             if p.modes != first.modes:
                 self._note("the model's mode changed between passes")
             if p.precision != first.precision:
