@@ -268,7 +268,7 @@ class Capture:
     def randomness(self) -> list[Tensor]:
         """The state of torch's CPU generator before each pass, where model or Opacus drew from it; else empty."""
         passes = [p for step in self._recorded for p in step.passes if p.examples or step.empty]
-        noisy = any(step.private and step.private.noise for step in self._recorded)
+        noisy = any(step.private and step.private.made.noise for step in self._recorded)
         return [p.random_state for p in passes] if noisy or any(p.drew for p in passes) else []
 
     @property
@@ -340,8 +340,8 @@ class Capture:
             used = [p for p in step.passes if p.examples or step.private is None]
             weighed = [(p.examples, p.weight(factor)) for p in used]
             if step.private is not None:  # an example counts by itself, wherever it stands
-                whole = sum(n for n, _ in weighed)
-                weighed = [(n, w and w / whole * (1 if step.private.summed else n)) for n, w in weighed]
+                drawn = sum(n for n, _ in weighed)
+                weighed = [(n, w and w / drawn * (1 if step.private.summed else n)) for n, w in weighed]
             if any(w is None for _, w in weighed):
                 unmodelled.add("loss")
             passes.append(tuple(Pass(n, 1.0 if w is None else w) for n, w in weighed))
@@ -366,20 +366,16 @@ class Capture:
     @property
     def private(self) -> PrivateSteps | None:
         """How Opacus made every step private; None: it didn't, or not all."""
-        made, empty, before = [], list[tuple[int, float]](), 0
-        for step in self._recorded:
-            if step.private is None:
-                return None
-            made.append(step.private)
-            before += not step.empty
-            if step.empty:
-                empty.append((before, step.rates[0]))
-        if not made:
+        made = [step.private.made for step in self._recorded if step.private is not None]
+        if not made or len(made) < len(self._recorded):
             return None
-        first, noise = made[0], min(one.noise for one in made)
-        return PrivateSteps(
-            first.clip, noise, first.divisor, len(made), self._rate, layers=first.layers, empty=tuple(empty)
-        )
+        empty = [
+            (sum(not before.empty for before in self._recorded[:i]), step.rates[0])
+            for i, step in enumerate(self._recorded)
+            if step.empty
+        ]
+        noise = min(one.noise for one in made)
+        return dataclasses.replace(made[0], noise=noise, steps=len(made), rate=self._rate, empty=tuple(empty))
 
     def _passes(self) -> Iterator[ForwardPass]:
         return (p for step in self._recorded for p in step.passes if p.examples)

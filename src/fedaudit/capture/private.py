@@ -7,29 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
 
+from fedaudit.transcript.update import PrivateSteps
+
 _MODELLED = {"DPOptimizer": "flat", "DPOptimizerFastGradientClipping": "ghost", "DPPerLayerOptimizer": "layers"}
 
 
-@dataclass(frozen=True)
-class PrivateStep:
-    """How one step was made private, see :class:`~fedaudit.transcript.update.PrivateSteps`.
+class PrivateStep(NamedTuple):
+    """How one step was made private; ``summed``: the loss is the sum over a batch, as far as Opacus knows."""
 
-    Attributes:
-        how: gradients are clipped as a whole (``ghost``: in a second backward pass), layer by layer, or in another way.
-        summed: the loss is the sum over a batch, as far as Opacus knows.
-    """
-
-    clip: float
-    noise: float
-    divisor: float
-    layers: tuple[float, ...]
-    how: Literal["flat", "ghost", "layers", "other"]
+    made: PrivateSteps
+    how: Literal["flat", "ghost", "layers", "other"]  # ghost: by a second backward pass; other: in no way known here
     summed: bool
 
 
@@ -43,14 +35,10 @@ def private_step(optimiser: Optimizer) -> PrivateStep | None:
         return None
     how: Any = _MODELLED.get(type(wrapper).__name__, "other")
     mean = wrapper.loss_reduction == "mean"
-    return PrivateStep(
-        clip=float(wrapper.max_grad_norm),
-        noise=float(wrapper.noise_multiplier),
-        divisor=float(wrapper.expected_batch_size * wrapper.accumulated_iterations) if mean else 1.0,
-        layers=tuple(map(float, wrapper.max_grad_norms)) if how == "layers" else (),
-        how=how,
-        summed=not mean,
-    )
+    divisor = float(wrapper.expected_batch_size * wrapper.accumulated_iterations) if mean else 1.0
+    layers = tuple(map(float, wrapper.max_grad_norms)) if how == "layers" else ()
+    made = PrivateSteps(float(wrapper.max_grad_norm), float(wrapper.noise_multiplier), divisor, 1, layers=layers)
+    return PrivateStep(made, how, not mean)
 
 
 def poisson_rate() -> float | None:

@@ -302,12 +302,7 @@ def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[
 
 
 def _beside_noise(
-    transcript: Transcript,
-    truth: Truth,
-    index: int,
-    start: dict[str, Tensor],
-    update: Update,
-    private: PrivateSteps,
+    transcript: Transcript, truth: Truth, index: int, start: dict[str, Tensor], update: Update, private: PrivateSteps
 ) -> Replay:
     """Return how far an update is from its training without noise, and how far the declared noise takes that at most.
 
