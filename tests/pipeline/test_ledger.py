@@ -9,12 +9,14 @@ from typing import Any
 
 import dp_accounting
 import pytest
+import torch
 from dp_accounting import pld
 from typer.testing import CliRunner
 
 import fedaudit
 from fedaudit.cli import app
 from fedaudit.epsilon.accounting import RecordedGaussians
+from fedaudit.transcript.update import PrivateSteps, SanitiserInfo
 from fedaudit.utils.errors import BadInput
 
 SCENARIO = """
@@ -335,3 +337,72 @@ def test_a_page_shows_the_curve(tmp_path: Path) -> None:
     assert "<svg" in page
     assert "Below ε = 3" in page
     assert json.loads((tmp_path / "out" / "ledger.json").read_text())[0]["target"]["epsilon"] == 3
+
+
+# --- private steps ----------------------------------------------------------------------------------------------------
+
+STEPS = {"clip": 1.0, "noise": 1.1, "divisor": 8.0, "steps": 40, "rate": 0.02}
+
+
+def recorded(folder: Path, *rounds: dict[str, Any]) -> Path:
+    """Record two clients of which each round's messages say that their training had such steps."""
+    state = {"weight": torch.zeros(3)}
+    with fedaudit.Recorder(folder) as recorder:
+        for steps in rounds:
+            known = SanitiserInfo("dp-sgd", noise=1.0, private=PrivateSteps(**{**STEPS, **steps}))
+            with recorder.round(state):
+                for client in ("a", "b"):
+                    recorder.update(client, {"weight": torch.ones(3)}, num_examples=5, sanitised=known)
+    return folder
+
+
+def of_steps(*each: tuple[float, float, int]) -> float:
+    """Return ε by the privacy loss distribution: of each noise, the sampling rate and the number of steps."""
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
+    for noise, rate, steps in each:
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), steps)
+    return float(accountant.get_epsilon(1e-5))
+
+
+def test_private_steps_are_composed_over_rounds_with_their_own_noise_and_sampling(tmp_path: Path) -> None:
+    code, (found,) = run(recorded(tmp_path / "r", {}, {"noise": 0.9}, {"rate": 0.05, "steps": 10}))
+    assert code == 0
+    assert (found["protects"], found["adjacency"]) == ("sample", "add-remove")
+    assert "DP-SGD: each example's gradient clipped to 1, noise of 0.9 times that" in found["mechanism"]
+    wanted = of_steps((1.1, 0.02, 40), (0.9, 0.02, 40), (1.1, 0.05, 10))
+    assert found["epsilon"] == pytest.approx(wanted, rel=1e-3)
+    assert "Poisson sampling with probability 0.02 to 0.05 a step" in found["sampling"]
+    rising = [epsilon for _, epsilon in found["clients"][0]["curve"]]
+    assert 0 < rising[0] < rising[1] < rising[2]
+    _, (more,) = run(tmp_path / "r", "--rounds", "5")  # more go on like the last
+    wanted = of_steps((1.1, 0.02, 40), (0.9, 0.02, 40), (1.1, 0.05, 30))
+    assert more["epsilon"] == pytest.approx(wanted, rel=1e-3)
+
+
+def test_steps_that_were_not_seen_drawn_by_poisson_sampling_are_not_amplified(tmp_path: Path) -> None:
+    code, (found,) = run(recorded(tmp_path / "r", {"rate": None, "noise": 20.0}))
+    assert code == 0
+    assert found["sampling"] == "Poisson sampling was off or not seen: every step costs every example in full"
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
+    accountant.compose(dp_accounting.GaussianDpEvent(20.0), 40)
+    assert found["epsilon"] == pytest.approx(float(accountant.get_epsilon(1e-5)), rel=1e-3)
+
+
+def test_private_steps_without_noise_promise_nothing(tmp_path: Path) -> None:
+    code, (found,) = run(recorded(tmp_path / "r", {"noise": 0.0}), "--target", "8")
+    assert code == 3
+    assert found["epsilon"] is None
+
+
+@pytest.mark.peers
+def test_private_steps_cost_what_opacus_own_accountants_say(tmp_path: Path) -> None:
+    accountants = pytest.importorskip("opacus.accountants")
+    _, (found,) = run(recorded(tmp_path / "r", {}, {"noise": 0.9}))
+    spent = {}
+    for name in ("RDPAccountant", "PRVAccountant"):
+        accountant = getattr(accountants, name)()
+        accountant.history = [(1.1, 0.02, 40), (0.9, 0.02, 40)]
+        spent[name] = accountant.get_epsilon(1e-5)
+    assert found["epsilon"] <= spent["RDPAccountant"]
+    assert found["epsilon"] == pytest.approx(spent["PRVAccountant"], rel=0.02)
+    assert found["epsilon"] < 0.95 * spent["RDPAccountant"]

@@ -171,6 +171,25 @@ TABLE: dict[str, Row] = {
             "local-model-exact": _not(f"clipping isn't affine; {_ANY}"),
         },
     ),
+    "private steps": Row(
+        "clients clip each example's gradient",
+        {
+            **_same(_about("how much each example was shortened isn't known: all count alike"), *_IMAGES),
+            "r-gap": _about("the gradient's direction is known, its length isn't"),
+            "labels": _about("each example's part of the last layer's gradient was clipped, so that counts lean"),
+            "local-model-exact": _not(f"clipping isn't affine; {_ANY}"),
+        },
+    ),
+    "private noise": Row(
+        "clients train by DP-SGD (per-example clipping and noise)",
+        {
+            **_same(_about("distances know how strong the noise is, and no more"), *_IMAGES),
+            "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "spear": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "labels": _about("each example's part of the last layer's gradient was clipped, and has noise"),
+            "local-model-exact": _not(f"the noise of every step is in it; {_ANY}"),
+        },
+    ),
     "clip_value": Row(
         "clients clip each element of their gradients",
         {
@@ -292,6 +311,9 @@ def words(message: Message, task_info: TaskInfo) -> Iterator[str]:
     if task_info.loss == "custom":
         yield "own loss"
     training = message.update.training
+    done = message.update.sanitised
+    if done is not None and done.private is not None:
+        yield "private noise" if done.private.noise else "private steps"
     if message.update.members:
         yield "sum"
         if training is None or training.local_steps > 1:

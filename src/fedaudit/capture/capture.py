@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimiser_hooks
 from torch.overrides import TorchFunctionMode
 
-from fedaudit.capture.gradients import IN_PLACE, NORMS, GradientWatch, clipping
+from fedaudit.capture.gradients import IN_PLACE, NORMS, Edits, GradientWatch, clipping
 from fedaudit.capture.language import TransformersCall, read_by_value, transformers_call
 from fedaudit.capture.optimisers import (
     Settings,
@@ -49,6 +49,7 @@ from fedaudit.capture.passes import (
     weights_precision,
     whole_of,
 )
+from fedaudit.capture.private import goes_on, poisson_rate, private_step
 from fedaudit.capture.unhooked import Listener, forget, listen, listen_to_trainer
 from fedaudit.modalities import Packing
 from fedaudit.models import logits_of, unwrapped
@@ -56,12 +57,14 @@ from fedaudit.models.own import InOrder
 from fedaudit.task.losses import SIGNATURES, LossCall, LossOptions, read_loss, recognise
 from fedaudit.task.targets import BCE, observed_task
 from fedaudit.task.training import UNMODELLED, Pass, TrainingConfig
+from fedaudit.transcript.update import PrivateSteps
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.plain_tensors import plain_copy
 
 _LOSS = "loss"  # marks what a loss that was seen returned
 _BY_HAND = 0  # in place of an optimiser's id
 _HEAD = "-head"  # after the key that marks outputs: which of several
+_EMPTY = "every batch that was drawn was empty: there is no example in this update"
 _WAITING = 100  # forward passes without a backward pass that are kept; evaluation with gradients on makes many
 
 
@@ -192,12 +195,13 @@ class Capture:
         told |= dict.fromkeys(NORMS, self._normed)
         told |= dict.fromkeys(SIGNATURES, self._lost)
         told |= {_SET_DATA: self._edited, torch.autograd.grad: self._derived, torch.Tensor.backward: self._backward}
-        self._mode = _Functions(told)
+        self._mode = _Functions(told | {torch.rand: self._drawn})
         self._in_closure = False  # of an optimiser that makes the passes itself
         self._handles: list[Any] = []
         self._listener: Listener | None = None
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
+        self._rate: float | None = None  # of Poisson sampling
 
     def __enter__(self) -> Self:
         if self._running or self._began:
@@ -289,9 +293,10 @@ class Capture:
 
     @property
     def randomness(self) -> list[Tensor]:
-        """The state of torch's CPU generator before each pass, where the model drew from it; else empty."""
-        passes = list(self._passes())
-        return [p.random_state for p in passes] if any(p.drew for p in passes) else []
+        """The state of torch's CPU generator before each pass, where model or Opacus drew from it; else empty."""
+        passes = [p for step in self._recorded for p in step.passes if p.examples or step.empty]
+        noisy = any(step.private and step.private.made.noise for step in self._recorded)
+        return [p.random_state for p in passes] if noisy or any(p.drew for p in passes) else []
 
     @property
     def loss(self) -> str | None:
@@ -345,20 +350,30 @@ class Capture:
         own, settings = self._own, self._settings
         if own is None or settings is None or not self._recorded:
             raise BadInput(UNMODELLED["nothing-seen"])
-        steps, positions = self._recorded, list(own.parameters)
+        steps, positions = [s for s in self._recorded if not s.empty], list(own.parameters)
+        if not steps:
+            raise BadInput(_EMPTY)
         frozen = {name for name, held in zip(positions, self._frozen, strict=True) if held}
         config, whole = configured(settings, [s.rates for s in steps], own.parameters, frozen)
         still = {name for g in config["groups"] if g.learning_rate == 0 for name in g.parameters}
         trained = frozenset(i for i, name in enumerate(positions) if name not in still)
-        norm, value, factors, changed = clipping([s.edits for s in steps], trained)
+        norm, value, factors, changed = clipping([Edits() if s.private else s.edits for s in steps], trained)
         unmodelled = set(self._unmodelled)
+        made = {s.private for s in self._recorded}
+        if len(made) > 1:
+            unmodelled.add("gradients-changed" if None in made else "optimiser-settings")
+        changed |= any(one is not None and one.how == "other" for one in made)
         unmodelled |= {"optimiser"} if settings.kind == "other" else set()
         unmodelled |= set() if whole else {"optimiser-settings"}
         unmodelled |= {"gradients-changed"} if changed else set()
         passes, precisions = [], {p.precision for s in steps for p in s.passes}
         for step, factor in zip(steps, factors, strict=True):
             factor = factor if step.scale is None else factor / float(step.scale)
-            weighed = [(p.examples, p.weight(factor)) for p in step.passes]
+            used = [p for p in step.passes if p.examples or step.private is None]
+            weighed = [(p.examples, p.weight(factor)) for p in used]
+            if step.private is not None:  # an example counts by itself, wherever it stands
+                drawn = sum(n for n, _ in weighed)
+                weighed = [(n, w and w / drawn * (1 if step.private.summed else n)) for n, w in weighed]
             if any(w is None for _, w in weighed):
                 unmodelled.add("loss")
             passes.append(tuple(Pass(n, 1.0 if w is None else w) for n, w in weighed))
@@ -381,8 +396,22 @@ class Capture:
             unmodelled=tuple(name for name in UNMODELLED if name in unmodelled),
         )
 
+    @property
+    def private(self) -> PrivateSteps | None:
+        """How Opacus made every step private; None: it didn't, or not all."""
+        made = [step.private.made for step in self._recorded if step.private is not None]
+        if not made or len(made) < len(self._recorded):
+            return None
+        empty = [
+            (sum(not before.empty for before in self._recorded[:i]), step.rates[0])
+            for i, step in enumerate(self._recorded)
+            if step.empty
+        ]
+        noise = min(one.noise for one in made)
+        return dataclasses.replace(made[0], noise=noise, steps=len(made), rate=self._rate, empty=tuple(empty))
+
     def _passes(self) -> Iterator[ForwardPass]:
-        return (p for step in self._recorded for p in step.passes)
+        return (p for step in self._recorded for p in step.passes if p.examples)
 
     def _note(self, text: str, unmodelled: str | None = None) -> None:
         if text not in self.notes:
@@ -721,11 +750,15 @@ class Capture:
         for watched in self._watched:
             watched.gradients.norm(result if order in (2, "fro", None) else None)
 
+    @_quiet
+    def _drawn(self, *_: Any) -> None:
+        self._rate = self._rate or poisson_rate()
+
     def _reached(self, watched: Watched, seen: ForwardPass, _: Tensor) -> None:
         """A backward pass has come to the module's output (in whatever thread autograd runs it)."""
         try:
             if not seen.backward:
-                if watched.gradients.begin():
+                if watched.gradients.begin() and not goes_on([*watched.parameters.values()]):
                     watched.passes = [p for p in watched.passes if not p.backward]
                 seen.backward = True
         except Exception as error:
@@ -790,7 +823,12 @@ class Capture:
         edits = watched.gradients.step()
         self._compare(optimiser, watched, held)
         scale = getattr(optimiser, "grad_scale", None)
-        self._keep(watched, Step(rates(optimiser), passes, edits, None if scale is None else scale.detach().clone()))
+        private = private_step(optimiser)
+        if private is not None and private.how == "ghost":  # the second backward pass has the clipping in its weights
+            for one in passes:
+                del one.weights[1:]
+        scale = None if scale is None else scale.detach().clone()
+        self._keep(watched, Step(rates(optimiser), passes, edits, scale, private))
 
     def _keep(self, watched: Watched, step: Step) -> None:
         self._recorded.append(step)
@@ -846,7 +884,7 @@ class Capture:
                 self._note(p.mismatch)
             if p.modes.get("mixed"):
                 self._note("parts of the model are in training mode, others in evaluation mode")
-            first = next(self._passes())
+            first = next(self._passes(), p)
             if p.modes != first.modes:
                 self._note("the model's mode changed between passes")
             if p.precision != first.precision:

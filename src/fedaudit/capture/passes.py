@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.capture.gradients import Edits, GradientWatch
+from fedaudit.capture.private import PrivateStep
 from fedaudit.modalities import Packing
 from fedaudit.models import BATCH_NORM
 from fedaudit.models.own import InOrder
@@ -124,6 +125,12 @@ class Step:
     passes: list[ForwardPass]
     edits: Edits
     scale: Tensor | None  # a fused optimiser divides by it
+    private: PrivateStep | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether Poisson sampling drew no example for it."""
+        return self.private is not None and not any(p.examples for p in self.passes)
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from fedaudit.defences.privacy import of_private_steps
 from fedaudit.modalities import NOTHING, fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
 from fedaudit.modalities.tokens import of_one_length
@@ -263,7 +264,7 @@ class Recorder:
             seconds: that it trained; default: as captured.
             sent: what this client was sent, where that isn't the round's global model.
             canary: its number, where it is one of the recorder's ``canaries``.
-            sanitised: what everybody knows of the defence that ``state`` went through.
+            sanitised: what everybody knows of the defence that ``state`` went through; default: as captured (Opacus).
 
         Raises:
             BadInput: the folder can't be written, the client sent an update already, or something can't be read.
@@ -281,6 +282,8 @@ class Recorder:
             raise BadInput(f"client {name} sent an update of round {entry.index} already; it sends one")
         notes = list(captured.notes) if captured is not None else []
         config = self._training(captured, training, num_examples, notes)
+        if sanitised is None and captured is not None and (private := captured.private) is not None:
+            sanitised = of_private_steps(private, config, "gradient" if form == "gradient" else "weights")
         stem = f"round-{entry.index:05d}-client-{number:05d}"
         file = f"{stem}.safetensors"
         message = MessageEntry(client=number, name=name, form=form, file=file, training=config, sanitised=sanitised)
@@ -298,7 +301,7 @@ class Recorder:
                 notes.append("clients don't train from the global model that the round began with")
         message.num_examples = sum(config.batch_sizes) if config else num_examples
         message.seconds = seconds if seconds is not None or captured is None else captured.seconds
-        if captured is not None:
+        if captured is not None and (config is not None or not captured.private):
             self._keep_truth(captured, entry.index, number, config, notes)
         message.notes = list(dict.fromkeys(notes))
         entry.messages.append(message)

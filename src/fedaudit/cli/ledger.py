@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,12 @@ from fedaudit.utils.errors import BadInput
 if TYPE_CHECKING:
     from fedaudit.pipeline.ledger import Question
     from fedaudit.results.ledger import Ledger
+
+
+_OPACUS = (
+    "the app uses Opacus, whose noise isn't a setting that can be read: run fedaudit audit --flower APP --out OUT, "
+    "then fedaudit ledger OUT/recording"
+)
 
 
 class Neighbours(StrEnum):
@@ -107,10 +114,10 @@ def _ledgers(
         planned = question.rounds or planned
         if planned is None:
             raise BadInput("the app's config has no num-server-rounds; give --rounds")
-        return pipeline.of_filters(name, mods, planned, parameters, question)
-    from fedaudit.transcript.transcript import Transcript
-
-    return [pipeline.of_transcript(Transcript.load(source), question)]
+        found = pipeline.of_filters(name, mods, planned, parameters, question)
+        private = any(b"opacus" in path.read_bytes() for path in source.rglob("*.py"))
+        return [replace(one, notes=(*one.notes, _OPACUS)) for one in found] if private else found
+    return [pipeline.of_recording(source, question)]
 
 
 def _show(found: list[Ledger]) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedaudit.defences.aggregation import Aggregator
 from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, norm
 from fedaudit.epsilon.accounting import Account, TakingPart
-from fedaudit.task.training import LocalPlan, Loss
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.task.training import LocalPlan, Loss, TrainingConfig
+from fedaudit.transcript.update import PrivateSteps, SanitiserInfo, Update, UpdateKind
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Number, Positive
@@ -183,12 +183,48 @@ class DifferentialPrivacy(Sanitiser):
                 yield torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
 
         for grads in chain(own(), others):
-            length = norm(grads)
-            shrink = min(1.0, self.clip / length) if length else 1.0
-            for sum_, grad in zip(total, grads, strict=True):
-                sum_.add_(grad, alpha=shrink)
+            add_clipped(total, grads, self.clip)
         scale = self.noise * self.clip if self.where == "local" else 0.0
         return [(t + scale * gaussian(t, generator)) / len(inputs) for t in total]
+
+
+def add_clipped(total: Sequence[Tensor], grads: Sequence[Tensor], clip: float, layers: Sequence[float] = ()) -> None:
+    """Add one example's gradient to a sum in place, clipped to ``clip``, or each tensor to its own of ``layers``."""
+    lengths = [norm([grad]) for grad in grads] if layers else [norm(grads)] * len(grads)
+    for sum_, grad, length, most in zip(total, grads, lengths, layers or [clip] * len(grads), strict=True):
+        sum_.add_(grad, alpha=min(1.0, most / length) if length else 1.0)
+
+
+def of_private_steps(private: PrivateSteps, training: TrainingConfig | None, kind: UpdateKind) -> SanitiserInfo:
+    """Return what everybody knows of an update whose training clipped examples' gradients and added noise.
+
+    SGD's momentum carries each step's noise on. A step of Adam is about its rate in each number, and where there is
+    noise, it is noise that decides its sign; how long an update of Adam or with weight decay is nobody can say.
+
+    Args:
+        private: how its steps were made private.
+        training: how else it was trained; None: no step had an example.
+        kind: of the update.
+    """
+    taken = private.in_order(training)
+    if training is not None and training.optimiser != "sgd":
+        noise = math.sqrt(sum(rate**2 for rate, _ in taken)) if private.noise else 0.0
+        return SanitiserInfo("dp-sgd", noise=noise, unclipped=True, private=private)
+    weights, carried, momentum = list[float](), 0.0, training.momentum if training else 0.0
+    for rate, _ in reversed(taken):
+        carried = rate + momentum * carried
+        weights.append(carried if kind == "weights" else 1.0)
+    scale = private.clip / private.divisor
+    examples = [sum(one.examples for one in passes) for _, passes in reversed(taken)]
+    longest = scale * sum(weight * n for weight, n in zip(weights, examples, strict=True))
+    known = longest > 0 and (training is None or not (training.weight_decay or training.groups))
+    return SanitiserInfo(
+        "dp-sgd",
+        noise=private.noise * scale * math.hypot(*weights),
+        clip=longest if known else None,
+        unclipped=not known,
+        private=private,
+    )
 
 
 def refuse_batch_norm(mixes: bool) -> None:

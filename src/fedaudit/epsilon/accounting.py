@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -125,9 +126,10 @@ class Account(PrivacyAccount):
         noise = self.noise / (1 if self.adjacency == "add-remove" else 2)
         times = math.ceil(self.steps * rounds / self.every)
         if self.of is None:
-            return _spent(noise, self.delta, self.rate, times, how)
+            return _spent(((noise, self.rate, times),), self.delta, how)
         return min(
-            _spent(noise, self.delta, 1.0, times, how), _without_replacement(self.noise / 2, self.delta, self.of, times)
+            _spent(((noise, 1.0, times),), self.delta, how),
+            _without_replacement(self.noise / 2, self.delta, self.of, times),
         )
 
 
@@ -176,11 +178,14 @@ class RecordedGaussians(PrivacyAccount):
         noises: σ of each round, in units of the clip.
         delta: δ.
         adjacency: see :class:`Account`.
+        drawn: of each round in how many steps there was that noise, and the probability with which each step drew the
+            protected one (Poisson sampling); empty: every round has one step, and everybody is in it.
     """
 
     noises: tuple[float, ...]
     delta: float
     adjacency: Adjacency = "replace"
+    drawn: tuple[tuple[int, float], ...] = ()
 
     def by(self, adjacency: Adjacency) -> RecordedGaussians:
         """Return the account of the same rounds by another adjacency."""
@@ -190,32 +195,37 @@ class RecordedGaussians(PrivacyAccount):
         """Return ε after the first ``rounds``; more than are recorded go on like the last."""
         if not rounds:
             return 0.0
+        half = 1 if self.adjacency == "add-remove" else 2
+        if self.drawn:
+            each = list(zip(self.noises, self.drawn, strict=True))
+            steps: Counter[tuple[float, float]] = Counter()
+            for noise, (taken, rate) in each[:rounds] + each[-1:] * (rounds - len(each)):
+                steps[noise / half, rate] += taken
+            return _spent(tuple((*one, taken) for one, taken in sorted(steps.items())), self.delta, how)
         more = max(0, rounds - len(self.noises))
         inverse = [1 / noise for noise in self.noises[:rounds]]
         precision = sum(one * one for one in inverse) + more * (1 / self.noises[-1]) * (1 / self.noises[-1])
         if not math.isfinite(precision):  # next to no noise
             return math.inf
-        noise = precision**-0.5 / (1 if self.adjacency == "add-remove" else 2)
-        return _spent(noise, self.delta, 1.0, 1, how)
+        noise = precision**-0.5 / half
+        return _spent(((noise, 1.0, 1),), self.delta, how)
 
 
 @cache
-def _spent(noise: float, delta: float, rate: float, steps: int, how: str) -> float:
+def _spent(noises: tuple[tuple[float, float, int], ...], delta: float, how: str) -> float:
+    """Return ε of Gaussian mechanisms: of each σ, the probability of taking part in it, and how often it is used."""
     import dp_accounting  # heavy, and only where there is an account to keep
     from dp_accounting import pld, rdp
 
-    event: Any = dp_accounting.GaussianDpEvent(noise)
-    if rate < 1:
-        event = dp_accounting.PoissonSampledDpEvent(rate, event)
-    if how == "rdp":
-        accountant: Any = rdp.RdpAccountant(_ORDERS)
-        accountant.compose(event, steps)
-        return float(accountant.get_epsilon(delta))
-    bound = _spent(noise, delta, rate, steps, "rdp")
-    # little noise spreads the losses widely: coarser steps keep their number, and so the memory, bounded
-    accountant = pld.PLDAccountant(value_discretization_interval=max(_FINE, bound / _LOSSES))
+    bound = math.inf if how == "rdp" else _spent(noises, delta, "rdp")
+    accountant: Any = rdp.RdpAccountant(_ORDERS)
+    if how == "pld":
+        # little noise spreads the losses widely: coarser steps keep their number, and so the memory, bounded
+        accountant = pld.PLDAccountant(value_discretization_interval=max(_FINE, bound / _LOSSES))
     try:
-        accountant.compose(event, steps)
+        for noise, rate, steps in noises:
+            event: Any = dp_accounting.GaussianDpEvent(noise)
+            accountant.compose(event if rate >= 1 else dp_accounting.PoissonSampledDpEvent(rate, event), steps)
         return float(accountant.get_epsilon(delta))
     except OverflowError:  # next to no noise: losses whose exponential no float holds; Rényi's is a bound, too
         return bound

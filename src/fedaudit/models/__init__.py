@@ -32,6 +32,7 @@ from fedaudit.models.own import (
     packings_in,
     twice_differentiable,
     unwrapped,
+    without_opacus,
 )
 from fedaudit.models.vertical import Features, Top, VerticalModel, halves, parts_of, server_network, share_shape
 from fedaudit.utils.errors import BadInput
@@ -70,6 +71,7 @@ __all__ = [
     "twice_differentiable",
     "unwrapped",
     "with_bottleneck",
+    "without_opacus",
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,7 +41,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def own_copy(module: nn.Module) -> nn.Module:
-    """Return a copy of a user's module without its wrappers, which can be copied again after it was called.
+    """Return a copy of a user's module without wrappers and Opacus' hooks, which can be copied after it was called.
 
     A model of transformers then takes one tensor and returns its logits (:mod:`fedaudit.models.of_transformers`).
 
@@ -59,13 +60,28 @@ def own_copy(module: nn.Module) -> nn.Module:
             weight = getattr(part, name)
             memo[id(weight)] = weight.detach().clone()
     try:
-        made = copy.deepcopy(module, memo)
+        made = without_opacus(copy.deepcopy(module, memo))
     except Exception as error:
         raise BadInput(f"the model can't be copied ({type(error).__name__}: {str(error)[:200]})") from error
     if any(map(_renormed, made.modules())):  # after the whole pass: tied layers read the weights of others, too
         made.register_forward_hook(_forget_graph, always_call=True)
     of_one_input(made)
     return made
+
+
+def without_opacus(module: nn.Module) -> nn.Module:
+    """Take off a module the hooks that Opacus leaves on its layers, and what they keep there; return it."""
+    for part in module.modules():
+        for hooks in (part._forward_hooks, part._backward_hooks):
+            for key, hook in list(hooks.items()):
+                if getattr(getattr(hook, "func", hook), "__module__", "").startswith("opacus."):
+                    del hooks[key]
+        if not part._backward_hooks:
+            part._is_full_backward_hook = None
+        for name in ("activations", "autograd_grad_sample_hooks", "ft_compute_sample_grad", "max_batch_len"):
+            if "opacus" in sys.modules and name in vars(part):
+                delattr(part, name)
+    return module
 
 
 def _renormed(part: nn.Module) -> list[str]:

@@ -26,6 +26,7 @@ from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.trees import TreeRecord, TreeSpec
 from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.update import SanitiserInfo
 from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.transcript.view import view
 from fedaudit.utils.registry import Plugin
@@ -389,7 +390,7 @@ def _recording_record(transcript: Transcript) -> RecordingRecord:
     return RecordingRecord(
         clients=[names[number] for number in sorted(names)],
         totals=sum(any(u.members for u in r.updates) for r in transcript.rounds),
-        training=list(dict.fromkeys(_training_in_words(u.training) for u in updates if u.training)),
+        training=list(dict.fromkeys(_training_in_words(u.training, u.sanitised) for u in updates if u.training)),
         seconds=statistics.median(seconds) if seconds else None,
         replays=[
             ReplayRecord(
@@ -404,7 +405,7 @@ def _recording_record(transcript: Transcript) -> RecordingRecord:
     )
 
 
-def _training_in_words(training: TrainingConfig) -> str:
+def _training_in_words(training: TrainingConfig, known: SanitiserInfo | None) -> str:
     """Return how a client trained, as one line."""
     rates = training.rates
     rate = f"{rates[0]:g}" if min(rates) == max(rates) else f"{rates[0]:g} to {rates[-1]:g}"
@@ -428,6 +429,8 @@ def _training_in_words(training: TrainingConfig) -> str:
         settings.append(f"gradients clipped to norm {training.clip_norm:g}")
     if training.clip_value:
         settings.append(f"gradients clipped to ±{training.clip_value:g}")
+    if known is not None and known.private is not None:
+        settings.append(str(known.private))
     if training.precision != "float32":
         settings.append(f"mixed precision ({training.precision})")
     if training.weights != "float32":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from fedaudit.defences.filters import PercentilePrivacy, SVTPrivacy
@@ -16,8 +17,8 @@ from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.history import History
 from fedaudit.simulation.simulator import planned_rounds
-from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.update import Update
+from fedaudit.transcript.files import read_header, read_rounds
+from fedaudit.transcript.update import PrivateSteps, SanitiserInfo
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
 
@@ -262,51 +263,87 @@ def chain_account(name: str, filters: Sequence[Filter], elements: int | None, si
     return Chain(account, shown, notes, searched)
 
 
-def of_transcript(transcript: Transcript, question: Question) -> Ledger:
+def of_recording(folder: Path, question: Question) -> Ledger:
     """Return the ledger of what travelled: for every client, of the noise that its messages have on record.
 
     Raises:
-        BadInput: there are no single clients' updates.
+        BadInput: there is no transcript, or it has no single clients' updates.
+        CorruptTranscript: its index is damaged or was changed.
     """
-    messages: dict[int, list[tuple[int, Update]]] = {}
-    for record in transcript.rounds:
-        for update in record.updates:
-            if update.members:
-                raise BadInput(f"{transcript.name} has sums of updates; a ledger is of single clients' messages")
-            messages.setdefault(update.client, []).append((record.index + 1, update))
+    header = read_header(folder)
+    messages: dict[int, list[tuple[int, SanitiserInfo | None]]] = {}
+    rounds, names = read_rounds(folder, header), dict[int, str]()
+    for entry in rounds:
+        if any(message.members for message in entry.messages) or (entry.total and not entry.messages):
+            raise BadInput(f"{header.name} has sums of updates; a ledger is of single clients' messages")
+        for message in entry.messages:
+            names[message.client] = message.name or str(message.client)
+            messages.setdefault(message.client, []).append((entry.index + 1, message.sanitised))
     if not messages:
-        raise BadInput(f"{transcript.name} has no updates, and so no ledger")
-    kept = {record.index for record in transcript.rounds}
+        raise BadInput(f"{header.name} has no updates, and so no ledger")
+    kept = {entry.index for entry in rounds}
     missing = [index + 1 for index in range(max(kept)) if index not in kept]
-    sent = {
-        transcript.clients.get(client, str(client)): _recorded(of_client, missing)
-        for client, of_client in sorted(messages.items())
-    }
-    names = {u.sanitised.name if u.sanitised else "none" for of_client in messages.values() for _, u in of_client}
+    sent = {names[client]: _recorded(own, missing) for client, own in sorted(messages.items())}
+    known = [done for own in messages.values() for _, done in own]
+    of_examples = any(done and done.private for done in known)
+    notes = ["a recording says what noise was meant to be added; an audit with canaries tests whether it was"]
+    if of_examples:
+        notes.append("how many examples a client tells the server that it has is taken for known to everybody")
     ledger = Ledger(
-        federation=transcript.name,
-        mechanism=", ".join(sorted(names)),
-        protects="client",
-        adjacency="replace",
-        sampling=_sampling(None),
+        federation=header.name,
+        mechanism=", ".join(sorted({str(done.private or done.name) if done else "none" for done in known})),
+        protects="sample" if of_examples else "client",
+        adjacency="add-remove" if of_examples else "replace",
+        sampling=_sampling(None) if not of_examples else _drawing([done.private for done in known if done]),
         delta=_DELTA,
         clients=(),
-        notes=("a recording says what noise was meant to be added; an audit with canaries tests whether it was",),
+        notes=tuple(notes),
     )
     return _filled(ledger, sent, question)
 
 
-def _recorded(messages: Sequence[tuple[int, Update]], missing: Sequence[int]) -> _Sent:
+def in_a_line(folder: Path) -> str | None:
+    """Return the largest ε of a recording's clients, all rounds on record counted; None: no noise is on record."""
+    try:
+        ledger = of_recording(folder, Question())
+    except BadInput:  # of sums
+        return None
+    spent = [(client.epsilon, client) for client in ledger.clients if client.epsilon is not None and client.curve]
+    if not spent:
+        return None
+    most, client = max(spent, key=lambda one: one[0])
+    whose = "an example" if ledger.protects == "sample" else "a client"
+    return (
+        f"the noise on record promises {whose} ε = {most:.3g} at δ = {ledger.delta:g}, or less: client {client.client} "
+        f"after {client.rounds} round{'s' * (client.rounds != 1)} ({ledger.sampling}); see fedaudit ledger"
+    )
+
+
+def _drawing(steps: Sequence[PrivateSteps | None]) -> str:
+    """Return what the account supposes of how private steps drew examples."""
+    rates = sorted({one.rate for one in steps if one is not None and one.rate is not None})
+    unseen = "Poisson sampling was off or not seen: every step costs every example in full"
+    if not rates:
+        return unseen
+    told = f"{rates[0]:.3g}" if len(rates) == 1 else f"{rates[0]:.3g} to {rates[-1]:.3g}"
+    more = f"; for some clients {unseen}" if any(one is None or one.rate is None for one in steps) else ""
+    return f"Poisson sampling with probability {told} a step, as it was seen{more}"
+
+
+def _recorded(messages: Sequence[tuple[int, SanitiserInfo | None]], missing: Sequence[int]) -> _Sent:
     """Return what the noise on record costs: without any, without its clip, or with rounds missing, no bound."""
-    noises = [
-        update.sanitised.noise / update.sanitised.clip
-        for _, update in messages
-        if update.sanitised and update.sanitised.clip and update.sanitised.noise
-    ]
+    noises, drawn = [], []
+    for _, done in messages:
+        if done and (private := done.private) and private.noise:
+            noises.append(private.noise)
+            drawn.append((private.steps, private.rate or 1.0))
+        elif done and not done.private and done.clip and done.noise:
+            noises.append(done.noise / done.clip)
+            drawn.append((1, 1.0))
     rounds = [index for index, _ in messages]
     if short := len(messages) - len(noises):
         return _Sent(rounds, None, f"{short} of {len(messages)} messages have no noise with a known clip on record")
-    account = RecordedGaussians(tuple(noises), _DELTA)
+    account = RecordedGaussians(tuple(noises), _DELTA, drawn=() if set(drawn) == {(1, 1.0)} else tuple(drawn))
     if missing:
         told = f"round {missing[0]}" if len(missing) == 1 else f"{len(missing)} rounds from {missing[0]} on"
         return _Sent(rounds, None, f"{told} not on record; what is on record costs {account.spent(len(rounds)):.3g}")

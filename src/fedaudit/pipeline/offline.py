@@ -20,6 +20,7 @@ from fedaudit.modalities import ExampleKind
 from fedaudit.models import has_batch_norm
 from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.choice import choose_for
+from fedaudit.pipeline.ledger import in_a_line
 from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recorded_records import OF_RECORDS, with_records
@@ -296,6 +297,9 @@ def evaluate_findings(
     loaded, scenario, data, model_record = _open_truth(truth, transcript)
     if transcript.recording:
         transcript = check_replay(transcript, loaded, found.folder, means.display)
+        noisy = any(u.sanitised and u.sanitised.private for r in transcript.rounds for u in r.updates)
+        if noisy and found.folder is not None and (line := in_a_line(found.folder)):
+            transcript = replace(transcript, notes=(*transcript.notes, line))
     name, spec, defences = next(run for run in scenario.runs() if run[0] == transcript.name)
     attacked = scenario.model_copy(
         update={

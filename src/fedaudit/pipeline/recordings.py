@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ from fedaudit.transcript.files import write_replay
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.trees import TreeRecord
 from fedaudit.transcript.truth import Truth, truth_file
-from fedaudit.transcript.update import CONTRADICTED, Replay, Update
+from fedaudit.transcript.update import CONTRADICTED, PrivateSteps, Replay, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.objects import load_object
 from fedaudit.utils.progress import Display
@@ -290,6 +291,8 @@ def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[
     error = relative_error(update.tensors, moved, nothing)
     if not _CLOSE < error < math.inf:
         return Replay(error)
+    if update.sanitised is not None and (private := update.sanitised.private) is not None and private.noise:
+        return _beside_noise(transcript, truth, index, start, update, private)
     rounding = 0.0
     for seed in range(_ROUNDINGS):
         moved_start = _rounded(start, generator(seed, "rounding"), update)
@@ -298,6 +301,28 @@ def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[
             return Replay(error, math.inf)
         rounding = max(rounding, relative_error(moved, again, nothing))
     return Replay(error, rounding)
+
+
+def _beside_noise(
+    transcript: Transcript, truth: Truth, index: int, start: dict[str, Tensor], update: Update, private: PrivateSteps
+) -> Replay:
+    """Return how far an update is from its training without noise, and how far the declared noise takes that at most.
+
+    For noise that isn't known: drawn on a GPU, or by a generator of its own. The update and trainings with other noise
+    of that size are draws of one distribution, about as far from the training without any; the fewer numbers, the more
+    these distances differ.
+    """
+    sent, most = update.tensors, 0.0
+    nothing = {name: torch.zeros_like(value) for name, value in sent.items()}
+    repeated = functools.partial(_repeated, transcript, truth, index, start, update)
+    plain = repeated(private=dataclasses.replace(private, noise=0.0))
+    for seed in range(1, _ROUNDINGS + 1):
+        if plain is None or (drawn := repeated(private=private, seed=seed)) is None:
+            return Replay(math.inf)
+        most = max(most, relative_error(sent, {n: sent[n] + drawn[n] - plain[n] for n in sent}, nothing))
+    assert plain is not None
+    alike = 1.25 + 4 / math.sqrt(sum(value.numel() for value in sent.values()))
+    return Replay(relative_error(sent, plain, nothing), noise=most * alike)
 
 
 def _rounded(start: Mapping[str, Tensor], dice: torch.Generator, update: Update) -> dict[str, Tensor]:
@@ -413,10 +438,14 @@ def _repeated(
     start: dict[str, Tensor],
     update: Update,
     sent: Mapping[str, Tensor] | None = None,
+    *,
+    private: PrivateSteps | None = None,
+    seed: int | None = None,
 ) -> dict[str, Tensor] | None:
     """Return the update that training from ``start``, repeated on the truth, gives.
 
-    None where it can't be done or diverges. What it is a difference to is ``sent``, if that isn't ``start``.
+    None where it can't be done or diverges. What it is a difference to is ``sent``, if that isn't ``start``. With a
+    ``seed`` the noise of ``private`` is another than was recorded; None: it is as the update's own.
     """
     training, key, info = update.training, (index, update.client), transcript.task_info
     if training is None or not (key in truth.seen or key in truth.inputs):  # or of no update that the adversary reads
@@ -439,7 +468,10 @@ def _repeated(
             training,
             batch_norm=info.batch_norm,
             dropout=info.dropout,
-            randomness=[state.clone() for state in truth.randomness.get(key, ())],  # aligned, as torch wants
+            # aligned, as torch wants
+            randomness=[] if seed else [state.clone() for state in truth.randomness.get(key, ())],
+            private=private or (update.sanitised.private if update.sanitised else None),
+            seed=seed or 0,
         )
         return {name: replayed[name] - (sent or start)[name] for name in update.tensors}  # as the update was made
     except (BadInput, RuntimeError):  # of other sizes or shapes than these facts say, or it diverges

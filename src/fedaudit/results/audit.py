@@ -95,6 +95,11 @@ class ReplayRecord(Record):
         description="how far the replay ends from itself, relative, where its first weights are moved by a "
         "rounding; 0: not asked, as the error is small; null: so moved it diverged",
     )
+    noise: float | None = Field(
+        default=0.0,
+        description="how far noise of the declared size takes it at most, where the noise wasn't recorded; 0: it was, "
+        "or there is none",
+    )
 
 
 class RecordingRecord(Record):

@@ -182,7 +182,7 @@ def _sgd(learning_rate: float, momentum: float, weight_decay: float) -> Callable
     return step
 
 
-def batch_loss(model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]) -> Tensor:
+def batch_loss(model: Callable[[Tensor], object], loss: Loss, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return the loss of a model on a batch, one number.
 
     Raises:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from fedaudit.defences.privacy import add_clipped
 from fedaudit.models import set_training_mode
 from fedaudit.simulation.local_training import batch_loss, local_randomness
-from fedaudit.task.training import UNMODELLED, Loss, Pass, TrainingConfig
+from fedaudit.task.training import UNMODELLED, Loss, TrainingConfig
+from fedaudit.transcript.update import PrivateSteps
 from fedaudit.utils.errors import BadInput
 
 _IMPOSSIBLE = ("several-inputs",)  # what can't even be tried
@@ -29,6 +31,8 @@ def replay(
     batch_norm: Literal["eval", "train"] | None = "train",
     dropout: bool = True,
     randomness: Sequence[Tensor] = (),
+    private: PrivateSteps | None = None,
+    seed: int = 0,
 ) -> dict[str, Tensor]:
     """Return the whole state after training as ``training`` says, by torch's own optimisers on the CPU.
 
@@ -40,7 +44,10 @@ def replay(
         training: how; a step has the passes that it lists, or one.
         batch_norm, dropout: the mode of training, as of :func:`~fedaudit.models.set_training_mode`; None: the model has
             no BatchNorm.
-        randomness: the state of torch's CPU generator before each pass; empty: any. The global one stays as it was.
+        randomness: the state of torch's CPU generator before each pass, and each step without any example; empty: any.
+            The global one stays as it was.
+        private: how each step's gradient was clipped example by example, and given noise, which Opacus draws so.
+        seed: of what is drawn where there is no ``randomness``.
 
     Returns:
         state of the model afterwards, which isn't finite where training diverged.
@@ -53,29 +60,43 @@ def replay(
     for name in _IMPOSSIBLE:
         if name in training.unmodelled:
             raise BadInput(f"training can't be repeated: {UNMODELLED[name]}")
-    steps = training.passes or tuple((Pass(n, 1.0),) for n in training.batch_sizes)
-    told, given = [p.examples for step in steps for p in step], [len(x) for x, _ in passes]
+    steps = (private or PrivateSteps(1.0, 0.0, 1.0, training.local_steps)).in_order(training)
+    told, given = [p.examples for _, step in steps for p in step], [len(x) for x, _ in passes]
     if told != given:
         raise BadInput(f"training tells of passes of {told} examples, but there are {given}")
-    if randomness and len(randomness) != len(passes):
-        raise BadInput(f"there are {len(passes)} passes, but {len(randomness)} states of the random generator")
+    drawing = len(passes) + (len(private.empty) if private else 0)
+    if randomness and len(randomness) != drawing:
+        raise BadInput(f"there are {drawing} passes, but {len(randomness)} states of the random generator")
     model, kind = _model(module, start, training), getattr(torch, training.weights)
     passes = [(x.to(kind) if x.is_floating_point() else x, y) for x, y in passes]
     set_training_mode(model, batch_norm or "train", dropout=dropout)
     optimiser, multiples = _optimiser(model, training)
     trained = [p for group in optimiser.param_groups for p in group["params"]]
     anchor = [p.detach().clone() for p in trained] if training.proximal_mu else []
-    number = iter(range(len(passes)))
-    with local_randomness(0):
-        for step, rate in zip(steps, training.rates, strict=True):
+    batches, states = iter(passes), iter(randomness)
+    with local_randomness(seed):
+        for rate, step in steps:
             optimiser.zero_grad(set_to_none=True)
-            for one in step:
-                at = next(number)
+            total = [torch.zeros_like(p) for p in trained] if private else []
+            for one in step or (None,):
                 if randomness:
-                    torch.set_rng_state(randomness[at])
+                    torch.set_rng_state(next(states))
+                if one is None:
+                    continue
+                batch = next(batches)
                 with _autocast(training):
-                    value = batch_loss(model, loss, passes[at])
+                    if private:
+                        weight = one.weight * sum(p.examples for p in step) / one.examples
+                        for grads in _of_examples(model, loss, batch, trained, weight):
+                            add_clipped(total, grads, private.clip, private.layers)
+                        continue
+                    value = batch_loss(model, loss, batch)
                 (value if one.weight == 1 else value * one.weight).backward()
+            for parameter, summed in zip(trained, total, strict=False):
+                noise = (
+                    torch.normal(0.0, private.noise * private.clip, summed.shape) if private and private.noise else 0
+                )
+                parameter.grad = (summed + noise) / (private.divisor if private else 1.0)
             for parameter, origin in zip(trained, anchor, strict=False):
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - origin, alpha=training.proximal_mu)
@@ -87,6 +108,23 @@ def replay(
                 group["lr"] = multiple * rate
             optimiser.step()
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def _of_examples(
+    model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor], parameters: Sequence[Tensor], weight: float
+) -> Iterator[Sequence[Tensor]]:
+    """Yield each example's gradient: n times its part of that of the batch's mean loss, so that class weights count.
+
+    Where the model draws masks, those of the batch's pass count, and each example goes back through all of it.
+    """
+    inputs, before = batch[0], torch.get_rng_state()
+    outputs = model(inputs)
+    drew = not torch.equal(before, torch.get_rng_state())
+    (slopes,) = torch.autograd.grad(batch_loss(lambda _: outputs, loss, batch), outputs)
+    for i in range(len(inputs)):
+        own = outputs[i : i + 1] if drew else model(inputs[i : i + 1])
+        into = weight * len(inputs) * slopes[i : i + 1]
+        yield torch.autograd.grad(own, parameters, into, retain_graph=drew, allow_unused=True, materialize_grads=True)
 
 
 def relative_error(sent: Mapping[str, Tensor], replayed: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:

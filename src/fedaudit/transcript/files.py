@@ -420,6 +420,7 @@ class _ReplayEntry(BaseModel):
     client: _Natural
     error: Annotated[float, Field(ge=0)] | None = Field(description="null: the replayed training diverged")
     rounding: Annotated[float, Field(ge=0)] | None = 0.0  # null: so moved it diverged
+    noise: Annotated[float, Field(ge=0)] | None = 0.0
 
 
 class _Replays(BaseModel):
@@ -450,7 +451,7 @@ def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], Replay]:
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from None
     return {
-        (e.round, e.client): Replay(*(math.inf if value is None else value for value in (e.error, e.rounding)))
+        (e.round, e.client): Replay(*(math.inf if value is None else value for value in (e.error, e.rounding, e.noise)))
         for e in found.updates
         if "rounding" in e.model_fields_set or (e.error is not None and e.error <= CONTRADICTED)
     }

@@ -9,13 +9,14 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import ConfigDict
 from torch import Tensor
 
-from fedaudit.task.training import TrainingConfig
+from fedaudit.task.training import Pass, TrainingConfig
 from fedaudit.utils.errors import BadInput
 
 UpdateKind = Literal["gradient", "weights"]
 
 CONTRADICTED = 0.05  # relative error from which the facts aren't those that the update was made with
 _ANYTHING = 0.5  # relative error of an update that says nothing of the facts
+_LESS_NOISE = 4  # times as little as noise makes at most: then less was added than was declared
 BEYOND_ROUNDING = 10  # times as far as a rounding takes it: it has one rounding, at the start, and training has many
 
 
@@ -26,20 +27,84 @@ class Replay(NamedTuple):
         error: ‖replayed − sent‖ / ‖sent‖; infinity where it can't be repeated, or diverges.
         rounding: how far it ends from itself where the weights that it starts from are moved by a rounding, relative;
             0 where the error is too small to ask.
+        noise: how far noise of the declared size takes it at most, where the noise itself wasn't recorded; 0: it was,
+            or there is none. Then the error is that of the training without noise.
     """
 
     error: float
     rounding: float = 0.0
+    noise: float = 0.0
 
     @property
     def contradicts(self) -> bool:
         """Whether the facts can't be those that the update was made with."""
+        if self.noise:
+            return not self.noise / _LESS_NOISE <= self.error <= self.noise
         return self.error > max(CONTRADICTED, BEYOND_ROUNDING * self.rounding)
 
     @property
     def verifies(self) -> bool:
         """Whether the facts are told from others: where rounding alone explains any update, they aren't."""
-        return not self.contradicts and (self.error <= CONTRADICTED or BEYOND_ROUNDING * self.rounding < _ANYTHING)
+        spread = max(BEYOND_ROUNDING * self.rounding, self.noise)
+        return not self.contradicts and (self.error <= CONTRADICTED or spread < _ANYTHING)
+
+
+@dataclass(frozen=True)
+class PrivateSteps:
+    """How a client's optimiser made its steps private: DP-SGD (Abadi et al. 2016, Algorithm 1).
+
+    In each step every example's gradient is clipped, their sum gets Gaussian noise of ``noise`` times ``clip`` and is
+    divided by ``divisor``.
+
+    Attributes:
+        clip: norm of an example's gradient, at most.
+        noise: σ, in units of ``clip``; where it changed the least.
+        divisor: the examples that a step is expected to have, which needn't be those that it has; 1 where the sum is
+            taken as it is.
+        steps: that were taken, those without any example among them.
+        rate: the probability with which each step drew an example (Poisson sampling); None: it wasn't seen drawn so.
+        layers: norm of each parameter's part, where these are clipped each by itself; empty: all together.
+        empty: of each step that drew no example, how many that drew some came before it, and its learning rate.
+
+    Raises:
+        BadInput: a number that no such training has.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
+
+    clip: float
+    noise: float
+    divisor: float
+    steps: int
+    rate: float | None = None
+    layers: tuple[float, ...] = ()
+    empty: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        above = (self.clip, self.divisor, self.steps, *self.layers, 1.0 if self.rate is None else self.rate)
+        least = (self.noise, *(value for one in self.empty for value in one))
+        if not all(math.isfinite(x) and x > 0 for x in above) or not all(math.isfinite(x) and x >= 0 for x in least):
+            raise BadInput("private steps need clip, divisor, steps and rate above 0, and noise from 0")
+        if (self.rate or 0) > 1 or len(self.empty) > self.steps:
+            raise BadInput("private steps have a rate of 1 at most, and no more empty steps than steps")
+
+    def __str__(self) -> str:
+        clipped = "layer by layer, " * bool(self.layers) + f"to {self.clip:.3g}"
+        noise = f"noise of {self.noise:.3g} times that" if self.noise else "no noise"
+        drawn = "no Poisson sampling seen" if self.rate is None else f"Poisson sampling at {self.rate:.3g}"
+        return (
+            f"DP-SGD: each example's gradient clipped {clipped}, {noise}, the sum divided by {self.divisor:g}, {drawn}"
+        )
+
+    def in_order(self, training: TrainingConfig | None) -> list[tuple[float, tuple[Pass, ...]]]:
+        """Return each step's learning rate and passes, with those that drew no example in their places."""
+        taken: list[tuple[float, tuple[Pass, ...]]] = []
+        if training is not None:
+            passes = training.passes or tuple((Pass(n, 1.0),) for n in training.batch_sizes)
+            taken = list(zip(training.rates, passes, strict=True))
+        for before, rate in reversed(self.empty):
+            taken.insert(before, (rate, ()))
+        return taken
 
 
 @dataclass(frozen=True)
@@ -58,6 +123,7 @@ class SanitiserInfo:
         unclipped: without the noise the update is as long as it was made.
         orthogonal: each tensor is as long as what it stands for and orthogonal to it, and nothing else is known of it.
         transform: what the examples went through before the training, see :mod:`fedaudit.task.transforms`.
+        private: the clipping and noise that were in the training's own steps; None: there were none.
 
     Raises:
         BadInput: the noise isn't a number from 0, or clip or bound none above it.
@@ -75,6 +141,7 @@ class SanitiserInfo:
     unclipped: bool = False
     orthogonal: bool = False
     transform: str | None = None
+    private: PrivateSteps | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("clip", self.clip), ("bound", self.bound)):

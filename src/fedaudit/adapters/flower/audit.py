@@ -28,6 +28,7 @@ from fedaudit.capture.boosting import BoosterCapture, BoosterRecorder, WrongColu
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
+from fedaudit.models import without_opacus
 from fedaudit.pipeline.offline import threat_from
 from fedaudit.task.training import UNMODELLED, Loss
 from fedaudit.transcript.files import INDEX
@@ -283,7 +284,7 @@ class _Watcher:
 
     def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:
         if self.module is None and seen.module is not None:
-            self.module = self.server.module = copy.deepcopy(seen.module).cpu()
+            self.module = self.server.module = without_opacus(copy.deepcopy(seen.module)).cpu()
             self.loss = copy.deepcopy(seen.criterion)
         names = None if self.module is None else list(self.module.state_dict())
         weights = state_in(sent, names, MODEL)
@@ -301,7 +302,7 @@ class _Watcher:
         self._recorder.update(node, state, seen, num_examples=examples, sent=weights if another else None)
         self.updates += 1
         self.rounds.add(index)
-        for note in seen.notes if seen.inputs else [UNMODELLED["nothing-seen"]]:
+        for note in seen.notes if seen.inputs or seen.private else [UNMODELLED["nothing-seen"]]:
             self._note(note)
 
     def _note(self, text: str) -> None:

@@ -15,6 +15,7 @@ log = logging.getLogger("flwr.fedaudit")  # its lines appear where Flower's own 
 log.setLevel(logging.INFO)
 
 MODEL = "arrays"  # Flower's usual name of the model's ArrayRecord
+_WRAPPED = "_module."  # before the names in the state of a module that Opacus has wrapped
 _MOD_FAILED = 6  # Flower's code of an error for a mod's refusal
 EXAMPLES = ("num-examples", "num_examples")  # of the message API, and of clients written for the older one
 
@@ -66,6 +67,8 @@ def state_in(content: RecordDict, names: Sequence[str] | None = None, key: str |
         raise BadInput(f"a message's ArrayRecord doesn't hold a model's arrays: {error}") from None
     if not state:
         raise BadInput("a message's ArrayRecord is empty")
+    if names is not None and all(name.removeprefix(_WRAPPED) in names for name in state):
+        state = {name.removeprefix(_WRAPPED): value for name, value in state.items()}
     if list(state) != [str(i) for i in range(len(state))] or (names is not None and set(state) <= set(names)):
         return state
     if names is None:

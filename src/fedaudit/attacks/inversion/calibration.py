@@ -408,6 +408,9 @@ def own_update(
     else:
         assert training is not None  # check_repeatable saw to it
         sizes = [one.examples for step in training.passes for one in step] or list(training.batch_sizes)
+        clipped = update.sanitised.private if update.sanitised is not None else None
+        if clipped is not None:  # noise comes afterwards, all at once
+            clipped = dataclasses.replace(clipped, noise=0.0, empty=())
         try:
             after = replay(
                 observation.module,
@@ -417,6 +420,7 @@ def own_update(
                 training,
                 batch_norm=task_info.batch_norm,
                 dropout=task_info.dropout,
+                private=clipped,
             )
         except BadInput as error:
             raise NotApplicable(str(error)) from error
