@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedaudit.capture.gradients import IN_PLACE, NORMS, GradientWatch, clipping
 from fedaudit.capture.language import TokensCall, tokens_call
-from fedaudit.capture.optimisers import Settings, configured, has_closure, has_state, rates, read_settings
+from fedaudit.capture.optimisers import Settings, configured, has_closure, has_state, joined, rates, read_settings
 from fedaudit.capture.passes import (
     SEVERAL,
     ForwardPass,
@@ -165,8 +165,7 @@ class Capture:
         self._in_step = False
         self._kept_state = False  # whether the optimiser had momentum or moments before its step
         self._recorded: list[Step] = []
-        self._settings: Settings | None = None
-        self._optimiser: int | None = None
+        self._settings: dict[int, Settings] = {}  # of each optimiser, by its id
         self._frozen: list[bool] = []
         self._unmodelled: set[str] = set()
         self._thread = 0
@@ -310,7 +309,7 @@ class Capture:
         Raises:
             BadInput: no step was seen.
         """
-        own, settings = self._own, self._settings
+        own, settings = self._own, joined(self._settings.values())
         if own is None or settings is None or not self._recorded:
             raise BadInput(UNMODELLED["nothing-seen"])
         steps, positions = self._recorded, list(own.parameters)
@@ -321,6 +320,8 @@ class Capture:
         norm, value, factors, changed = clipping([s.edits for s in steps], trained)
         unmodelled = set(self._unmodelled)
         unmodelled |= {"optimiser"} if settings.kind == "other" else set()
+        if any(len(s.rates) != len(settings.groups) for s in self._recorded):  # not all optimisers step each time
+            unmodelled.add("optimiser")
         unmodelled |= set() if whole else {"optimiser-settings"}
         unmodelled |= {"gradients-changed"} if changed else set()
         passes, precisions = [], {p.precision for s in steps for p in s.passes}
@@ -663,9 +664,10 @@ class Capture:
             return
         if self._own is None:
             self._choose(watched, optimiser, own)
-        if id(optimiser) != self._optimiser:
+        first = id(optimiser) == next(iter(self._settings))
+        if not first and not (self._recorded and not passes and self._beside(optimiser, watched, own)):
             self._note("several optimisers train the model", "optimiser")
-        if not passes and id(optimiser) == self._optimiser:
+        if not passes and first:
             self._note("an optimiser's step came without a backward pass through the model", "gradients-changed")
         if not passes:
             return
@@ -684,17 +686,34 @@ class Capture:
     def _choose(self, watched: Watched, optimiser: Optimizer, own: set[int]) -> None:
         self._own, self.module = watched, watched.module
         self._watched = [watched]
-        self._settings, self._optimiser = read_settings(optimiser), id(optimiser)
+        self._settings[id(optimiser)] = settings = read_settings(optimiser)
         self._frozen = still(watched)
         positions = [i for i, p in enumerate(watched.parameters.values()) if id(p) in own and p.requires_grad]
         watched.gradients.trained = frozenset(positions)
-        if self._settings.kind == "other":
+        if settings.kind == "other":
             self._note(f"clients train by {type(optimiser).__name__}, whose steps can't be repeated here")
         if self._kept_state:
             self._note(UNMODELLED["optimiser-state"], "optimiser-state")
 
+    def _beside(self, optimiser: Optimizer, watched: Watched, own: set[int]) -> bool:
+        """Take an optimiser that steps other parameters after the same passes for more groups of the first, if so."""
+        settings, held = (
+            read_settings(optimiser),
+            {i for s in self._settings.values() for g in s.groups for i in g.parameters},
+        )
+        alike = {settings.kind, *(s.kind for s in self._settings.values())}
+        if len(self._recorded) == 1 and id(optimiser) not in self._settings and len(alike) == 1 and not own & held:
+            if has_state(optimiser, own):
+                self._note(UNMODELLED["optimiser-state"], "optimiser-state")
+            self._settings[id(optimiser)] = settings
+            watched.gradients.also(i for i, p in enumerate(watched.parameters.values()) if id(p) in own)
+        if self._settings.get(id(optimiser)) != settings or watched.gradients.edited:
+            return False
+        self._recorded[-1].rates += rates(optimiser)
+        return True
+
     def _compare(self, optimiser: Optimizer, watched: Watched, held: set[int]) -> None:
-        if id(optimiser) == self._optimiser and read_settings(optimiser) != self._settings:
+        if self._settings.get(id(optimiser), settings := read_settings(optimiser)) != settings:
             self._note("the optimiser's settings changed between steps", "optimiser-settings")
         if still(watched) != self._frozen:
             self._note("layers were frozen or unfrozen between steps", "optimiser-settings")

@@ -29,6 +29,7 @@ def replay(
     batch_norm: Literal["eval", "train"] | None = "train",
     dropout: bool = True,
     randomness: Sequence[Tensor] = (),
+    points: list[dict[str, Tensor]] | None = None,
 ) -> dict[str, Tensor]:
     """Return the whole state after training as ``training`` says, by torch's own optimisers on the CPU.
 
@@ -41,6 +42,7 @@ def replay(
         batch_norm, dropout: the mode of training, as of :func:`~fedaudit.models.set_training_mode`; None: the model has
             no BatchNorm.
         randomness: the state of torch's CPU generator before each pass; empty: any. The global one stays as it was.
+        points: takes the parameters after each step.
 
     Returns:
         state of the model afterwards, which isn't finite where training diverged.
@@ -85,6 +87,8 @@ def replay(
             for group, multiple in zip(optimiser.param_groups, multiples, strict=True):
                 group["lr"] = multiple * rate
             optimiser.step()
+            if points is not None:
+                points.append({name: p.detach().clone() for name, p in model.named_parameters()})
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 

@@ -26,20 +26,33 @@ class Replay(NamedTuple):
         error: ‖replayed − sent‖ / ‖sent‖; infinity where it can't be repeated, or diverges.
         rounding: how far it ends from itself where the weights that it starts from are moved by a rounding, relative;
             0 where the error is too small to ask.
+        home: what the client trained from and wasn't sent, in words; empty: nothing.
+        explanation: what explains the error, in words; empty: nothing has to, or nothing does.
+        left: relative error that it leaves; infinity: it can't be repeated, so that nobody can tell.
     """
 
     error: float
     rounding: float = 0.0
+    home: str = ""
+    explanation: str = ""
+    left: float = 0.0
+
+    @property
+    def reproduces(self) -> bool:
+        """Whether training, repeated, gives what was sent, as far as rounding lets it."""
+        return self.error <= max(CONTRADICTED, BEYOND_ROUNDING * self.rounding)
 
     @property
     def contradicts(self) -> bool:
         """Whether the facts can't be those that the update was made with."""
-        return self.error > max(CONTRADICTED, BEYOND_ROUNDING * self.rounding)
+        return not self.explanation and not self.reproduces
 
     @property
     def verifies(self) -> bool:
         """Whether the facts are told from others: where rounding alone explains any update, they aren't."""
-        return not self.contradicts and (self.error <= CONTRADICTED or BEYOND_ROUNDING * self.rounding < _ANYTHING)
+        if self.explanation:
+            return self.left < _ANYTHING
+        return self.reproduces and (self.error <= CONTRADICTED or BEYOND_ROUNDING * self.rounding < _ANYTHING)
 
 
 @dataclass(frozen=True)
