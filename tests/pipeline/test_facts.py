@@ -251,7 +251,7 @@ LOOPS = {
         "noise of standard deviation 0.05", send=moved(noisy(0.05)), form="difference", state="unverified"
     ),
     "clipped, with noise": Loop(
-        "noise of standard deviation 0.0001 is added to what is sent, after clipping by a factor",
+        "noise of standard deviation 0.0001, after clipping by a factor",
         send=moved(lambda state: noisy(1e-4)(to_norm(0.05)(state))),
         form="difference",
     ),

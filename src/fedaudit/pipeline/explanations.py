@@ -229,8 +229,8 @@ class Difference:
                 return None
         if factor > 1 + unsure or (factor < 1 - unsure and (factor <= 0 or not seen)):
             return None
-        clipped = f", after clipping by a factor of {factor:.2g}" if factor < 1 - unsure else ""
-        words = f"noise of standard deviation {deviation:.2g} is added to what is sent{clipped}"
+        clipped = f", after clipping by a factor of {factor:.2g}," if factor < 1 - unsure else ""
+        words = f"noise of standard deviation {deviation:.2g}{clipped} is added to what is sent"
         return Explanation(words, unsure)
 
     def looks_like(self) -> str:

@@ -188,6 +188,16 @@ def with_known_victims(transcript: Transcript, truth: Truth) -> Transcript:
     return dataclasses.replace(transcript, trees=dataclasses.replace(trees, victims=victims), notes=notes)
 
 
+def with_labels(transcript: Transcript, truth: Truth) -> Transcript:
+    """Return a recording with the labels that a threat model grants, as far as the truth has them."""
+
+    def granted(update: Update, index: int) -> Update:
+        return dataclasses.replace(update, labels=truth.labels.get((index, update.client)))
+
+    rounds = [dataclasses.replace(r, updates=[granted(u, r.index) for u in r.updates]) for r in transcript.rounds]
+    return dataclasses.replace(transcript, rounds=rounds)
+
+
 def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, display: Display) -> Transcript:
     """Train every update again from what was recorded, on the truth, and return the transcript with the errors.
 
@@ -421,7 +431,7 @@ def why_contradicted(recording: Recording, replay: Replay) -> str:
     if replay.explanation and replay.left < math.inf:
         return (
             f"{begin}: {replay.explanation}. Known examples aren't sent so, and what is found in theirs tells nothing "
-            "of these: record once without it"
+            "of these: record once without it; what noise promises canaries audit"
         )
     updates = [(r.index, r.sent_to(u.client), u) for r in transcript.rounds for u in r.updates]
     none = Replay(0.0)
