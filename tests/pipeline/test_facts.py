@@ -284,11 +284,6 @@ LOOPS = {
 }
 
 
-def other_examples(model: nn.Module, batches: Loader) -> None:
-    """Train on more than is recorded: a step outside of the capture's thread."""
-    descend(model, batches)
-
-
 WRONG = {
     "a smaller rate": Loop("", facts={"learning_rate": 0.1}),
     "a smaller rate, in float16": Loop(
@@ -350,3 +345,56 @@ def test_nothing_explains_a_wrong_fact(name: str, tmp_path: Path) -> None:
     checked, _ = recorded(tmp_path / "r", WRONG[name])
     assert facts_of(checked) == "contradicted", facts_in_words(checked)
     assert "nothing ordinary that was tried explains it" in facts_in_words(checked)
+
+
+@pytest.mark.parametrize("name", ["a head at home", "a head at home that is sent"])
+def test_what_stays_at_home_is_in_the_truth_alone(name: str, tmp_path: Path) -> None:
+    checked, truth = recorded(tmp_path, LOOPS[name])
+    for client in range(2):
+        model = new(Net)
+        own_head(model, checked.rounds[0].weights, client)
+        assert truth.starts[0, client].keys() == {"head.weight", "head.bias"}
+        assert truth.starts[0, client]["head.weight"].equal(model.state_dict()["head.weight"])
+        sent = checked.rounds[0].sent_to(client)["head.weight"]
+        assert sent.equal(new(Net, 0 if name.endswith("sent") else 30).state_dict()["head.weight"])
+    assert not list(tmp_path.glob("*-sent.safetensors"))
+
+
+def test_others_have_a_clients_module_without_its_own_layers(tmp_path: Path) -> None:
+    model = new(Net, 1)
+    with fedaudit.Recorder(tmp_path) as recorder, recorder.round(without("head")(new(Net).state_dict())):
+        with recorder.capture() as seen:
+            descend(model, loader(0))
+        recorder.update("a", without("head")(model.state_dict()), seen)
+    others = recorder.without_personal(model)
+    assert others.body[1].weight.equal(model.body[1].weight)
+    assert not torch.isclose(others.head.weight, model.head.weight).any()
+    assert not torch.isclose(others.head.bias, model.head.bias).any()
+
+
+def test_labels_are_granted_to_a_recording_whose_head_stays_at_home(tmp_path: Path) -> None:
+    recorded(tmp_path, LOOPS["a head at home"])
+    attacks: list[Any] = [{"name": "invg", "iterations": 1}]
+    known: Any = {"module": new(Net, 30), "progress": False}
+    (blind, *_) = fedaudit.attack(tmp_path, attacks, **known)
+    assert "the last layer ('head') isn't in the update" in str(blind)
+    found = fedaudit.attack(tmp_path, attacks, threat={"knows_labels": True}, **known)
+    asked = [torch.cat([y for _, y in loader(client)]) for client in range(2)]
+    assert all(one.labels.equal(y) for one, y in zip(found, asked, strict=True))  # type: ignore[union-attr]
+    (tmp_path / "truth").rename(tmp_path / "elsewhere")
+    with pytest.raises(fedaudit.BadInput, match="has them in its ground truth"):
+        fedaudit.attack(tmp_path, attacks, threat={"knows_labels": True}, **known)
+
+
+def test_the_report_says_it_first(tmp_path: Path) -> None:
+    recorded(tmp_path / "r", LOOPS["float16, and a head at home"])
+    known: Any = {"module": new(Net, 30), "controls": False, "progress": False}
+    done = fedaudit.audit_transcript(tmp_path / "r", ["exact-linear"], out=tmp_path / "o", **known)
+    (federation,) = done.result.federations
+    assert federation.recording is not None
+    assert federation.replay_error is not None
+    assert federation.replay_error > 0.1
+    assert federation.recording.facts == "verified"
+    page = (tmp_path / "o" / "report.html").read_text()
+    assert "<dt>Replay check</dt><dd>The facts hold: head.weight, head.bias stay with each client" in page
+    assert f"messages travel in float16, which alone explains a difference of {federation.replay_error:.2g}." in page

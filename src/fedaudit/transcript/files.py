@@ -450,7 +450,9 @@ def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], Replay]:
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from None
     return {
-        (e.round, e.client): Replay(*(math.inf if v is None else v for k, v in e if k not in ("round", "client")))
+        (e.round, e.client): Replay(
+            **{k: math.inf if v is None else v for k, v in e.model_dump(exclude={"round", "client"}).items()}
+        )
         for e in found.updates
         if "explanation" in e.model_fields_set or (e.error is not None and e.error <= CONTRADICTED)
     }
