@@ -4,6 +4,7 @@ fact by nothing."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -398,3 +399,33 @@ def test_the_report_says_it_first(tmp_path: Path) -> None:
     page = (tmp_path / "o" / "report.html").read_text()
     assert "<dt>Replay check</dt><dd>The facts hold: head.weight, head.bias stay with each client" in page
     assert f"messages travel in float16, which alone explains a difference of {federation.replay_error:.2g}." in page
+
+
+class Sharp(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(self.body(x).relu())
+        return made
+
+
+@pytest.mark.parametrize(
+    ("module", "loss"),
+    [
+        (Sharp, None),
+        (Net, nn.CrossEntropyLoss(label_smoothing=0.4)),
+        (Net, lambda outputs, targets: 3 * cross_entropy(outputs, targets)),
+        (Net, None),
+    ],
+)
+def test_another_module_loss_or_example_is_a_contradiction(module: Any, loss: Any, tmp_path: Path) -> None:
+    _, truth = recorded(tmp_path, Loop(""))
+    (tmp_path / "replay.json").unlink()
+    transcript = Transcript.load(tmp_path, new(module, 30), loss)
+    if loss is None and module is Net:
+        seen = {(0, client): truth.seen[0, 1 - client] for client in (0, 1)}
+        truth = dataclasses.replace(truth, seen=seen)
+    assert facts_of(check_replay(transcript, truth, None, Quiet())) == "contradicted"
+
+
+def test_a_model_that_is_sent_back_untouched_is_a_contradiction(tmp_path: Path) -> None:
+    checked, _ = recorded(tmp_path, Loop("", send=lambda _, sent: sent))
+    assert facts_of(checked) == "contradicted"

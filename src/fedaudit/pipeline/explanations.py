@@ -26,9 +26,8 @@ _SURER = 6  # of each of many
 _ENOUGH = 200  # elements, to tell how a rest is spread
 _LONG = 32  # elements of a row, likewise
 
-_Way = tuple[
-    str, bool, Callable[[Tensor], Tensor]
-]  # in words, whether it rounds weights, and what it makes of an update
+# In words, whether it rounds weights, and what it makes of an update.
+_Way = tuple[str, bool, Callable[[Tensor], Tensor]]
 
 
 class Explanation(NamedTuple):
@@ -55,8 +54,8 @@ class Difference:
         self.shapes = [sent[name].shape for name in self.names]
         self.sent, self.made, self.start = (self.flat(of) for of in (sent, made, start))
         self.weights = weights
-        whole = torch.cat([self.sent, self.made, self.start])
-        self.usable = bool(self.names) and bool(torch.isfinite(whole).all()) and bool(self.made.any())
+        finite = all(bool(torch.isfinite(of).all()) for of in (self.sent, self.made, self.start))
+        self.usable = finite and bool(self.made.any())
 
     def flat(self, of: Mapping[str, Tensor]) -> Tensor:
         """Return what is sent of a state as one vector, in float64."""
@@ -87,35 +86,29 @@ class Difference:
                 if bool(((_as(value, kind) - value).abs() <= slack).all()):
                     words = f"messages travel in {str(kind).removeprefix('torch.')}"
                     found.append((words, of_weights, functools.partial(_rounded, base=base, kind=kind)))
-            grids = [_grid(*one) for one in zip(self.parts(value), self.parts(slack), strict=True)]
-            if len(value) >= _LEAST and None not in grids:
-                made = functools.partial(self._snapped, base=base, grids=[grid for grid in grids if grid is not None])
-                found.append(
-                    (
-                        f"messages travel as integers of {max(grid.bits for grid in grids if grid)} bits",
-                        of_weights,
-                        made,
-                    )
-                )
+            for bits in (8, 4):
+                grids = [_grid(*one, bits) for one in zip(self.parts(value), self.parts(slack), strict=True)]
+                if sum(shape.numel() - 2 for shape in self.shapes) >= _LEAST and None not in grids:
+                    way = functools.partial(self._snapped, base=base, grids=grids)
+                    found.append((f"messages travel as integers of {bits} bits", of_weights, way))
         return found
 
-    def _snapped(self, made: Tensor, base: Tensor, grids: Sequence[_Grid]) -> Tensor:
-        snapped = [grid.snapped(part).flatten() for grid, part in zip(grids, self.parts(base + made), strict=True)]
-        return torch.cat(snapped) - base
+    def _snapped(self, made: Tensor, base: Tensor, grids: Sequence[tuple[float, float]]) -> Tensor:
+        """Return an update of which every number is the nearest of its tensor's grid."""
+        parts = zip(self.parts(base + made), grids, strict=True)
+        return (
+            torch.cat([(((p - low) / step).round() * step + low if step else p).flatten() for p, (low, step) in parts])
+            - base
+        )
 
     def by_precision(self, error: float) -> Explanation | None:
         """Return how the precision of messages explains a difference of relative size ``error``, if it does."""
-        if not self.usable:
-            return None
-        tried = [Explanation(words, self.left(way(self.made))) for words, _, way in self.precisions]
+        tried = [Explanation(words, self.left(way(self.made))) for words, _, way in self.precisions if self.usable]
         best = min(tried, key=lambda one: one.left, default=None)
         if best is None or best.left > min(CONTRADICTED, error / 2):
             return None
-        return (
-            best
-            if bool(self.sent.any())
-            else Explanation(f"{best.words}, which leaves nothing of the update", math.inf)
-        )
+        nothing = Explanation(f"{best.words}, which leaves nothing of the update", math.inf)
+        return best if bool(self.sent.any()) else nothing
 
     # --- what is made of an update before it is sent ------------------------------------------------------------------
 
@@ -258,35 +251,19 @@ def _rounded(made: Tensor, base: Tensor, kind: torch.dtype) -> Tensor:
     return _as(base + made, kind) - base
 
 
-class _Grid(NamedTuple):
-    """Numbers at equal distances; a distance of 0: one number."""
+def _grid(value: Tensor, slack: Tensor, bits: int) -> tuple[float, float] | None:
+    """Return where a grid of so many bits on which all of a tensor's numbers lie begins, and its step.
 
-    low: float
-    distance: float
-    bits: int
-
-    def snapped(self, value: Tensor) -> Tensor:
-        """Return the nearest numbers of it."""
-        if not self.distance:
-            return torch.full_like(value, self.low)
-        return ((value - self.low) / self.distance).round() * self.distance + self.low
-
-
-def _grid(value: Tensor, slack: Tensor) -> _Grid | None:
-    """Return the grid of 4 or 8 bits on which all numbers of a tensor lie, around zero or between its ends."""
-    low, high = float(value.min()), float(value.max())
+    It is one around zero or between the least and the largest number; a step of 0: all numbers are the same.
+    """
+    low, high, most = float(value.min()), float(value.max()), 2.0**bits - 1
     if low == high:
-        return _Grid(low, 0.0, 0)
-    for bits in (4, 8):
-        most = 2.0**bits - 1
-        for begin, distance in (
-            (0.0, 2 * max(high, -low) / (most - 1)),
-            (low, (high - low) / most),
-            (low, (high - low) / (most - 1)),
-        ):
-            place = (value - begin) / distance
-            if bool(((place - place.round()).abs() <= 1e-3 + slack / distance).all()):
-                return _Grid(begin, distance, bits)
+        return low, 0.0
+    wide = high - low
+    for begin, step in ((0.0, 2 * max(high, -low) / (most - 1)), (low, wide / most), (low, wide / (most - 1))):
+        place = (value - begin) / step
+        if bool(((place - place.round()).abs() <= 1e-3 + slack / step).all()):
+            return begin, step
     return None
 
 
