@@ -387,17 +387,16 @@ def _rounded(start: Mapping[str, Tensor], dice: torch.Generator) -> dict[str, Te
 
 
 def facts_in_words(transcript: Transcript) -> str:
-    """Return in a sentence what the replay says of the facts, and what explains a difference; of none, nothing."""
+    """Return in a sentence what the replay says of a recording's facts, and what explains a difference."""
     replay, facts = max(transcript.replays.values(), default=None, key=_how_far), facts_of(transcript)
     if replay is None:
-        return (
-            "The facts are unverified: no truth was captured to repeat the training on." if transcript.recording else ""
-        )
+        return "The facts are unverified: no truth was captured to repeat the training on."
     error = "" if replay.error == math.inf else f" (relative error {replay.error:.2g})"
     other = f"repeated, the training gives other updates than those that travelled{error}"
     home = next((one.home for one in transcript.replays.values() if one.home), "")
     if facts == "contradicted":
-        return f"The facts don’t explain the updates: {other}, and nothing ordinary that was tried explains it."
+        tried = ", and nothing ordinary that was tried explains it" * (transcript.trees is None)
+        return f"The facts don’t explain the updates: {other}{tried}."
     if replay.explanation and facts == "verified":
         alone = f"{replay.explanation}, which alone explains a difference of {replay.error:.2g}"
         return f"The facts hold: {'; '.join([home] * bool(home) + [alone])}."
@@ -429,9 +428,10 @@ def why_contradicted(recording: Recording, replay: Replay) -> str:
             "(subsample), the model had other trees than were recorded, or clients add noise to what they send"
         )
     if replay.explanation and replay.left < math.inf:
+        canaries = "; audit what the noise promises by canaries" * ("noise" in replay.explanation)
         return (
             f"{begin}: {replay.explanation}. Known examples aren't sent so, and what is found in theirs tells nothing "
-            "of these: record once without it; what noise promises canaries audit"
+            f"of these: record once without it{canaries}"
         )
     updates = [(r.index, r.sent_to(u.client), u) for r in transcript.rounds for u in r.updates]
     none = Replay(0.0)
