@@ -451,6 +451,7 @@ def test_heads_that_stay_with_their_nodes_are_known_to_the_replay_alone(tmp_path
     config = {"nested.rate": 0.02}
     done = audit_flower(app, nodes=2, config=config, out=tmp_path / "out", **{**QUICK, "attacks": ["exact-linear"]})
     (federation,) = done.result.federations
+    assert federation.recording is not None
     assert federation.recording.facts == "verified"
     assert federation.recording.facts_text.startswith(
         "The facts hold: 3.weight, 3.bias stay with each client, and the replay has its own; messages travel in float16"

@@ -98,7 +98,7 @@ def attacked(
         named: dict[str, Any] = {"mean": known.mean, "std": known.std, "loss": known.loss}
         with Recorder(place / "recording", name=passing.name, module=module.cpu(), **named) as recorder:
             recorder.begin_round(passing.sent, index)
-            facts = {"form": passing.form, "sent": passing.sent, "sanitised": known.sanitised}
+            facts: dict[str, Any] = {"form": passing.form, "sent": passing.sent, "sanitised": known.sanitised}
             recorder.update(passing.name, passing.state, passing.seen, **facts)
             recorder.end_round()
             module = recorder.without_personal(module)

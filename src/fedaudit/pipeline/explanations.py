@@ -87,8 +87,9 @@ class Difference:
                     words = f"messages travel in {str(kind).removeprefix('torch.')}"
                     found.append((words, of_weights, functools.partial(_rounded, base=base, kind=kind)))
             for bits in (8, 4):
-                grids = [_grid(*one, bits) for one in zip(self.parts(value), self.parts(slack), strict=True)]
-                if sum(shape.numel() - 2 for shape in self.shapes) >= _LEAST and None not in grids:
+                parts = zip(self.parts(value), self.parts(slack), strict=True)
+                grids = [grid for one in parts if (grid := _grid(*one, bits)) is not None]
+                if len(grids) == len(self.shapes) and sum(shape.numel() - 2 for shape in self.shapes) >= _LEAST:
                     way = functools.partial(self._snapped, base=base, grids=grids)
                     found.append((f"messages travel as integers of {bits} bits", of_weights, way))
         return found

@@ -421,6 +421,10 @@ class _ReplayEntry(BaseModel):
     explanation: _Text = ""
     left: Annotated[float, Field(ge=0)] | None = 0.0  # null: it can't be repeated
 
+    def replay(self) -> Replay:
+        error, rounding, left = (math.inf if v is None else v for v in (self.error, self.rounding, self.left))
+        return Replay(error, rounding, self.home, self.explanation, left)
+
 
 class _Replays(BaseModel):
     model_config = _OURS
@@ -450,9 +454,7 @@ def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], Replay]:
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from None
     return {
-        (e.round, e.client): Replay(
-            **{k: math.inf if v is None else v for k, v in e.model_dump(exclude={"round", "client"}).items()}
-        )
+        (e.round, e.client): e.replay()
         for e in found.updates
         if "explanation" in e.model_fields_set or (e.error is not None and e.error <= CONTRADICTED)
     }
