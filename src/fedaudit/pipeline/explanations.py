@@ -179,7 +179,10 @@ class Difference:
         columns = torch.cat([torch.zeros(len(triangle), 1).double(), triangle], dim=1)
         columns = torch.cat([columns, torch.full((1, columns.shape[1]), heavy).double()])
         wanted = torch.cat([basis.T @ self.sent, torch.tensor([heavy]).double()])
-        shares = torch.from_numpy(nnls(columns.numpy(), wanted.numpy())[0])[1:]
+        try:
+            shares = torch.from_numpy(nnls(columns.numpy(), wanted.numpy())[0])[1:]
+        except RuntimeError:  # it doesn't converge
+            return
         if bool((shares > 0.99).any()):
             step = int(shares.argmax()) + 1
             yield f"the weights after step {step} of {len(points)} are sent", way[step - 1], None

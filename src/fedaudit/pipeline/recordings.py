@@ -36,6 +36,7 @@ from fedaudit.utils.seeds import generator
 _CLOSE = 1e-3  # relative error above which it is asked what rounding explains of it
 _ROUNDINGS = 3  # how often
 _POINTS = 20_000_000  # numbers of weights along a training that are kept to look for averages of them
+_STEPS = 200  # of such a training, at most
 _DRAWS = 3  # times as far from itself as two replays are where the model draws at random
 _UPDATES = 4  # of a simulation that are replayed, the first ones
 
@@ -333,10 +334,8 @@ def replay_update(
     if not plain.contradicts or not transcript.recording:
         return plain
     points: list[dict[str, Tensor]] = []
-    few = (
-        update.kind == "weights"
-        and len(other.sent) * (update.training.local_steps if update.training else 1) <= _POINTS
-    )
+    steps = update.training.local_steps if update.training else 1
+    few = update.kind == "weights" and steps <= _STEPS and steps * len(other.sent) <= _POINTS
     once_more = again(begin, points=points if few else None)
     as_seen = not any(TOLD in note for note in transcript.notes) and not transcript.task_info.summed
     as_seen &= transcript.task_info.loss != "custom"
