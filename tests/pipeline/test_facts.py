@@ -133,6 +133,11 @@ def two_optimisers(model: Any, batches: Loader, other: Any = torch.optim.SGD) ->
         second.step()
 
 
+def in_turn(model: Any, batches: Loader) -> None:
+    for part in (model.head, model.body):
+        descend(model, batches, torch.optim.SGD(part.parameters(), lr=0.05))
+
+
 def grouped(model: Any, batches: Loader) -> None:
     model.body[1].bias.requires_grad_(False)
     groups = [{"params": model.body.parameters(), "lr": 0.01}, {"params": model.head.parameters(), "momentum": 0.9}]
@@ -268,7 +273,24 @@ LOOPS = {
         send=lambda trained, sent: {k: 0.7 * trained[k] + 0.3 * sent[k] for k in sent},
     ),
     "pruned": Loop("30% of the weights are set to zero before they are sent", send=pruned),
-    "the largest changes": Loop("80% of the numbers are sent as received", send=moved(largest), form="difference"),
+    "the largest changes": Loop("80% of the numbers stay as received", send=moved(largest), form="difference"),
+    "pruned, in float16": Loop(
+        "30% of the weights are set to zero before they are sent; messages travel in float16, which alone",
+        server=half,
+        send=lambda trained, sent: half(pruned(trained, sent)),
+    ),
+    "decimals": Loop(
+        "messages are rounded to 4 decimal places",
+        lambda m, b: descend(m, b, lr=0.001),
+        send=lambda trained, _: {k: (1e4 * v).round() / 1e4 for k, v in trained.items()},
+    ),
+    "a head that is sent as received": Loop(
+        "head.weight, head.bias stay as received in what is sent",
+        send=lambda trained, sent: {**trained, **{k: v for k, v in sent.items() if "head" in k}},
+    ),
+    "a head, then a body": Loop(
+        "or by several", in_turn, receive=own_head, server=without("head"), send=without("head"), state="unverified"
+    ),
     "norms reset": Loop("The facts are verified", kind=Normed, send=without_norms_memory),
     "norms' memory not sent": Loop("The facts are verified", kind=Normed, send=without("running")),
     "a rate for each batch": Loop("The facts are verified", scheduled),

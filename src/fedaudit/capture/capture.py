@@ -166,6 +166,7 @@ class Capture:
         self._kept_state = False  # whether the optimiser had momentum or moments before its step
         self._recorded: list[Step] = []
         self._settings: dict[int, Settings] = {}  # of each optimiser, by its id
+        self._optimiser: Optimizer | None = None  # the first, kept so that no other gets its id
         self._frozen: list[bool] = []
         self._unmodelled: set[str] = set()
         self._thread = 0
@@ -199,7 +200,7 @@ class Capture:
         self._handles = []  # no circle of references may keep a model's weights until a collection
         for watched in self._watched:
             watched.passes = []
-        self._running_module = None
+        self._running_module = self._optimiser = None
         self._running, self._seconds = False, time.perf_counter() - self._began
 
     @property
@@ -686,7 +687,7 @@ class Capture:
     def _choose(self, watched: Watched, optimiser: Optimizer, own: set[int]) -> None:
         self._own, self.module = watched, watched.module
         self._watched = [watched]
-        self._settings[id(optimiser)] = settings = read_settings(optimiser)
+        self._optimiser, self._settings[id(optimiser)] = optimiser, (settings := read_settings(optimiser))
         self._frozen = still(watched)
         positions = [i for i, p in enumerate(watched.parameters.values()) if id(p) in own and p.requires_grad]
         watched.gradients.trained = frozenset(positions)

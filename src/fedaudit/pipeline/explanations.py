@@ -86,6 +86,13 @@ class Difference:
                 if bool(((_as(value, kind) - value).abs() <= slack).all()):
                     words = f"messages travel in {str(kind).removeprefix('torch.')}"
                     found.append((words, of_weights, functools.partial(_rounded, base=base, kind=kind)))
+            for digits in (2, 3, 4, 5, 6):
+                step = 10.0**-digits
+                if float(slack.max()) < step / 10 and bool(
+                    ((value / step).round() * step - value).abs().le(slack).all()
+                ):
+                    way = functools.partial(self._snapped, base=base, grids=[(0.0, step)] * len(self.shapes))
+                    found.append((f"messages are rounded to {digits} decimal places", of_weights, way))
             for bits in (8, 4):
                 parts = zip(self.parts(value), self.parts(slack), strict=True)
                 grids = [grid for one in parts if (grid := _grid(*one, bits)) is not None]
@@ -128,29 +135,34 @@ class Difference:
         raw: list[_Way] = [("", False, lambda made: made)]
         raw += [("", False, functools.partial(_rounded, base=self.start, kind=torch.float32))] * self.weights
         for what, made, without in self._changes(points, lengths, seen=seen):
-            for words, of_weights, way in [*raw, *self.precisions]:
-                if without is not None and of_weights:
-                    without = without & (self.start + self.sent == 0)  # rounding leaves much as it was received
-                if (left := self.left(way(made), without)) <= _FITS:
-                    return Explanation(f"{what}; {words}" if words else what, left)
+            kept = without is not None and bool(
+                (without & (self.sent == 0)).any()
+            )  # as rounding of weights leaves much
+            tried = [
+                Explanation("; ".join([what] + [words] * bool(words)), self.left(way(made), without))
+                for words, of_weights, way in [*raw, *self.precisions]
+                if not (kept and of_weights)
+            ]
+            best = min(tried, key=lambda one: one.left)
+            if best.left <= _FITS:
+                return best
         return None
 
     def _changes(
         self, points: Sequence[Mapping[str, Tensor]], lengths: Sequence[float], *, seen: bool
     ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
         """Yield what may have been made of the update: in words, the update, and what says nothing of it."""
-        gone = (self.start + self.sent == 0) & (self.start + self.made != 0) & self.weights
-        kept = (self.sent == 0) & (self.made != 0)
-        if bool((out := gone | kept).any()) and int((~out & (self.made != 0)).sum()) >= max(_LEAST, 0.01 * len(out)):
-            parts = list(zip(self.names, self.parts(self.sent), self.parts(kept), strict=True))
-            held = {name: int(moved.sum()) for name, sent, moved in parts if not sent.any() and moved.any()}
-            zeros, same = (f"{float(one.double().mean()):.0%}" for one in (gone & ~kept, kept))
-            words = [f"{zeros} of the weights are set to zero before they are sent"] * bool((gone & ~kept).any())
-            if held and sum(held.values()) == int(kept.sum()):
-                words.append(f"{named([*held])} {'is' if len(held) == 1 else 'are'} sent as received")
-            elif bool(kept.any()):
-                words.append(f"{same} of the numbers are sent as received (only some of the changes are sent)")
-            yield " and ".join(words), self.made, out
+        gone = (self.start + self.sent == 0) & (self.start + self.made != 0) & (self.sent != 0) & self.weights
+        kept, words = (self.sent == 0) & (self.made != 0), list[str]()
+        tensors = list(zip(self.names, self.parts(self.sent), self.parts(kept), strict=True))
+        held = {name: int(moved.sum()) for name, sent, moved in tensors if not sent.any() and moved.any()}
+        if bool(gone.any()):
+            words.append(f"{float(gone.double().mean()):.0%} of the weights are set to zero before they are sent")
+            yield words[0], self.made, gone
+        if bool(kept.any()) and int((~(gone | kept) & (self.made != 0)).sum()) >= max(_LEAST, 0.01 * len(kept)):
+            whole = held and sum(held.values()) == int(kept.sum())
+            what = named([*held]) if whole else f"{float(kept.double().mean()):.0%} of the numbers"
+            yield " and ".join([*words, f"{what} stay as received in what is sent"]), self.made, gone | kept
         bound = float(self.sent.abs().max())
         if int((self.sent.abs() >= bound * (1 - 1e-6)).sum()) > 1:
             yield f"updates are clipped to ±{bound:.3g} in each element", self.made.clamp(-bound, bound), None

@@ -327,7 +327,7 @@ def replay_update(
     if transcript.recording and (found := other.by_precision(error)):
         return Replay(error, 0.0, home, *found)
     rounding = 0.0
-    for seed in range(_ROUNDINGS) if error < math.inf else ():
+    for seed in range(_ROUNDINGS) if error < math.inf and any(value.any() for value in moved.values()) else ():
         rough = again(_rounded(begin, generator(seed, "rounding")))
         rounding = math.inf if rough is None else max(rounding, relative_error(moved, rough, nothing))
     plain = Replay(error, rounding, home)
@@ -400,7 +400,7 @@ def facts_in_words(transcript: Transcript) -> str:
         alone = f"{replay.explanation}, which alone explains a difference of {replay.error:.2g}"
         return f"The facts hold: {'; '.join([home] * bool(home) + [alone])}."
     if replay.explanation:
-        return f"The facts are unverified: {other}; {replay.explanation}."
+        return f"The facts are unverified: {'; '.join([home] * bool(home) + [other, replay.explanation])}."
     if facts == "unverified":
         much = "this training makes so much of rounding that a replay tells nothing"
         why = much if replay.error > CONTRADICTED else "the training of the other updates can’t be repeated"
