@@ -417,3 +417,46 @@ def test_flowers_own_quickstart_is_audited_unchanged(tmp_path):
     assert errors(tmp_path / "out") == {(0, 0): 0.0, (0, 1): 0.0}
     entry = json.loads((tmp_path / "out/recording/round-00000.json").read_text())
     assert entry["messages"][0]["training"]["optimiser"] == "adam"
+
+
+PERSONAL = replaced(
+    replaced(
+        CLIENT,
+        'model.load_state_dict(msg.content["arrays"].to_torch_state_dict())',
+        'model.load_state_dict(msg.content["arrays"].to_torch_state_dict(), strict=False)\n'
+        '    if "head" in context.state:\n'
+        '        model[-1].load_state_dict(context.state["head"].to_torch_state_dict())',
+    ),
+    'return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())',
+    'context.state["head"] = ArrayRecord(model[-1].state_dict())\n'
+    '    return Message(RecordDict({"arrays": ArrayRecord(body(model))',
+).replace("import net, data, fit", "import net, data, fit, body")
+BODY = """
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10))
+
+
+def body(model):
+    return {k: v.half() for k, v in model.state_dict().items() if k.startswith("1")}
+"""
+
+
+def test_heads_that_stay_with_their_nodes_are_known_to_the_replay_alone(tmp_path):
+    server = replaced(SERVER, "ArrayRecord(net().state_dict())", "ArrayRecord(body(net()))").replace(
+        "import net", "import net, body"
+    )
+    app = write_app(tmp_path / "app", server=server, client=PERSONAL, task=TASK + BODY)
+    config = {"nested.rate": 0.02}
+    done = audit_flower(app, nodes=2, config=config, out=tmp_path / "out", **{**QUICK, "attacks": ["exact-linear"]})
+    (federation,) = done.result.federations
+    assert federation.recording is not None
+    assert federation.recording.facts == "verified"
+    assert federation.recording.facts_text.startswith(
+        "The facts hold: 3.weight, 3.bias stay with each client, and the replay has its own; messages travel in float16"
+    )
+    truth = load_file(tmp_path / "out/recording/truth/round-00001-client-00000.safetensors")
+    assert truth["seen/1/0/start/3.weight"].shape == (10, 24)
+    travelled = [load_file(file) for file in (tmp_path / "out/recording").glob("*.safetensors")]
+    assert {name for one in travelled for name in one} == {"1.weight", "1.bias"}

@@ -84,6 +84,16 @@ def two_groups(model: nn.Module, x: Tensor, y: Tensor) -> None:
     train(opt, model, x, y)
 
 
+def two_optimisers(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    first, *_, last = model.children()
+    slow, fast = torch.optim.SGD(first.parameters(), lr=0.02), torch.optim.SGD(last.parameters(), lr=0.1, momentum=0.9)
+    for inputs, targets in batches(x, y):
+        model.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        slow.step()
+        fast.step()
+
+
 def head_only(model: nn.Module, x: Tensor, y: Tensor) -> None:
     train(torch.optim.Adam(list(model.children())[-1].parameters(), lr=0.01), model, x, y)
 
@@ -285,6 +295,7 @@ CASES: dict[str, tuple[Loop, dict[str, Any]]] = {
     "schedule": (scheduled, {}),
     "warm-up from 0": (warmed_up, {}),
     "two groups": (two_groups, {}),
+    "two optimisers": (two_optimisers, {}),
     "head only": (head_only, {}),
     "frozen": (frozen, {}),
     "accumulation": (accumulated, {}),

@@ -311,13 +311,23 @@ def averaged(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def two_optimisers(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    one, other = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[-1]))  # type: ignore[index]
+    first, *_, last = model.children()
+    one, other = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.Adam(last.parameters(), lr=0.1)
     for inputs, targets in batches(x, y):
         one.zero_grad()
         other.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
         one.step()
         other.step()
+
+
+def optimisers_in_turn(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    first, *_, last = model.children()
+    both = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (first, last)]
+    for i, (inputs, targets) in enumerate(batches(x, y)):
+        model.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        both[i % 2].step()
 
 
 @pytest.mark.parametrize(
@@ -327,6 +337,7 @@ def two_optimisers(model: nn.Module, x: Tensor, y: Tensor) -> None:
         (plain(lambda p: torch.optim.NAdam(p, lr=0.01)), {"optimiser"}),
         (plain(lambda p: torch.optim.SGD(p, lr=0.01, maximize=True)), {"optimiser"}),
         (two_optimisers, {"optimiser"}),
+        (optimisers_in_turn, {"optimiser"}),
         (averaged, {"optimiser"}),
         (never_zeroed, {"gradients-changed"}),
         (penalised, {"several-losses"}),

@@ -101,8 +101,10 @@ def attacked(
         named: dict[str, Any] = {"mean": known.mean, "std": known.std, "loss": called}
         with Recorder(place / "recording", name=passing.name, module=module.cpu(), **named) as recorder:
             recorder.begin_round(passing.sent, index)
-            recorder.update(passing.name, passing.state, passing.seen, form=passing.form, sanitised=known.sanitised)
+            facts: dict[str, Any] = {"form": passing.form, "sent": passing.sent, "sanitised": known.sanitised}
+            recorder.update(passing.name, passing.state, passing.seen, **facts)
             recorder.end_round()
+            module = recorder.without_personal(module)
         if truth_beside(place / "recording") is None:
             raise BadInput("what the site trained on couldn't be recorded")
         audit = api.audit_transcript(

@@ -25,6 +25,7 @@ from fedaudit.capture.optimisers import (
     configured,
     has_closure,
     has_state,
+    joined,
     rates,
     read_settings,
     step_by_hand,
@@ -184,8 +185,8 @@ class Capture:
         self._in_step = False
         self._kept_state = False  # whether the optimiser had momentum or moments before its step
         self._recorded: list[Step] = []
-        self._settings: Settings | None = None
-        self._optimiser: int | None = None
+        self._settings: dict[int, Settings] = {}  # of each optimiser, by its id
+        self._optimiser: Optimizer | None = None  # the first, kept so that no other gets its id
         self._frozen: list[bool] = []
         self._unmodelled: set[str] = set()
         self._thread = 0
@@ -231,7 +232,7 @@ class Capture:
         for watched in self._watched:
             self._changed_by_hand(watched)
             watched.passes = []
-        self._running_module = None
+        self._running_module = self._optimiser = None
         self._running, self._seconds = False, time.perf_counter() - self._began
 
     @property
@@ -347,7 +348,7 @@ class Capture:
         Raises:
             BadInput: no step was seen.
         """
-        own, settings = self._own, self._settings
+        own, settings = self._own, joined(self._settings.values())
         if own is None or settings is None or not self._recorded:
             raise BadInput(UNMODELLED["nothing-seen"])
         steps, positions = [s for s in self._recorded if not s.empty], list(own.parameters)
@@ -364,6 +365,8 @@ class Capture:
             unmodelled.add("gradients-changed" if None in made else "optimiser-settings")
         changed |= any(one is not None and one.how == "other" for one in made)
         unmodelled |= {"optimiser"} if settings.kind == "other" else set()
+        if any(len(s.rates) != len(settings.groups) for s in self._recorded):  # not all optimisers step each time
+            unmodelled.add("optimiser")
         unmodelled |= set() if whole else {"optimiser-settings"}
         unmodelled |= {"gradients-changed"} if changed else set()
         passes, precisions = [], {p.precision for s in steps for p in s.passes}
@@ -719,7 +722,7 @@ class Capture:
 
     def _take(self, watched: Watched, gradients: list[Tensor | None]) -> None:
         """Keep the gradients by which weights are changed without an optimiser, unless one trains."""
-        by_hand = self._optimiser in (None, _BY_HAND) and not self._in_closure
+        by_hand = not self._settings.keys() - {_BY_HAND} and not self._in_closure
         if by_hand and watched.taken is None and any(p.backward for p in watched.passes):
             watched.taken = gradients, watched.gradients.step()
 
@@ -734,11 +737,12 @@ class Capture:
             return
         settings, rate = step
         if self._own is None:
-            self._choose(watched, settings, _BY_HAND, set(settings.groups[0].parameters))
-        if settings.kind == "other" or self._settings is None:
+            self._choose(watched, settings, None, set(settings.groups[0].parameters))
+        known = self._settings.get(_BY_HAND)
+        if settings.kind == "other" or known is None:
             self._note("weights are changed by hand, and not by a rate times the gradient", "optimiser")
-            self._settings = dataclasses.replace(self._settings or settings, kind="other")
-        elif settings != self._settings:
+            self._settings = {_BY_HAND: dataclasses.replace(known or settings, kind="other")}
+        elif settings != known:
             self._note("by hand now these weights are changed and then others", "optimiser-settings")
         watched.before = {name: p.detach().to("cpu", copy=True) for name, p in watched.parameters.items()}
         watched.versions = versions(watched.parameters)
@@ -795,7 +799,7 @@ class Capture:
                 break
         else:
             return
-        if self._own is not None and self._optimiser == _BY_HAND:  # SAM's first half
+        if _BY_HAND in self._settings:  # SAM's first half
             self._note(_MOVED, "optimiser")
             self._own, self._recorded = None, []
         for one in self._watched:
@@ -803,14 +807,15 @@ class Capture:
         if self._own is None:
             if held - own and (whole := self._whole(held)) is not None:
                 watched, own = whole, {id(p) for p in whole.parameters.values()} & held
-            self._choose(watched, read_settings(optimiser), id(optimiser), own)
-            if self._settings is not None and self._settings.kind == "other":
+            self._choose(watched, settings := read_settings(optimiser), optimiser, own)
+            if settings.kind == "other":
                 self._note(f"clients train by {type(optimiser).__name__}, whose steps can't be repeated here")
             if self._kept_state:
                 self._note(UNMODELLED["optimiser-state"], "optimiser-state")
-        if id(optimiser) != self._optimiser:
+        first = id(optimiser) == next(iter(self._settings))
+        if not first and not (self._recorded and not passes and self._beside(optimiser, watched, own)):
             self._note("several optimisers train the model", "optimiser")
-        if not passes and id(optimiser) == self._optimiser:
+        if not passes and first:
             self._note("an optimiser's step came without a backward pass through the model", "gradients-changed")
         if not passes:
             return
@@ -857,16 +862,33 @@ class Capture:
             one.modes = modes(made)
         return made
 
-    def _choose(self, watched: Watched, settings: Settings, optimiser: int, own: set[int]) -> None:
+    def _choose(self, watched: Watched, settings: Settings, optimiser: Optimizer | None, own: set[int]) -> None:
         self._own, self.module = watched, watched.module
         self._watched = [watched]
-        self._settings, self._optimiser = settings, optimiser
+        self._optimiser, self._settings = optimiser, {_BY_HAND if optimiser is None else id(optimiser): settings}
         self._frozen = still(watched)
         positions = [i for i, p in enumerate(watched.parameters.values()) if id(p) in own and p.requires_grad]
         watched.gradients.trained = frozenset(positions)
 
+    def _beside(self, optimiser: Optimizer, watched: Watched, own: set[int]) -> bool:
+        """Take an optimiser that steps other parameters after the same passes for more groups of the first, if so."""
+        settings, held = (
+            read_settings(optimiser),
+            {i for s in self._settings.values() for g in s.groups for i in g.parameters},
+        )
+        alike = {settings.kind, *(s.kind for s in self._settings.values())}
+        if len(self._recorded) == 1 and id(optimiser) not in self._settings and len(alike) == 1 and not own & held:
+            if has_state(optimiser, own):
+                self._note(UNMODELLED["optimiser-state"], "optimiser-state")
+            self._settings[id(optimiser)] = settings
+            watched.gradients.also(i for i, p in enumerate(watched.parameters.values()) if id(p) in own)
+        if self._settings.get(id(optimiser)) != settings or watched.gradients.edited:
+            return False
+        self._recorded[-1].rates += rates(optimiser)
+        return True
+
     def _compare(self, optimiser: Optimizer, watched: Watched, held: set[int]) -> None:
-        if id(optimiser) == self._optimiser and read_settings(optimiser) != self._settings:
+        if self._settings.get(id(optimiser), settings := read_settings(optimiser)) != settings:
             self._note("the optimiser's settings changed between steps", "optimiser-settings")
         if still(watched) != self._frozen:
             self._note("layers were frozen or unfrozen between steps", "optimiser-settings")

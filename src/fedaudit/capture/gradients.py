@@ -159,6 +159,15 @@ class GradientWatch:
         self._now, self._accumulated, self._spent, self._norm, self._under_way = Edits(), False, True, None, False
         return now
 
+    @property
+    def edited(self) -> bool:
+        """Whether something changed the gradients since the last step used them."""
+        return bool(self._now.edits) or self._now.changed
+
+    def also(self, positions: Iterable[int]) -> None:
+        """Another optimiser steps these parameters, beside the others."""
+        self.trained = (self.trained or frozenset()) | frozenset(positions)
+
     def norm(self, value: Any) -> None:
         """A norm was computed; it may be that of the gradients."""
         if isinstance(value, Tensor) and value.ndim == 0 and self._known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,12 @@ def read_settings(optimiser: Optimizer) -> Settings:
     if any(g.get("maximize") for g in optimiser.param_groups):
         kind = "other"
     return Settings(kind, tuple(groups))
+
+
+def joined(several: Collection[Settings]) -> Settings | None:
+    """Return optimisers of one kind that step together as one; None: there are none."""
+    groups = tuple(group for settings in several for group in settings.groups)
+    return Settings(next(iter(several)).kind, groups) if several else None
 
 
 def rates(optimiser: Optimizer) -> tuple[float, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +21,18 @@ from fedaudit.defences.privacy import of_private_steps
 from fedaudit.modalities import NOTHING, fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
 from fedaudit.modalities.tokens import of_one_length
-from fedaudit.models import embedded_words, end_of, has_batch_norm, is_of_transformers, of_one_tensor, padding_of
+from fedaudit.models import (
+    adapters_names,
+    embedded_words,
+    end_of,
+    has_batch_norm,
+    is_of_transformers,
+    of_one_tensor,
+    padding_of,
+)
 from fedaudit.models.own import InOrder
 from fedaudit.task.targets import BCE, MSE, Task, observed_task, read_targets, target_fault, target_shape, usual_task
-from fedaudit.task.training import LOSSES, UNMODELLED, TrainingConfig
+from fedaudit.task.training import LOSSES, TOLD, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
     INDEX,
     Form,
@@ -35,7 +45,7 @@ from fedaudit.transcript.files import (
     read_header,
     read_rounds,
 )
-from fedaudit.transcript.reading import outputs_of
+from fedaudit.transcript.reading import by_own_names, outputs_of
 from fedaudit.transcript.rounds import check_new
 from fedaudit.transcript.secure_sum import training_of_sum
 from fedaudit.transcript.truth import CANDIDATES, FOLDER, save_part, seen_tensors, truth_file
@@ -121,6 +131,7 @@ class Recorder:
         self._next = 0
         self._open: RoundEntry | None = None
         self._weights: dict[str, Tensor] = {}
+        self._personal: set[str] = set()  # what clients train and nobody sends
         given: dict[str, Any] = {"mean": mean, "std": std, "loss": loss, "tokens": tokens}
         given["columns"] = None if columns is None else tuple(columns)
         before = None  # digest of the last closed round
@@ -288,21 +299,19 @@ class Recorder:
         file = f"{stem}.safetensors"
         message = MessageEntry(client=number, name=name, form=form, file=file, training=config, sanitised=sanitised)
         self._save(message.file, self._tensors(state))
-        start = self._tensors(sent) if sent is not None else captured.start if captured is not None else {}
-        if any(
-            value is not (known := self._weights.get(key, value)) and not value.cpu().equal(known.to(value.dtype))
-            for key, value in start.items()
-        ):
+        start = captured.start if captured is not None else {}
+        received = self._weights if sent is None else self._weights | self._tensors(sent)
+        if sent is None and _another_model(start, received):
+            received = {key: start.get(key, value) for key, value in received.items()}
+            notes.append("clients don't train from the global model that the round began with")
+        if any(_differs(value, self._weights.get(key, value)) for key, value in received.items()):
             entry.client_weights[number] = f"{stem}-sent.safetensors"
-            self._save(
-                entry.client_weights[number], {key: value for key, value in start.items() if key in self._weights}
-            )
-            if sent is None:
-                notes.append("clients don't train from the global model that the round began with")
+            own = {key: value for key, value in received.items() if key in self._weights}
+            self._save(entry.client_weights[number], own)
         message.num_examples = sum(config.batch_sizes) if config else num_examples
         message.seconds = seconds if seconds is not None or captured is None else captured.seconds
         if captured is not None and (config is not None or not captured.private):
-            self._keep_truth(captured, entry.index, number, config, notes)
+            self._keep_truth(captured, entry.index, number, config, received, notes)
         message.notes = list(dict.fromkeys(notes))
         entry.messages.append(message)
 
@@ -379,6 +388,22 @@ class Recorder:
         except (OSError, ValueError) as error:
             raise self._full(error) from None
 
+    def without_personal(self, module: nn.Module) -> nn.Module:
+        """Return a copy of a client's module as others have it: layers that stay with the clients are drawn anew."""
+        if not self._personal:
+            return module
+        made = copy.deepcopy(module)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            for place, part in made.named_modules():
+                own = dict(part.named_parameters(place, recurse=False))
+                if callable(reset := getattr(part, "reset_parameters", None)) and self._personal & own.keys():
+                    reset()
+                    continue
+                for name in self._personal & own.keys():
+                    nn.init.normal_(own[name], std=0.02)
+        return made
+
     # --- what is known ----------------------------------------------------------------------------------------------
 
     def _training(
@@ -388,25 +413,29 @@ class Recorder:
         data_size: int | None,
         notes: list[str],
     ) -> TrainingConfig | None:
-        if isinstance(given, TrainingConfig):
-            return given
         try:
             config = captured.training() if captured is not None else None
         except BadInput as error:
             notes.append(str(error))
             config = None
+        if isinstance(given, TrainingConfig) or (given is None and config is None):
+            return _told(config, given, notes)
         values = _CONFIG.dump_python(config) if config else {}
-        if given is None and config is None:
-            return None
         if config is not None and data_size is not None and data_size >= max(config.batch_sizes):
             values["data_size"] = data_size
         try:
-            return _CONFIG.validate_python(values | dict(given or {}))
+            return _told(config, _CONFIG.validate_python(values | dict(given or {})), notes)
         except ValidationError as error:
             raise BadInput(f"training: {explain(error)}") from None
 
     def _keep_truth(
-        self, captured: Capture, index: int, client: int, config: TrainingConfig | None, notes: list[str]
+        self,
+        captured: Capture,
+        index: int,
+        client: int,
+        config: TrainingConfig | None,
+        received: Mapping[str, Tensor],
+        notes: list[str],
     ) -> None:
         """Write what the client trained on, if it is of a form that can be attacked; else say why not."""
         why = unusable(captured, config)
@@ -425,7 +454,9 @@ class Recorder:
             notes.append("what a client trained on isn't recorded: its inputs or outputs have other parts than others'")
             return
         randomness = torch.stack(list(captured.randomness)) if captured.randomness else None
-        tensors = seen_tensors(index, client, inputs, targets, randomness)
+        start, sent = _at_home(captured, config, received)
+        self._personal |= start.keys() - sent
+        tensors = seen_tensors(index, client, inputs, targets, randomness, start)
         before, why = self._header.observed, self._learn_from(captured, inputs, targets, notes)
         if why is not None:
             self._header.observed = before
@@ -605,6 +636,47 @@ class Recorder:
 
     def _full(self, error: Exception) -> BadInput:
         return BadInput(f"can't write the recording to '{self.folder}': {getattr(error, 'strerror', None) or error}")
+
+
+def _told(seen: TrainingConfig | None, told: TrainingConfig | None, notes: list[str]) -> TrainingConfig | None:
+    """Return what was told, and note what of it isn't as it was seen (FedProx's term and a client's size never are)."""
+    fields = [f.name for f in dataclasses.fields(TrainingConfig) if f.name not in ("proximal_mu", "data_size")]
+    other = [name for name in fields if seen and told and getattr(seen, name) != getattr(told, name)]
+    notes += [f"{name} {TOLD}" for name in other]
+    return told
+
+
+def _differs(value: Tensor, other: Tensor) -> bool:
+    return value is not other and not value.cpu().equal(other.cpu().to(value.dtype))
+
+
+def _another_model(start: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
+    """Whether a client trains from another model than the round's, whole: not only from layers of its own.
+
+    A tensor of one value in all places tells nothing: norms and biases begin so. What was sent may be rounded at home.
+    """
+    told = {key: start[key] for key, value in received.items() if key in start and len(value.unique()) > 1}
+    halves = (torch.float16, torch.bfloat16)
+    rounded = any(all(v.equal(received[key].to(kind).to(v.dtype)) for key, v in told.items()) for kind in halves)
+    return bool(told) and not rounded and all(_differs(value, received[key]) for key, value in told.items())
+
+
+def _at_home(
+    captured: Capture, config: TrainingConfig | None, received: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], set[str]]:
+    """Return what local training began with and the client wasn't sent, and the names of what it was sent.
+
+    What isn't trained and never travels (a frozen part) is left out: everybody has it.
+    """
+    if captured.module is None:
+        return {}, set()
+    sent = by_own_names(received, captured.start, adapters_names(captured.module, captured.start))
+    still = {
+        name for group in (config.groups if config else ()) if not group.learning_rate for name in group.parameters
+    }
+    start = captured.start.items()
+    own = {name: v for name, v in start if (_differs(v, sent[name]) if name in sent else name not in still)}
+    return own, {*sent}
 
 
 def _printable(name: str) -> str:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from fedaudit.defences.spec import DefencesSpec
-from fedaudit.pipeline.recordings import facts_of
+from fedaudit.pipeline.recordings import facts_in_words, facts_of
 from fedaudit.results import (
     AdversaryRecord,
     FederationRecord,
@@ -396,11 +396,12 @@ def _recording_record(transcript: Transcript) -> RecordingRecord:
             ReplayRecord(
                 round=r,
                 client=names.get(c, str(c)),
-                **{name: value if math.isfinite(value) else None for name, value in replay._asdict().items()},
+                **{name: None if value == math.inf else value for name, value in replay._asdict().items()},
             )
             for (r, c), replay in sorted(transcript.replays.items())
         ],
         facts=facts_of(transcript),
+        facts_text=facts_in_words(transcript),
         notes=notes,
     )
 

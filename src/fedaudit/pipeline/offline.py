@@ -24,7 +24,7 @@ from fedaudit.pipeline.ledger import in_a_line
 from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recorded_records import OF_RECORDS, with_records
-from fedaudit.pipeline.recordings import about, check_replay, with_known_victims, with_truth
+from fedaudit.pipeline.recordings import about, check_replay, with_known_victims, with_labels, with_truth
 from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import DataRecord, ModelRecord
@@ -198,6 +198,8 @@ def attack_transcript(
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
         loaded, recorded, *_ = _open_truth(truth, transcript)
         transcript = with_known_victims(transcript, loaded)
+        if adversary.knows_labels and transcript.recording:
+            transcript = with_labels(transcript, loaded)
         seed = recorded.seed if seed is None else seed
         wanted = adversary.client_property is not None
         kinds = {a.finds.kind for a in attacks} & {*OF_RECORDS, *(["property"] if wanted else [])}
@@ -355,10 +357,7 @@ def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcr
     if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
         remedy = "simulate with --set threat.knows_labels=true"
         if transcript.recording:
-            remedy = (
-                "no recording does; simulate your model and data, "
-                'fedaudit.audit(model=…, data=…, threat={"knows_labels": True})'
-            )
+            remedy = "a recording has them in its ground truth, of every update: capture each client's training"
         raise BadInput(f"the transcript '{transcript.name}' grants no labels; {remedy}")
     return adversary
 

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,18 +16,19 @@ from torch import Tensor, nn
 from fedaudit.data.dataset import Split
 from fedaudit.modalities.tokens import as_given
 from fedaudit.models import load_checkpoint, set_training_mode
+from fedaudit.pipeline.explanations import Difference, Explanation, named
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.local_training import draws_at_random, gradient, local_randomness
 from fedaudit.simulation.replay import relative_error, replay
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.trees import replay_error
-from fedaudit.task.training import UNMODELLED
+from fedaudit.task.training import TOLD, UNMODELLED
 from fedaudit.transcript.files import write_replay
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.trees import TreeRecord
 from fedaudit.transcript.truth import Truth, truth_file
-from fedaudit.transcript.update import CONTRADICTED, PrivateSteps, Replay, Update
+from fedaudit.transcript.update import BEYOND_ROUNDING, CONTRADICTED, PrivateSteps, Replay, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.objects import load_object
 from fedaudit.utils.progress import Display
@@ -35,6 +36,10 @@ from fedaudit.utils.seeds import generator
 
 _CLOSE = 1e-3  # relative error above which it is asked what rounding explains of it
 _ROUNDINGS = 3  # how often
+_POINTS = 20_000_000  # numbers of weights along a training that are kept to look for averages of them
+_STEPS = 200  # of such a training, at most
+_LESS_NOISE = 4  # times as little as noise makes at most: then less was added than was declared
+_DRAWS = 3  # times as far from itself as two replays are where the model draws at random
 _UPDATES = 4  # of a simulation that are replayed, the first ones
 
 
@@ -186,6 +191,16 @@ def with_known_victims(transcript: Transcript, truth: Truth) -> Transcript:
     return dataclasses.replace(transcript, trees=dataclasses.replace(trees, victims=victims), notes=notes)
 
 
+def with_labels(transcript: Transcript, truth: Truth) -> Transcript:
+    """Return a recording with the labels that a threat model grants, as far as the truth has them."""
+
+    def granted(update: Update, index: int) -> Update:
+        return dataclasses.replace(update, labels=truth.labels.get((index, update.client)))
+
+    rounds = [dataclasses.replace(r, updates=[granted(u, r.index) for u in r.updates]) for r in transcript.rounds]
+    return dataclasses.replace(transcript, rounds=rounds)
+
+
 def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, display: Display) -> Transcript:
     """Train every update again from what was recorded, on the truth, and return the transcript with the errors.
 
@@ -211,8 +226,10 @@ def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, disp
         if (r.index, u.client) in truth.seen and (r.index, u.client) not in replays and _repeatable(u)
     ]
     report = display.stage(f"replay of {len(todo)} updates", len(todo)) if todo else None
+    long = {(r.index, u.client): _length(u) for r in transcript.rounds for u in r.updates}
     for index, start, update in todo:
-        replays[index, update.client] = replay_update(transcript, truth, index, start, update)
+        others = [length for key, length in long.items() if key != (index, update.client)]
+        replays[index, update.client] = replay_update(transcript, truth, index, start, update, others)
         if report is not None:
             report(1)
     if folder is not None and todo and transcript.recording:
@@ -230,6 +247,10 @@ def facts_of(transcript: Transcript) -> Literal["verified", "contradicted", "unv
         sent = [(m.round, m.client) for m in transcript.trees.messages if m.client in transcript.trees.victims]
     verified = sent and all(key in replays and replays[key].verifies for key in sent)
     return "verified" if verified else "unverified"
+
+
+def _length(update: Update) -> float:
+    return math.sqrt(sum(float(value.double().square().sum()) for value in update.tensors.values()))
 
 
 def _repeatable(update: Update) -> bool:
@@ -264,65 +285,119 @@ def worst_replay(recording: Recording) -> Replay | None:
     return max(replays, default=None, key=_how_far)
 
 
-def _how_far(replay: Replay) -> tuple[bool, float]:
-    return replay.contradicts, replay.error
+def _how_far(replay: Replay) -> tuple[bool, bool, float]:
+    return replay.contradicts, not replay.verifies, replay.error
 
 
-def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[str, Tensor], update: Update) -> Replay:
-    """Return how close training, repeated on the truth, comes to one update.
+def replay_update(
+    transcript: Transcript,
+    truth: Truth,
+    index: int,
+    start: dict[str, Tensor],
+    update: Update,
+    lengths: Sequence[float] = (),
+) -> Replay:
+    """Return how close training, repeated on the truth, comes to one update, and what explains that it comes no closer.
 
     Where it isn't close, it is repeated from weights that are moved by a rounding: many steps at a high rate make much
-    of the order in which a processor adds, and the facts aren't to blame for that.
+    of the order in which a processor adds, and the facts aren't to blame for that. Where that isn't why, what clients
+    of a recording ordinarily do to their updates is tried.
 
     Args:
         transcript: that it is of.
         truth: on which it is repeated: what the model saw, where that was recorded.
         index: of the round.
-        start: weights before the training.
+        start: weights that the client was sent.
         update: with the facts that are checked.
+        lengths: norms of the other updates.
 
     Returns:
         an error of 0 where it gives the same bits, infinity where it can't be done under these facts or diverges.
     """
-    moved = _repeated(transcript, truth, index, start, update)
+    own = _at_home(truth, (index, update.client), start)
+    home, begin = _home_in_words(own, start), start | own
+    again = functools.partial(_repeated, transcript, truth, index, update=update, sent=start)
+    seen = _unrepeatable(transcript, update)
+    moved = again(begin)
     if moved is None:
-        return Replay(math.inf)
+        return Replay(math.inf, 0.0, home, seen, math.inf)
     nothing = {name: torch.zeros_like(value) for name, value in update.tensors.items()}
     error = relative_error(update.tensors, moved, nothing)
-    if not _CLOSE < error < math.inf:
-        return Replay(error)
-    if update.sanitised is not None and (private := update.sanitised.private) is not None and private.noise:
-        return _beside_noise(transcript, truth, index, start, update, private)
+    if error <= _CLOSE:
+        return Replay(error, 0.0, home)
+    if error < math.inf and update.sanitised is not None and (private := update.sanitised.private) and private.noise:
+        return _beside_noise(functools.partial(again, begin), update.tensors, home, private)
+    other = Difference(update.tensors, moved, start, weights=update.kind == "weights")
+    if transcript.recording and (found := other.by_precision(error)):
+        return Replay(error, 0.0, home, *found)
     rounding = 0.0
-    for seed in range(_ROUNDINGS):
-        moved_start = _rounded(start, generator(seed, "rounding"), update)
-        again = _repeated(transcript, truth, index, moved_start, update, start)
-        if again is None:
-            return Replay(error, math.inf)
-        rounding = max(rounding, relative_error(moved, again, nothing))
-    return Replay(error, rounding)
+    for seed in range(_ROUNDINGS) if error < math.inf and any(value.any() for value in moved.values()) else ():
+        rough = again(_rounded(begin, generator(seed, "rounding"), update))
+        rounding = math.inf if rough is None else max(rounding, relative_error(moved, rough, nothing))
+    plain = Replay(error, rounding, home)
+    if not plain.contradicts or not transcript.recording:
+        return plain
+    points: list[dict[str, Tensor]] = []
+    steps = update.training.local_steps if update.training else 1
+    few = update.kind == "weights" and steps <= _STEPS and steps * len(other.sent) <= _POINTS
+    once_more = again(begin, points=points if few else None)
+    as_seen = not any(TOLD in note for note in transcript.notes) and not transcript.task_info.summed
+    as_seen &= transcript.task_info.loss != "custom"
+    found = other.by_change(points, lengths, seen=as_seen) or other.by_noise(seen=as_seen)
+    if found is None and seen:
+        found = Explanation(seen, math.inf)
+    drawn = 0.0 if once_more is None else relative_error(moved, once_more, nothing)
+    if found is None and error <= _DRAWS * drawn:
+        found = Explanation("the model draws at random by another generator than torch's, each time anew", math.inf)
+    return plain if found is None else Replay(error, rounding, home, *found)
+
+
+def _at_home(truth: Truth, key: tuple[int, int], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the client trained from and wasn't sent."""
+    own = truth.starts.get(key, {})
+    fit = {name: own[name] for name, value in start.items() if name in own and own[name].shape == value.shape}
+    return {name: value for name, value in fit.items() if not start[name].equal(value.to(start[name].dtype))}
+
+
+def _home_in_words(own: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> str:
+    if not own:
+        return ""
+    for kind in (torch.float16, torch.bfloat16):
+        if all(value.equal(start[name].to(kind).to(value.dtype)) for name, value in own.items()):
+            return f"clients round what they receive to {str(kind).removeprefix('torch.')}"
+    return f"{named([*own])} {'stays' if len(own) == 1 else 'stay'} with each client, and the replay has its own"
+
+
+def _unrepeatable(transcript: Transcript, update: Update) -> str:
+    """Return what was seen of a training that can't be repeated, where nobody says that the facts cover it."""
+    training = update.training
+    if training is None or training.proximal_mu or any(TOLD in note for note in transcript.notes):
+        return ""
+    seen = [text for name, text in UNMODELLED.items() if name in training.unmodelled and name != "loss"]
+    return "; ".join([*seen, *(note for note in transcript.notes if "can't be repeated" in note)])
 
 
 def _beside_noise(
-    transcript: Transcript, truth: Truth, index: int, start: dict[str, Tensor], update: Update, private: PrivateSteps
+    again: Callable[..., dict[str, Tensor] | None], sent: Mapping[str, Tensor], home: str, private: PrivateSteps
 ) -> Replay:
-    """Return how far an update is from its training without noise, and how far the declared noise takes that at most.
+    """Return how far an update is from its training without noise, and whether the declared noise takes it there.
 
     For noise that isn't known: drawn on a GPU, or by a generator of its own. The update and trainings with other noise
     of that size are draws of one distribution, about as far from the training without any; the fewer numbers, the more
     these distances differ.
     """
-    sent, most = update.tensors, 0.0
-    nothing = {name: torch.zeros_like(value) for name, value in sent.items()}
-    repeated = functools.partial(_repeated, transcript, truth, index, start, update)
-    plain = repeated(private=dataclasses.replace(private, noise=0.0))
+    nothing, most = {name: torch.zeros_like(value) for name, value in sent.items()}, 0.0
+    plain = again(private=dataclasses.replace(private, noise=0.0))
     for seed in range(1, _ROUNDINGS + 1):
-        if plain is None or (drawn := repeated(private=private, seed=seed)) is None:
+        if plain is None or (drawn := again(private=private, seed=seed)) is None:
             return Replay(math.inf)
         most = max(most, relative_error(sent, {n: sent[n] + drawn[n] - plain[n] for n in sent}, nothing))
     assert plain is not None
-    alike = 1.25 + 4 / math.sqrt(sum(value.numel() for value in sent.values()))
-    return Replay(relative_error(sent, plain, nothing), noise=most * alike)
+    error = relative_error(sent, plain, nothing)
+    most *= 1.25 + 4 / math.sqrt(sum(value.numel() for value in sent.values()))
+    if not most / _LESS_NOISE <= error <= most:
+        return Replay(error, 0.0, home)
+    return Replay(error, most / BEYOND_ROUNDING, home, "noise of the size that its DP-SGD declares", most)
 
 
 def _rounded(start: Mapping[str, Tensor], dice: torch.Generator, update: Update) -> dict[str, Tensor]:
@@ -338,11 +413,36 @@ def _rounded(start: Mapping[str, Tensor], dice: torch.Generator, update: Update)
     return {name: moved(value) for name, value in start.items()}
 
 
-def why_contradicted(recording: Recording, replay: Replay) -> str:
-    """Return in words why training, repeated, may give other updates than those that travelled, and what to do.
+def facts_in_words(transcript: Transcript) -> str:
+    """Return in a sentence what the replay says of a recording's facts, and what explains a difference."""
+    replay, facts = max(transcript.replays.values(), default=None, key=_how_far), facts_of(transcript)
+    if replay is None:
+        return "The facts are unverified: no truth was captured to repeat the training on."
+    error = "" if replay.error == math.inf else f" (relative error {replay.error:.2g})"
+    other = f"repeated, the training gives other updates than those that travelled{error}"
+    home = next((one.home for one in transcript.replays.values() if one.home), "")
+    if facts == "contradicted":
+        tried = ", and nothing ordinary that was tried explains it" * (transcript.trees is None)
+        return f"The facts don’t explain the updates: {other}{tried}."
+    if replay.explanation and facts == "verified":
+        alone = f"{replay.explanation}, which alone explains a difference of {replay.error:.2g}"
+        return f"The facts hold: {'; '.join([home] * bool(home) + [alone])}."
+    if replay.explanation:
+        return f"The facts are unverified: {'; '.join([home] * bool(home) + [other, replay.explanation])}."
+    if facts == "unverified":
+        much = "this training makes so much of rounding that a replay tells nothing"
+        why = much if replay.error > CONTRADICTED else "the training of the other updates can’t be repeated"
+        return f"The facts are unverified: {why}."
+    rounding = ", and rounding explains it: this training makes much of it" * (replay.error > CONTRADICTED)
+    holds = f"The facts hold: {home}; the" if home else "The facts are verified: the"
+    return f"{holds} largest relative error is {replay.error:.2g}{rounding}."
 
-    What was seen of the training and can't be repeated says why. Else the update that is farthest off does: one
-    factor, as clipping or another learning rate gives it, or a rest that is spread evenly, as noise is.
+
+def why_contradicted(recording: Recording, replay: Replay) -> str:
+    """Return in words why training, repeated, gives other updates than those that travelled, and what to do.
+
+    What explains them, or was seen of the training and can't be repeated, says why. Else the update that is farthest
+    off does, where it looks like another rate.
     """
     transcript, truth = recording.transcript, recording.truth
     begin = (
@@ -354,21 +454,32 @@ def why_contradicted(recording: Recording, replay: Replay) -> str:
             f"{begin}: learning_rate or reg_lambda are others, rows are missing, weighted or drawn anew for each tree "
             "(subsample), the model had other trees than were recorded, or clients add noise to what they send"
         )
+    if replay.explanation and replay.left < math.inf:
+        canaries = "; audit what the noise promises by canaries" * ("noise" in replay.explanation)
+        return (
+            f"{begin}: {replay.explanation}. Known examples aren't sent so, and what is found in theirs tells nothing "
+            f"of these: record once without it{canaries}"
+        )
     updates = [(r.index, r.sent_to(u.client), u) for r in transcript.rounds for u in r.updates]
     none = Replay(0.0)
     replays = {(index, u.client): transcript.replays.get((index, u.client), none) for index, _, u in updates}
-    off = [u.training for index, _, u in updates if replays[index, u.client].contradicts and u.training]
+    off = [u.training for index, _, u in updates if not replays[index, u.client].reproduces and u.training]
     seen = [name for name in UNMODELLED if any(name in training.unmodelled for training in off)]
     if seen:
         return f"{begin}: {'; '.join(UNMODELLED[name] for name in seen)}. {' '.join(_REMEDIES[name] for name in seen)}"
+    if replay.explanation:
+        return f"{begin}: {replay.explanation}"
     for index, start, update in sorted(updates, key=lambda one: _how_far(replays[one[0], one[2].client]))[-1:]:
-        moved = _repeated(transcript, truth, index, start, update)
-        if moved is not None and (looks := _looks_like(update.tensors, moved, start)):
+        moved = _repeated(
+            transcript, truth, index, start | _at_home(truth, (index, update.client), start), update, start
+        )
+        if moved is None:
+            continue
+        if looks := Difference(update.tensors, moved, start, weights=update.kind == "weights").looks_like():
             return f"{begin}; {looks}. Record once without that: where it is reproduced, nothing else is wrong"
     return (
-        f"{begin}: either clients clip updates or add noise (LocalDpMod, Opacus), or what is recorded of their "
-        "training (learning rate, momentum, steps, BatchNorm) is wrong. Record once without noise: where that is "
-        "reproduced, it was the noise"
+        f"{begin}, and neither the precision of messages, clipping, noise, averages of weights nor layers that stay "
+        "with clients explain it: what is recorded (learning rate, momentum, steps, BatchNorm) is wrong"
     )
 
 
@@ -384,51 +495,6 @@ _REMEDIES = {  # of each of UNMODELLED
     "loss": "Give the loss: --loss package.module:function, or loss=….",
     "nothing-seen": "Train in the process and thread that record.",
 }
-_EVEN = 0.25  # by how much the standard deviations of a noise's tensors may differ
-_SURE = 4  # standard errors
-_ENOUGH = 200  # elements, to tell how a rest is spread
-
-
-def _looks_like(sent: Mapping[str, Tensor], moved: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> str:
-    """Return what takes a trained update to the one that was sent, if it is one factor or even noise; else nothing.
-
-    Noise knows nothing of the weights that training starts from: a rest that correlates with them is a wrong fact,
-    such as weight decay.
-    """
-    names = [name for name, value in sent.items() if value.is_floating_point()]
-    if not names:
-        return ""
-    own, made, begun = (torch.cat([of[name].double().flatten() for name in names]) for of in (sent, moved, start))
-    finite = bool(torch.isfinite(torch.cat([own, made, begun])).all())
-    if not finite or not float(made.norm()) or not float(own.norm()):
-        return ""
-    factor = float(own @ made / (made @ made))
-    rest = own - factor * made
-    rounding = max(torch.finfo(sent[name].dtype).eps for name in names) * float(own.norm() + begun.norm())
-    if float(rest.norm() / own.norm()) < CONTRADICTED:
-        if factor <= 0 or abs(factor - 1) < CONTRADICTED:
-            return ""
-        clipped = f"clipping to a norm of {float(own.norm()):.3g}, or " if factor < 1 else ""
-        return f"they are {factor:.3g} times as large: that looks like {clipped}another learning rate than is recorded"
-    parts = rest.split([sent[name].numel() for name in names])
-    deviation = float(rest.std())
-    if deviation * math.sqrt(len(rest)) <= _SURE * rounding:
-        return ""
-    spreads = [abs(float(part.std()) / deviation - 1) for part in parts if len(part) >= _ENOUGH]
-    if not spreads or max(spreads) > _EVEN:
-        return ""
-    kurtosis = float(((rest - rest.mean()) / deviation).pow(4).mean())
-    besides = begun - float(begun @ made / (made @ made)) * made  # what training's direction doesn't explain of them
-    length = float(rest.norm() * besides.norm())
-    correlation = abs(float(rest @ besides)) / length if length else 0.0
-    if abs(kurtosis - 3) > _SURE * math.sqrt(24 / len(rest)) or correlation > _SURE / math.sqrt(len(rest)):
-        return ""
-    unsure = _SURE * deviation / float(made.norm())
-    scaled = f", after clipping by a factor of {factor:.2g}" if unsure < factor < 1 - unsure else ""
-    return (
-        f"the rest is spread evenly over all elements: it may be noise of standard deviation {deviation:.3g}"
-        f"{scaled} (LocalDpMod, Opacus); audit what it promises by canaries"
-    )
 
 
 def _repeated(
@@ -437,15 +503,15 @@ def _repeated(
     index: int,
     start: dict[str, Tensor],
     update: Update,
-    sent: Mapping[str, Tensor] | None = None,
-    *,
+    sent: Mapping[str, Tensor],
+    points: list[dict[str, Tensor]] | None = None,
     private: PrivateSteps | None = None,
     seed: int | None = None,
 ) -> dict[str, Tensor] | None:
-    """Return the update that training from ``start``, repeated on the truth, gives.
+    """Return the update that training from ``start``, repeated on the truth, gives, as a difference to ``sent``.
 
-    None where it can't be done or diverges. What it is a difference to is ``sent``, if that isn't ``start``. With a
-    ``seed`` the noise of ``private`` is another than was recorded; None: it is as the update's own.
+    None where it can't be done or diverges. ``points`` takes the parameters after each step. With a ``seed`` the noise
+    of ``private`` is another than was recorded; None: it is as the update's own.
     """
     training, key, info = update.training, (index, update.client), transcript.task_info
     if training is None or not (key in truth.seen or key in truth.inputs):  # or of no update that the adversary reads
@@ -472,8 +538,9 @@ def _repeated(
             randomness=[] if seed else [state.clone() for state in truth.randomness.get(key, ())],
             private=private or (update.sanitised.private if update.sanitised else None),
             seed=seed or 0,
+            points=points,
         )
-        return {name: replayed[name] - (sent or start)[name] for name in update.tensors}  # as the update was made
+        return {name: replayed[name] - sent[name] for name in update.tensors}  # as the update was made
     except (BadInput, RuntimeError):  # of other sizes or shapes than these facts say, or it diverges
         return None
 

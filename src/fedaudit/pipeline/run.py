@@ -351,7 +351,8 @@ def assess(
     wrong = {
         r.transcript.name: why_contradicted(r, replay)
         for r in recordings
-        if (replay := replayed.get(r.transcript.name)) is not None and replay.contradicts
+        if (replay := replayed.get(r.transcript.name)) is not None
+        and (replay.contradicts or (replay.explanation and not replay.reproduces))
     }
     by_name, conditions = {a.name: a for a in attacks}, {r.transcript.name: conditions_of(r) for r in recordings}
     summaries = [

@@ -63,7 +63,7 @@ KEPT: dict[type[Record], str] = {
     FederationRecord: "name algorithm update_kind clients rounds batch_size local_steps local_epochs learning_rate "
     "updates_observed summed updates_rejected fallbacks description aggregator sanitiser defences replay_error "
     "recording checks course",
-    RecordingRecord: "totals training seconds facts",
+    RecordingRecord: "totals training seconds facts facts_text",
     ReceivedCheck: "*",
     HistoryRecord: "rounds accuracy examples bytes parameters epsilon epsilon_adjacency epsilon_delta epsilon_unit "
     "epsilon_of_clients epsilon_pld stopped why_stopped honest_accepted malicious_accepted timing",

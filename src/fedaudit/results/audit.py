@@ -95,10 +95,10 @@ class ReplayRecord(Record):
         description="how far the replay ends from itself, relative, where its first weights are moved by a "
         "rounding; 0: not asked, as the error is small; null: so moved it diverged",
     )
-    noise: float | None = Field(
-        default=0.0,
-        description="how far noise of the declared size takes it at most, where the noise wasn't recorded; 0: it was, "
-        "or there is none",
+    home: str = Field(default="", description="what the client trained from and wasn't sent; empty: nothing")
+    explanation: str = Field(default="", description="what explains the error; empty: nothing has to, or nothing does")
+    left: float | None = Field(
+        default=0.0, description="relative error that it leaves; null: it can't be repeated, so that nobody can tell"
     )
 
 
@@ -113,6 +113,7 @@ class RecordingRecord(Record):
     facts: Literal["verified", "contradicted", "unverified"] = Field(
         description="whether what is recorded of local training gives the updates that travelled, when it is repeated"
     )
+    facts_text: str = Field(default="", description="the same in a sentence, with what explains a difference")
     notes: list[str] = Field(default=[], description="what else to know of the recording")
 
 

@@ -33,6 +33,7 @@ def replay(
     randomness: Sequence[Tensor] = (),
     private: PrivateSteps | None = None,
     seed: int = 0,
+    points: list[dict[str, Tensor]] | None = None,
 ) -> dict[str, Tensor]:
     """Return the whole state after training as ``training`` says, by torch's own optimisers on the CPU.
 
@@ -48,6 +49,7 @@ def replay(
             The global one stays as it was.
         private: how each step's gradient was clipped example by example, and given noise, which Opacus draws so.
         seed: of what is drawn where there is no ``randomness``.
+        points: takes the parameters after each step.
 
     Returns:
         state of the model afterwards, which isn't finite where training diverged.
@@ -107,6 +109,8 @@ def replay(
             for group, multiple in zip(optimiser.param_groups, multiples, strict=True):
                 group["lr"] = multiple * rate
             optimiser.step()
+            if points is not None:
+                points.append({name: p.detach().clone() for name, p in model.named_parameters()})
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 

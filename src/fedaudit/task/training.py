@@ -159,7 +159,7 @@ WeightsPrecision = Literal["float32", "float64", "bfloat16", "float16"]
 
 # What a recording of real training can tell that nothing here models: name -> in words, for notes and reports.
 UNMODELLED = {
-    "optimiser": "clients train by another optimiser than SGD, Adam and AdamW",
+    "optimiser": "clients train by another optimiser than SGD, Adam and AdamW, or by several",
     "optimiser-state": "the optimiser kept its state (momentum, moments) from an earlier round",
     "optimiser-settings": "the optimiser's settings changed within an update in a way that isn't recorded",
     "gradients-changed": "gradients were changed between backward pass and step, by more than clipping",
@@ -168,6 +168,7 @@ UNMODELLED = {
     "loss": "clients minimise a loss that isn't one of fedaudit's",
     "nothing-seen": "no training step was seen: the model may be trained in another thread or process",
 }
+TOLD = "counts as it was told and not as it was seen"  # of facts, in notes
 
 
 class Pass(NamedTuple):

@@ -420,7 +420,13 @@ class _ReplayEntry(BaseModel):
     client: _Natural
     error: Annotated[float, Field(ge=0)] | None = Field(description="null: the replayed training diverged")
     rounding: Annotated[float, Field(ge=0)] | None = 0.0  # null: so moved it diverged
-    noise: Annotated[float, Field(ge=0)] | None = 0.0
+    home: _Text = ""
+    explanation: _Text = ""
+    left: Annotated[float, Field(ge=0)] | None = 0.0  # null: it can't be repeated
+
+    def replay(self) -> Replay:
+        error, rounding, left = (math.inf if v is None else v for v in (self.error, self.rounding, self.left))
+        return Replay(error, rounding, self.home, self.explanation, left)
 
 
 class _Replays(BaseModel):
@@ -432,8 +438,8 @@ class _Replays(BaseModel):
 def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], Replay]:
     """Return what an earlier replay check of the transcript found: (round, client) to how close it came.
 
-    A version before kept no rounding, so that what it took for a contradiction may be none: that is left out, as what
-    was never checked, and checked again where the truth is there.
+    A version before kept no explanation, so that what it took for a contradiction may be none: that is left out, as
+    what was never checked, and checked again where the truth is there.
 
     Raises:
         CorruptTranscript: the file is damaged or was changed.
@@ -451,16 +457,16 @@ def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], Replay]:
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from None
     return {
-        (e.round, e.client): Replay(*(math.inf if value is None else value for value in (e.error, e.rounding, e.noise)))
+        (e.round, e.client): e.replay()
         for e in found.updates
-        if "rounding" in e.model_fields_set or (e.error is not None and e.error <= CONTRADICTED)
+        if "explanation" in e.model_fields_set or (e.error is not None and e.error <= CONTRADICTED)
     }
 
 
 def write_replay(folder: Path, identifier: str, replays: Mapping[tuple[int, int], Replay]) -> None:
     """Keep what a replay check found beside the transcript; a folder that can't be written to stays as it is."""
     entries = [
-        _ReplayEntry(round=r, client=c, **{k: v if math.isfinite(v) else None for k, v in one._asdict().items()})
+        _ReplayEntry(round=r, client=c, **{k: None if v == math.inf else v for k, v in one._asdict().items()})
         for (r, c), one in sorted(replays.items())
     ]
     try:

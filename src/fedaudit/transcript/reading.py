@@ -6,7 +6,7 @@ A recorder writes exactly what travelled, and has no module: what is a parameter
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,11 +151,8 @@ class Reader:
 
     def _tensors(self, file: str) -> dict[str, Tensor]:
         """Return tensors by the module's own names; refuse what isn't the module's."""
-        tensors, path = read_file(self.folder, file, self.files), self.folder / file
-        for prefix in _PREFIXES:
-            if tensors and all(name.startswith(prefix) for name in tensors) and not set(tensors) & set(self.state):
-                tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-        tensors = {self._adapters.get(name, name): value for name, value in tensors.items()}
+        path = self.folder / file
+        tensors = by_own_names(read_file(self.folder, file, self.files), self.state, self._adapters)
         for name, value in tensors.items():
             if name not in self.state:
                 raise BadInput(f"{path}: the model has no tensor '{name}'; give the module that the clients trained")
@@ -167,6 +164,22 @@ class Reader:
         if self.exact:
             return tensors
         return {name: value.to(self.state[name].dtype) for name, value in tensors.items()}
+
+
+def by_own_names(
+    tensors: Mapping[str, Tensor], state: Collection[str], adapters: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Return tensors by the module's own names, without those of wrappers.
+
+    Args:
+        tensors: as they travel.
+        state: names in the module's.
+        adapters: of :func:`~fedaudit.models.adapters_names`.
+    """
+    for prefix in _PREFIXES:
+        if tensors and all(name.startswith(prefix) for name in tensors) and not set(tensors) & set(state):
+            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    return {adapters.get(name, name): value for name, value in tensors.items()}
 
 
 # --- the task -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 It lies in one sealed file, or in a folder of such: a recorder writes one an update, so that a kill loses nothing.
 Each names the transcript that it belongs to. Examples stand in it as a data set has them (``inputs/ROUND/CLIENT``), or
-as model and loss saw them (``seen/ROUND/CLIENT/inputs``), where nothing else is known of them.
+as model and loss saw them (``seen/ROUND/CLIENT/inputs``), where nothing else is known of them. What a client trains
+from and wasn't sent stands in it, too (``seen/ROUND/CLIENT/start/NAME``).
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ ABOUT = ("scenario", "data", "model", "accuracy", "device", "promise", "std_gues
 _WHOLE = ("candidates", "candidate_labels", "owners", "matched", "values", "shares", "coins")
 _OF_UPDATE = re.compile(r"round-(\d{5})-client-(\d{5})\.safetensors")
 _OF_UPDATES = ("inputs", "labels", "rows", "members", "seen/inputs", "seen/targets", "seen/randomness")
-_PLACE = re.compile(r"(inputs|labels|rows|members|seen)/(\d{1,9})/(\d{1,9})(|/inputs|/targets|/randomness)")
+_PLACE = re.compile(
+    r"(inputs|labels|rows|members|seen)/(\d{1,9})/(\d{1,9})(|/inputs|/targets|/randomness|/start)(?:(?<=/start)/(.+))?"
+)
 _MOST_CANDIDATES = 5000  # from which no more files are read
 
 
@@ -71,6 +74,7 @@ class Truth:
             which ``inputs`` and ``labels`` are made; of texts shorter than the longest with ``NOTHING`` behind them;
             empty of a simulation.
         randomness: likewise, torch's state of randomness (passes, k) before each pass, where the model draws at random.
+        starts: likewise, by name what local training began with and the client wasn't sent: layers that stay with it.
     """
 
     inputs: dict[tuple[int, int], Tensor]
@@ -87,6 +91,7 @@ class Truth:
     members: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     randomness: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    starts: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         examples = sum(map(len, self.inputs.values()))
@@ -148,7 +153,7 @@ class Truth:
         ):
             tensors |= {f"{what}/{r}/{c}": value for (r, c), value in known.items()}
         for (r, c), (inputs, targets) in self.seen.items():
-            tensors |= seen_tensors(r, c, inputs, targets, self.randomness.get((r, c)))
+            tensors |= seen_tensors(r, c, inputs, targets, self.randomness.get((r, c)), self.starts.get((r, c), {}))
         try:
             save_sealed(path, tensors, self.about)
         except (OSError, SafetensorError, ValueError) as error:
@@ -167,10 +172,16 @@ class Truth:
 
 
 def seen_tensors(
-    index: int, client: int, inputs: Tensor, targets: Tensor, randomness: Tensor | None
+    index: int,
+    client: int,
+    inputs: Tensor,
+    targets: Tensor,
+    randomness: Tensor | None,
+    start: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """Return by their names in a file what ``client`` used in round ``index``, as model and loss saw it."""
     known = {"inputs": inputs, "targets": targets, "randomness": randomness}
+    known |= {f"start/{name}": value for name, value in start.items()}
     return {f"seen/{index}/{client}/{what}": value for what, value in known.items() if value is not None}
 
 
@@ -270,9 +281,12 @@ def truth_from(about: dict[str, Any], tensors: Mapping[str, Tensor], path: Path)
     """Return the truth that stands in the tensors of a file, or of several."""
     kept: dict[str, dict[tuple[int, int], Tensor]] = {what: {} for what in _OF_UPDATES}
     known: dict[str, Any] = {}
+    starts: dict[tuple[int, int], dict[str, Tensor]] = {}
     for name, value in tensors.items():
         place = _PLACE.fullmatch(name)
-        if place and place[1] + place[4] in kept:
+        if place and place[1] + place[4] == "seen/start" and place[5]:
+            starts.setdefault((int(place[2]), int(place[3])), {})[place[5]] = value
+        elif place and place[1] + place[4] in kept:
             kept[place[1] + place[4]][int(place[2]), int(place[3])] = value
         elif name in _WHOLE:
             known[name] = value
@@ -284,7 +298,7 @@ def truth_from(about: dict[str, Any], tensors: Mapping[str, Tensor], path: Path)
     # Copied: arithmetic gives other bits where memory isn't aligned as it was in training, as in a file it may not be.
     both = {key: (value.clone(), targets[key].clone()) for key, value in seen.items()}
     nothing = {"candidates": torch.zeros(0), "candidate_labels": torch.zeros(0, dtype=torch.int64)}
-    of_updates = {"rows": rows, "members": members, "seen": both, "randomness": randomness}
+    of_updates = {"rows": rows, "members": members, "seen": both, "randomness": randomness, "starts": starts}
     return Truth(inputs, labels, about=about, **{**nothing, **known, **of_updates})
 
 
@@ -309,7 +323,7 @@ def _decoded(
             others.append(examples)
     if not own:
         nothing = torch.zeros(0, *task_info.input_shape, dtype=task_info.example_kind.dtype)
-        return dataclasses.replace(truth, candidates=nothing, seen={}, randomness={})
+        return dataclasses.replace(truth, candidates=nothing, seen={}, randomness={}, starts={})
     inputs, labels = (torch.cat([pair[i] for pair in (*own.values(), *others)]) for i in (0, 1))
     first = _first_of_each(task_info.example_kind.fingerprints(inputs))
     return dataclasses.replace(
@@ -320,6 +334,7 @@ def _decoded(
         candidate_labels=labels[first],
         seen={key: truth.seen[key] for key in own},
         randomness={key: value for key, value in truth.randomness.items() if key in own},
+        starts={key: value for key, value in truth.starts.items() if key in own},
     )
 
 

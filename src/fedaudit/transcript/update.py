@@ -16,7 +16,6 @@ UpdateKind = Literal["gradient", "weights"]
 
 CONTRADICTED = 0.05  # relative error from which the facts aren't those that the update was made with
 _ANYTHING = 0.5  # relative error of an update that says nothing of the facts
-_LESS_NOISE = 4  # times as little as noise makes at most: then less was added than was declared
 BEYOND_ROUNDING = 10  # times as far as a rounding takes it: it has one rounding, at the start, and training has many
 
 
@@ -27,26 +26,33 @@ class Replay(NamedTuple):
         error: ‖replayed − sent‖ / ‖sent‖; infinity where it can't be repeated, or diverges.
         rounding: how far it ends from itself where the weights that it starts from are moved by a rounding, relative;
             0 where the error is too small to ask.
-        noise: how far noise of the declared size takes it at most, where the noise itself wasn't recorded; 0: it was,
-            or there is none. Then the error is that of the training without noise.
+        home: what the client trained from and wasn't sent, in words; empty: nothing.
+        explanation: what explains the error, in words; empty: nothing has to, or nothing does.
+        left: relative error that it leaves; infinity: it can't be repeated, so that nobody can tell.
     """
 
     error: float
     rounding: float = 0.0
-    noise: float = 0.0
+    home: str = ""
+    explanation: str = ""
+    left: float = 0.0
+
+    @property
+    def reproduces(self) -> bool:
+        """Whether training, repeated, gives what was sent, as far as rounding lets it."""
+        return self.error <= max(CONTRADICTED, BEYOND_ROUNDING * self.rounding)
 
     @property
     def contradicts(self) -> bool:
         """Whether the facts can't be those that the update was made with."""
-        if self.noise:
-            return not self.noise / _LESS_NOISE <= self.error <= self.noise
-        return self.error > max(CONTRADICTED, BEYOND_ROUNDING * self.rounding)
+        return not self.explanation and not self.reproduces
 
     @property
     def verifies(self) -> bool:
         """Whether the facts are told from others: where rounding alone explains any update, they aren't."""
-        spread = max(BEYOND_ROUNDING * self.rounding, self.noise)
-        return not self.contradicts and (self.error <= CONTRADICTED or spread < _ANYTHING)
+        if self.explanation:
+            return self.left < _ANYTHING
+        return self.reproduces and (self.error <= CONTRADICTED or BEYOND_ROUNDING * self.rounding < _ANYTHING)
 
 
 @dataclass(frozen=True)

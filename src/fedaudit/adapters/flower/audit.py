@@ -163,7 +163,7 @@ def audit_flower(
                 attacked = records = None
             for note in watcher.notes:
                 display.say(f"note: {note}")
-            module = None if trees.messages else _module(watcher, run, folder / RECORDING)
+            module = None if trees.messages else recorder.without_personal(_module(watcher, run, folder / RECORDING))
             display.say(
                 f"{watcher.updates or trees.messages} updates in {run.rounds} round(s) recorded in "
                 f"{folder / RECORDING} ({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
@@ -212,7 +212,6 @@ class _Watcher:
         self.refused: BadInput | None = None  # what was asked for, or the app, doesn't fit: it was stopped
         self._recorder, self._trees, self._report = recorder, trees, report
         self._round: int | None = None
-        self._weights: dict[str, Tensor] = {}
         self._tested: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by node, what its first evaluation used
         self.server = Evaluation(None, _TESTED)  # the ServerApp's own, between the clients' answers
 
@@ -290,16 +289,13 @@ class _Watcher:
         weights = state_in(sent, names, MODEL)
         if index != self._round:
             self._recorder.begin_round(weights, index)
-            self._round, self._weights = index, weights
-        another = weights.keys() != self._weights.keys() or any(
-            not torch.equal(weights[name], self._weights[name]) for name in weights
-        )
+            self._round = index
         state = state_in(content, names, MODEL)
         if len(content.array_records) > 1:
             self._note(f"clients send {len(content.array_records)} ArrayRecords; only '{MODEL}' is recorded")
         check_names(state, weights)
         examples = num_examples(content)
-        self._recorder.update(node, state, seen, num_examples=examples, sent=weights if another else None)
+        self._recorder.update(node, state, seen, num_examples=examples, sent=weights)
         self.updates += 1
         self.rounds.add(index)
         for note in seen.notes if seen.inputs or seen.private else [UNMODELLED["nothing-seen"]]:

@@ -100,7 +100,8 @@ class RecorderFilter(Filter):  # type: ignore[misc]
             return
         recorder = self._begin(context, received.state, index)
         try:
-            recorder.update(site, state_of(dxo), seen, form=FORMS[dxo.data_kind], num_examples=counted(dxo))
+            form, examples = FORMS[dxo.data_kind], counted(dxo)
+            recorder.update(site, state_of(dxo), seen, form=form, num_examples=examples, sent=received.state)
             if (tested := validated(context, "recorder")) is not None:
                 recorder.candidates(*tested)
         finally:

@@ -335,10 +335,11 @@ def last_layer(victim: Victim, layers: Sequence[Layer], gradient: dict[str, Tens
             return LastLayer(victim.module.get_submodule(layer.name), gradient[names[0]], bias, weight, offset)
         if names:
             break
-    raise NotApplicable(
-        f"labels can't be inferred: the model has no fully connected layer with {outputs} outputs at its end, "
-        "or its gradient wasn't sent; grant the labels (threat.knows_labels=true)"
-    )
+    ends = [layer for layer in layers if layer.kind == "linear" and layer.parameters]
+    why = f"the model has no fully connected layer with {outputs} outputs at its end"
+    if ends and not any(name in gradient for name in ends[-1].parameters):
+        why = f"the last layer ('{ends[-1].name}') isn't in the update: it stays with the client, or is held back"
+    raise NotApplicable(f"labels can't be inferred: {why}; grant the labels (threat.knows_labels=true)")
 
 
 def dummies(task_info: TaskInfo) -> Tensor:
