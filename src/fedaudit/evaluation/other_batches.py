@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedaudit.evaluation.shift import comparable
+from fedaudit.evaluation.shift import REMEDY, SHIFTED
+from fedaudit.evaluation.statistics import SURE
+from fedaudit.evaluation.verdicts import Judgement, by_fisher
+from fedaudit.results import FindingResult
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
@@ -30,13 +35,11 @@ class Batches(NamedTuple):
         inputs: (n + m, ...) the update's different examples, then others that may stand for them.
         dealt: (1 + 999, n) which of these are in each batch; the update's own is the first.
         counted: (k,) bool, which of the update's k different examples these n are: those that nobody else has as well.
-        shift: p-value of the clients' examples being like the held-out ones; see :func:`comparable`.
     """
 
     inputs: Tensor
     dealt: Tensor
     counted: Tensor
-    shift: float
 
     @property
     def best(self) -> float:
@@ -45,24 +48,37 @@ class Batches(NamedTuple):
         return float((own == own[0]).all(dim=1).double().mean())
 
 
+def paired(cost: Tensor, batches: Batches) -> Tensor:
+    """Return (1 + d, p) costs of each batch's pairs with what was found, one to one, with as little as can be.
+
+    Args:
+        cost: (n + m, k) of each example with each of k that were found; p is the smaller one of n and k.
+        batches: of these examples.
+    """
+    costs = cost.numpy()
+    parts = [costs[batch] for batch in batches.dealt.numpy()]
+    return torch.from_numpy(np.stack([part[linear_sum_assignment(part)] for part in parts]))
+
+
 def p_value(fits: Sequence[float] | Tensor) -> float:
     """Return the p-value of the first of (1 + d,) fits: how many of all are as good."""
     values = torch.as_tensor(fits, dtype=torch.float64)
     return float((values >= values[0] - 1e-9).double().mean())
 
 
-def other_batches(truth: Truth, key: tuple[int, int], *, seed: int, once: bool = False) -> Batches:
+def other_batches(truth: Truth, kept: Truth, key: tuple[int, int], *, seed: int, once: bool = False) -> Batches:
     """Return the batch of an update and others, of candidates of the same labels where those are classes.
 
     Args:
         truth: of the federation.
+        kept: the same with the candidates that may stand for the client's examples, by
+            :func:`fedaudit.evaluation.shift.comparable`.
         key: the update's round and client.
         seed: of the deals.
         once: whether examples that anybody else has, too, count for nothing, such as a form that nobody filled in.
     """
     places = truth.different(key)[0]
     own, labels = truth.inputs[key][places], truth.labels[key][places]
-    kept, shift = comparable(truth, [key], seed=seed)
     mine = [tensor_digest(example) for example in own]
     left = Counter(mine)  # each of them is a candidate itself
     rest = []
@@ -78,8 +94,8 @@ def other_batches(truth: Truth, key: tuple[int, int], *, seed: int, once: bool =
         counted = torch.tensor([often[name] < 2 for name in mine], dtype=torch.bool)
         single = torch.tensor([often[tensor_digest(one)] < 2 for one in others], dtype=torch.bool)
         others, names = others[single], names[single]
-    chosen = dealt(labels[counted], names, generator(seed, "other batches", *map(str, key)))
-    return Batches(torch.cat([own[counted], others]), chosen, counted, shift)
+    chosen = dealt(labels[counted], names, generator(seed, "other batches"))
+    return Batches(torch.cat([own[counted], others]), chosen, counted)
 
 
 def dealt(own: Tensor, others: Tensor, rng: torch.Generator) -> Tensor:
@@ -112,3 +128,24 @@ def _often(truth: Truth) -> Counter[bytes]:
     often.subtract({name for *_, name in used} & often.keys())  # the used one itself, which is a candidate, too
     often.update(name for *_, name in used)
     return often
+
+
+def with_remedy(
+    verdict: Callable[[Sequence[FindingResult]], Judgement],
+) -> Callable[[Sequence[FindingResult]], Judgement]:
+    """Return the verdict that, where there are too few other batches to exclude luck, says why and what to do."""
+
+    def judged(findings: Sequence[FindingResult]) -> Judgement:
+        found, best = verdict(findings), by_fisher(findings)[1]
+        if found.verdict != "inconclusive" or best is None or best <= SURE or found.evidence is None:
+            return found
+        if found.evidence.by_guessing == 1:  # others have the same
+            return found
+        shift = min((f.blind_p_value for f in findings if f.blind_p_value is not None), default=1.0)
+        why = f"there are too few other examples to hold what was found against; {REMEDY}"
+        if shift <= SHIFTED:
+            told = f"without any update, the clients' examples can be told from held-out ones, p = {shift:.2g}"
+            found, why = found._replace(text=f"{found.text}; {told}"), REMEDY
+        return found._replace(advice=why)
+
+    return judged

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedaudit.attacks.findings import SequenceFinding, TokenFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, victims_of
-from fedaudit.evaluation.other_batches import Batches, other_batches, p_value
+from fedaudit.evaluation.other_batches import Batches, other_batches, p_value, paired, with_remedy
+from fedaudit.evaluation.shift import comparable
 from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities import TokenInfo
@@ -83,7 +84,8 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
         )
         for i, (t, p) in enumerate(zip(true, pairs, strict=True))
     ]
-    batches = other_batches(truth, key, seed=seed, once=True)
+    kept, shift = comparable(truth, [key], seed=seed)
+    batches = other_batches(truth, kept, key, seed=seed, once=True)
     fits = _fits(finding.sequences, batches, tokens)
     alone = [one for one, counts in zip(results, batches.counted.tolist(), strict=True) if counts]
     judged = alone or results  # where others have them all, guessing gets them all
@@ -103,7 +105,7 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
         leak=leaks(over.mean > guess, p),
         p_value=p,
         p_value_at_best=batches.best,
-        blind_p_value=batches.shift,
+        blind_p_value=shift,
         sequences=results[:_SHOWN],
     )
     return Evaluation(result)
@@ -130,11 +132,7 @@ def _fits(found: Tensor, batches: Batches, tokens: TokenInfo) -> Tensor:
         theirs.scatter_add_(1, places.where(places >= 0, torch.tensor(len(words))), torch.ones_like(places))
         shared = torch.minimum(theirs[:, :-1], counts).sum(dim=1)
         scores[:] = 2 * shared / (sizes + counts.sum()).clamp(min=1)
-    return torch.tensor([_paired(f1[:, batch]) for batch in batches.dealt])
-
-
-def _paired(f1: Tensor) -> float:
-    return float(f1[linear_sum_assignment(-f1.numpy())].sum()) / max(1, f1.shape[1])
+    return -paired(-f1.T, batches).sum(dim=1) / max(1, batches.dealt.shape[1])
 
 
 def _verdict(findings: Sequence[FindingResult]) -> Judgement:
@@ -159,7 +157,7 @@ _BY_WORDS = by_test(
 )
 
 FINDING_TYPES["sequences"] = FindingType(
-    verdict=_verdict,
+    verdict=with_remedy(_verdict),
     rules=(
         "Sequences are 'recovered' when at least one came out word for word, and luck doesn't explain what came out: "
         f"they have as much ROUGE-1 of at most {100 * SURE:g} % of other batches. Other batches are dealt of held-out "
@@ -192,7 +190,8 @@ def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Trut
         return values[~torch.isin(values, nothing)]
 
     key = message.round, message.client
-    batches, named = other_batches(truth, key, seed=seed, once=True), different(finding.tokens)
+    kept, shift = comparable(truth, [key], seed=seed)
+    batches, named = other_batches(truth, kept, key, seed=seed, once=True), different(finding.tokens)
     alone = bool(batches.counted.any())
     true = different(batches.inputs[batches.dealt[0]] if alone else truth.inputs[key])
     right = int(torch.isin(true, named).sum())
@@ -212,7 +211,7 @@ def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Trut
         leak=leaks(right / len(true) > guess, p),
         p_value=p,
         p_value_at_best=p_value(_named(true, batches, nothing)) if alone else 1.0,
-        blind_p_value=batches.shift,
+        blind_p_value=shift,
     )
     return Evaluation(result)
 
@@ -231,12 +230,14 @@ def _named(named: Tensor, batches: Batches, nothing: Tensor) -> Tensor:
 
 
 FINDING_TYPES["tokens"] = FindingType(
-    verdict=by_test(
-        RECALL.name,
-        "words",
-        "exact binomial interval (Clopper-Pearson); Monte Carlo test against other batches",
-        "{who} can tell which words training {things} have: {share} % of {n} words were named, and {guess} % of those "
-        "of other people's.",
+    verdict=with_remedy(
+        by_test(
+            RECALL.name,
+            "words",
+            "exact binomial interval (Clopper-Pearson); Monte Carlo test against other batches",
+            "{who} can tell which words training {things} have: {share} % of {n} words were named, and {guess} % of "
+            "those of other people's.",
+        )
     ),
     rules=(
         "Words are 'inferred' when those that were named are as large a part of the words of at most "
