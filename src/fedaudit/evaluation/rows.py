@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import binomtest
+from scipy.stats import poisson_binom
 from torch import Tensor
 
 from fedaudit.attacks.findings import RowFinding
@@ -417,13 +417,13 @@ def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     judged = _BY_CELLS(findings)
     rows = [row for finding in findings for row in finding.rows]
     exact, proved = sum(row.exact for row in rows), sum(bool(row.certified) for row in rows)
-    p = binomtest(exact, len(rows), max(row.by_luck for row in rows), alternative="greater").pvalue if rows else 1.0
-    p = min(1.0, 2 * p)  # one of two tests
+    p = float(poisson_binom([row.by_luck for row in rows]).sf(exact - 1)) if exact else 1.0
+    p = min(1.0, 2 * max(p, 0.0))  # one of two tests
     certified = f", {proved} of {len(rows)} certified" if proved else ""
     text = f"{exact} of {len(rows)} rows exact{certified}; {judged.text}"
     if not exact or (judged.verdict != "inferred" and p > SURE):
         return judged._replace(text=text)
-    test = "exact binomial test against rows drawn from the candidates"
+    test = "exact test (Poisson binomial) against rows drawn from the candidates"
     if p > SURE:
         test = "Monte Carlo test of the cells against guesses and other batches"
         p = judged.evidence.p_value if judged.evidence else p

@@ -63,8 +63,9 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
 
     Luck is what the same sequences get of other batches, of held-out sequences and the update's own, of the same labels
     where those are classes (:mod:`fedaudit.evaluation.other_batches`). The p-value is the share of 1,000 batches, its
-    own among them, whose mean ROUGE-1, paired one to one, is as high. A sequence that anybody else has word for word,
-    such as a form that nobody filled in, counts for nothing.
+    own among them, that they fit as well: by the mean ROUGE-1, paired one to one, and one more for each sequence with
+    all words right. A sequence that anybody else has word for word, such as a form that nobody filled in, counts for
+    nothing.
     """
     message, tokens = observation.messages[0], observation.task_info.tokens
     assert tokens is not None
@@ -86,11 +87,11 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
     ]
     kept, shift = comparable(truth, [key], seed=seed)
     batches = other_batches(truth, kept, key, seed=seed, once=True)
-    fits = _fits(finding.sequences, batches, tokens)
+    fits, elsewhere = _fits(finding.sequences, batches, tokens)
     alone = [one for one, counts in zip(results, batches.counted.tolist(), strict=True) if counts]
     judged = alone or results  # where others have them all, guessing gets them all
     over = interval([r.rouge1 for r in judged], resamples=_RESAMPLES, seed=seed, least=0, most=1)
-    guess, p = (float(fits.mean()), p_value(fits)) if alone else (1.0, 1.0)
+    guess, p = (elsewhere, p_value(fits)) if alone else (1.0, 1.0)
     exact = sum(r.found == r.true for r in alone)
     result = done(
         finding,
@@ -117,8 +118,11 @@ def _notes(batches: Batches) -> list[str]:
     return [f"{common} of {n} sequences are others' as well, word for word, and count for nothing"] if common else []
 
 
-def _fits(found: Tensor, batches: Batches, tokens: TokenInfo) -> Tensor:
-    """Return (1 + d,) the mean ROUGE-1 that (k, length) sequences have of each batch, paired one to one."""
+def _fits(found: Tensor, batches: Batches, tokens: TokenInfo) -> tuple[Tensor, float]:
+    """Return (1 + d,) how well (k, length) sequences fit each batch, paired one to one, and their mean ROUGE-1.
+
+    That is the mean ROUGE-1, and one more for each that has all words right.
+    """
     nothing = torch.tensor([t for t in (tokens.padding, tokens.end) if t is not None])
     sizes = (~torch.isin(batches.inputs, nothing)).sum(dim=1)
     f1 = torch.zeros(len(found), len(batches.inputs), dtype=torch.float64)
@@ -132,7 +136,9 @@ def _fits(found: Tensor, batches: Batches, tokens: TokenInfo) -> Tensor:
         theirs.scatter_add_(1, places.where(places >= 0, torch.tensor(len(words))), torch.ones_like(places))
         shared = torch.minimum(theirs[:, :-1], counts).sum(dim=1)
         scores[:] = 2 * shared / (sizes + counts.sum()).clamp(min=1)
-    return -paired(-f1.T, batches).sum(dim=1) / max(1, batches.dealt.shape[1])
+    fits = -paired(-f1.T - (f1.T >= 1).double(), batches)
+    n = max(1, batches.dealt.shape[1])
+    return fits.sum(dim=1) / n, float(fits.clamp(max=1).sum(dim=1).mean()) / n
 
 
 def _verdict(findings: Sequence[FindingResult]) -> Judgement:
