@@ -261,8 +261,19 @@ def test_labels_of_several_updates_are_tested_together(right, runs, verdict):
         ([image(different_candidates=39, psnr_nearest_other=2.0)], "inconclusive"),
         ([image(different_candidates=39, psnr_nearest_other=2.0, psnr=22.0)], "recovered"),
         ([image(different_candidates=40, psnr_nearest_other=14.0), image(rank=2, nearer_to_other=6.0)], "inconclusive"),
-        ([image(different_candidates=8, by_luck=0.5)] * 4, "recovered"),
-        ([image(different_candidates=7, by_luck=0.5)] * 4, "inconclusive"),
+        # that all came out visibly is no evidence where luck does it, too
+        ([image(different_candidates=8, by_luck=0.5)] * 4, "inconclusive"),
+        ([image(different_candidates=8, by_luck=0.5)] * 7, "recovered"),
+        # where luck names it anyway, it must be nearer by 2.5·ln 100 = 11.51 dB
+        ([image(by_luck=1.0, psnr_nearest_other=8.4)], "recovered"),
+        ([image(by_luck=1.0, psnr_nearest_other=8.6)], "inconclusive"),
+        ([image(by_luck=1.0, psnr_nearest_other=8.4), image(by_luck=1.0, rank=2)], "inconclusive"),
+        ([image(by_luck=1.0, psnr_nearest_other=9.0)] * 4, "recovered"),  # several show what one doesn't
+        # no further ahead than half of the candidates are of each other: one of them may be of the same person
+        ([image(as_far_by_luck=0.5)], "inconclusive"),
+        ([image(as_far_by_luck=0.008)], "recovered"),
+        ([image(as_far_by_luck=0.5)] * 3, "recovered"),
+        ([image(as_far_by_luck=0.5), image(as_far_by_luck=1.0, rank=2)], "inconclusive"),
         # what the chance is, by_luck knows better than the number of candidates
         ([image(by_luck=0.2)], "inconclusive"),
         ([image(by_luck=0.2)] * 3, "recovered"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import ks_2samp, poisson_binom
+from scipy.stats import poisson_binom
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
@@ -29,7 +29,8 @@ from fedaudit.evaluation.finding_types import (
 from fedaudit.evaluation.image_metrics import PSNR_CAP, correlation, lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.registration import STAY, channel_means, correlations, overlapping, registered, turned, ways
-from fedaudit.evaluation.statistics import DOUBT, SURE
+from fedaudit.evaluation.shift import REMEDY, SHIFTED, comparable, told_apart
+from fedaudit.evaluation.statistics import DOUBT, SURE, combined
 from fedaudit.evaluation.verdicts import Judgement, share_of
 from fedaudit.modalities.packed import Packing, draw_parts
 from fedaudit.results import Curve, FindingResult, ImageResult, MetricResult, RegisteredResult
@@ -37,11 +38,15 @@ from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.fingerprint import tensor_digest
-from fedaudit.utils.seeds import derive_seed
+from fedaudit.utils.seeds import derive_seed, generator
 
 VISIBLE_SSIM = 0.5
 VISIBLE_CORRELATION = 0.8  # of signals: two thirds of the variance are explained
-NEARER_DB = 6.0  # by which an image is nearer than to any other candidate: a quarter of the error is no luck
+NEARER_DB = 6.0  # by which one image alone is nearer than to any other candidate, at least, for it to be no luck
+# Of other pictures that are nearest to a victim, one in e at most is nearer than to any other candidate by as many dB
+# more. Of 400 portraits of 40 people (AT&T), whose margins were the widest that were measured, 10 % are ahead by 4.5 dB
+# and 1 % by 8.8, where this says 5.8 and 11.5; of digits and clothes by half as much, of CIFAR-10 by a fifth.
+NEARER_BY_LUCK_DB = 2.5
 GROUPED_MSE = (1 / 255) ** 2  # one grey level: what an image may be off by whose client is asked for
 _GROUPINGS = 999  # at random: the least p-value is 1 in 1,000
 CERTIFIED_MSE = (0.5 / 255) ** 2  # half a grey level: what a certified image may be off by
@@ -57,8 +62,9 @@ _RANGES: dict[str, tuple[float, ...]] = {
     "ssim_registered": (-1.0, 1.0),
 }
 ALONE_DB = 10.0  # above an even image, where there is no other candidate, or above the mean one, where there are few
-SEVERAL = 4  # victims that all came out visibly are no luck, among at least twice as many candidates
 _FROM_SUMS = 1e-9  # probabilities below are added up, for one minus the others' sum has too few digits
+AS_OFTEN = 0.1  # luck names a victim at least so often where its margin is no more than others': candidates may show it
+_POOL = 1000  # candidates whose own margins are taken, at random
 ENOUGH = 40  # different candidates, of which to be the nearest one by far is no luck; of fewer see ALONE_DB
 # Shares of the level of 1 %, for images as they are and for what is tried after that.
 ADJUSTED_RAND = Metric(
@@ -75,7 +81,6 @@ _LEVELS = {"": 0.8, " after the best shift and flip": 0.1, " after the best turn
 _INCLUDED = dict(
     zip(_LEVELS, ("", ", shifted or mirrored ones included", ", dark, turned or negative ones included"), strict=True)
 )
-_STYLE = 0.25  # standard deviations beyond the victims' own brightness and contrast that are still alike
 
 
 @evaluate.register
@@ -84,9 +89,11 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
 
     In every round that images were recovered of, recovered and true ones are paired by the assignment of least total
     squared error; where no rounds are said, over all that were received. An example that was used several times (local
-    epochs, rounds) is evaluated once, by the first of its recoveries. Candidates that differ from the victims in
-    brightness or contrast (Kolmogorov-Smirnov test) are left out: a picture in the clients' style would be nearer to
-    any victim than to all of them.
+    epochs, rounds) is evaluated once, by the first of its recoveries. Where the clients' examples can be told from all
+    others by themselves (:func:`fedaudit.evaluation.shift.comparable`), those that the same clients used alone tell
+    what luck does, and the mean of the others among these is the baseline: a picture of the same site would be nearer
+    to any victim than all others. A victim that the candidates hold several times, such as an empty form, is named as
+    often as it occurs, and is its own nearest other.
 
     Signals have no bounds: each channel is measured in units of its range over the candidates, victims included, so
     that 0 and 1 are its least and its largest value; a PSNR is that of the range. What is compared for images by SSIM
@@ -133,11 +140,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     true = torch.cat([truth.inputs[m.round, m.client] for m, _ in covered])
     true_labels = torch.cat([truth.labels[m.round, m.client] for m, _ in covered])
     places = [(m, i) for m, _ in covered for i in range(len(truth.inputs[m.round, m.client]))]
-    pictures, all_candidates = true.ndim > 2, len(truth.candidates)
-    if pictures:
-        truth = _alike(truth, true, true_labels)
-    left_out = all_candidates - len(truth.candidates)
-    unlike = f"{left_out} of {all_candidates} candidates are darker, brighter or otherwise in contrast than the victims"
+    pictures = true.ndim > 2
+    alike, shift_p = comparable(truth, [(m.round, m.client) for m, _ in covered], seed=seed)
 
     def paired(images: Tensor) -> Tensor:
         parts = [(kind.vectors(truth.inputs[m.round, m.client]), rows) for m, rows in covered]
@@ -149,16 +153,18 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     values = psnr(errors)
     seen = observation.task_info.normalise
     normalised = mse(seen(given_images[order]), seen(given_truth))
-    structure, alike = _likeness(images, true, truth.candidates.mean(dim=0))
+    structure, linear = _likeness(images, true, truth.candidates.mean(dim=0))
     perceptual = lpips(images, true)
     different = _different(truth.candidates)
     mean_image = truth.candidates.mean(dim=0, keepdim=True).expand_as(true)
-    if different == 1:  # that would be the victim itself
+    if shift_p <= SHIFTED and len(alike.candidates) > 1:  # what the clients' other examples have in common
+        mean_image = (alike.candidates.sum(dim=0) - true) / (len(alike.candidates) - 1)
+    if different == 1:
         mean_image = channel_means(true, true.ndim - 2).expand_as(true)
     rngs, lucky = {}, {}
     for m, rows in covered:
         rngs[id(m)] = np.random.default_rng(derive_seed(seed, "same-class", federation, m.round, m.client))
-        lucky[id(m)] = by_luck(len(rows), different, truth.labels[m.round, m.client], truth)
+        lucky[id(m)] = by_luck(len(rows), _different(alike.candidates), truth.labels[m.round, m.client], alike)
     results: list[ImageResult] = []
     image_files: dict[str, Tensor] = {}
     first, uses = _distinct(true)
@@ -166,6 +172,12 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     toned = _paired_by(_in_tone, finding.images, covered, truth) if pictures else None
     victims = _among(truth.candidates, true)  # an image of another victim is no image of somebody else
     candidates, recovered, wanted = (kind.vectors(part) for part in (truth.candidates, images, true))
+    usual = margins_of(candidates, seed)
+
+    def as_far(nearest_other: float | None, found: float) -> float:
+        """Return the share of candidates that are as far ahead with their own nearest one."""
+        return 1.0 if nearest_other is None else float((1 + (usual >= found - nearest_other).sum()) / (1 + len(usual)))
+
     for i in first:
         message, position = places[i]
         other = _same_class(true[i], int(true_labels[i]), truth, rngs[id(message)])
@@ -182,7 +194,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 mse=float(errors[i]),
                 psnr=float(values[i]),
                 ssim=None if structure is None else float(structure[i]),
-                correlation=None if alike is None else float(alike[i]),
+                correlation=None if linear is None else float(linear[i]),
                 mse_normalised=float(normalised[i]),
                 psnr_normalised=float(psnr(normalised[i])),
                 lpips=None if perceptual is None else float(perceptual[i]),
@@ -191,16 +203,21 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 rank_pattern=_rank_of_pattern(images[i], true[i], truth.candidates) if pictures else None,
                 candidates=len(truth.candidates),
                 different_candidates=different,
-                by_luck=lucky[id(message)][int(true_labels[i])],
+                by_luck=min(1.0, stands.equal * lucky[id(message)][int(true_labels[i])]),
                 psnr_nearest_other=apart,
+                as_far_by_luck=as_far(apart, float(values[i])),
                 nearer_to_other=0.0 if nearest is None or victims[nearest] else stands.nearer_to_other,
                 uses=uses[i],
                 rounds=list(finding.rounds[int(order[i])]) if finding.rounds else [],
                 certified=None if finding.certified is None else bool(finding.certified[order[i]]),
                 psnr_mean_image=float(psnr(mse(mean_image[i : i + 1], true[i : i + 1]))),
                 psnr_same_class=None if other is None else float(psnr(mse(other[None], true[i : i + 1]))),
-                registered=None if moved is None else _after_move(moved[i], true[i], mean_image[i], truth),
-                toned=None if toned is None else _after_tone(toned[i], true[i], mean_image[i], truth),
+                registered=None
+                if moved is None
+                else _with_luck(_after_move(moved[i], true[i], mean_image[i], truth), as_far),
+                toned=None
+                if toned is None
+                else _with_luck(_after_tone(toned[i], true[i], mean_image[i], truth), as_far),
             )
         )
         own, other = given_truth[i], given_images[order[i]]
@@ -219,12 +236,14 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         finding,
         observation if vertical else received,
         [
-            *([f"{unlike}: they were left out"] if left_out else [_by_part(images, true, packing)] if packing else []),
+            *([_by_part(images, true, packing)] if packing else []),
+            *([told_apart(shift_p)] if shift_p <= SHIFTED else []),
             *luck,
         ],
         images=results,
         certified=None if finding.certified is None else int(finding.certified.sum()),
         certified_wrong=None if finding.certified is None else _wrongly(given[0], covered, given[1]),
+        blind_p_value=shift_p,
         things=things,
         label_source=finding.label_source,
         label_accuracy=None if targets else label_accuracy(labels, true_labels),
@@ -236,6 +255,22 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         images_alone = [image.model_copy(update={"rounds": []}) for image in results]
         result = result.model_copy(update={"round": None, "client": None, "rounds": [], "images": images_alone})
     return Evaluation(result, image_files)
+
+
+def _with_luck(found: RegisteredResult, as_far: Callable[[float | None, float], float]) -> RegisteredResult:
+    return found.model_copy(update={"as_far_by_luck": as_far(found.psnr_nearest_other, found.psnr)})
+
+
+def margins_of(candidates: Tensor, seed: int) -> Tensor:
+    """Return by how many dB each of (n, d) candidates is nearer to one other than to any further one, of 1,000 at most.
+
+    Where there are several pictures of a person, that is how far ahead another one of these is.
+    """
+    rows = torch.randperm(len(candidates), generator=generator(seed, "margins"))[:_POOL]
+    apart = torch.cdist(candidates[rows].double(), candidates[rows].double())
+    least = apart.masked_fill(apart < 1e-6, torch.inf).sort(dim=1).values[:, :2]
+    least = least[least.isfinite().all(dim=1)]
+    return 20 * torch.log10(least[:, 1] / least[:, 0]) if len(rows) > 2 else torch.zeros(0)
 
 
 def _grouped(
@@ -385,27 +420,6 @@ def _rows(finding: ImageFinding, message: Message, received: int) -> Tensor:
     if rows and len(rows) != message.update.num_examples:
         raise ValueError(f"{len(rows)} images for the {message.update.num_examples} examples of round {message.round}")
     return torch.tensor(rows, dtype=torch.int64)
-
-
-def _alike(truth: Truth, victims: Tensor, labels: Tensor) -> Truth:
-    """Return the truth with the candidates that are as bright and as rich in contrast as the ``victims`` can be.
-
-    All stay unless the victims differ from other candidates of their classes at a level of 1 % (two tests).
-    """
-    own, other = (torch.stack([x.flatten(1).mean(1), x.flatten(1).std(1)], 1) for x in (victims, truth.candidates))
-    victim = _among(truth.candidates, victims)
-    classes = torch.isin(truth.candidate_labels, labels) & ~victim
-    if not classes.any():
-        return truth
-    tests = [ks_2samp(own[:, i].numpy(), other[classes, i].numpy()).pvalue for i in range(2)]
-    if min(tests) > SURE / 2:
-        return truth
-    room = _STYLE * other[classes].std(dim=0, correction=0)
-    low, high = own.amin(dim=0) - room, own.amax(dim=0) + room
-    kept = victim | ((other >= low) & (other <= high)).all(dim=1)
-    if not kept.any():
-        return truth
-    return replace(truth, candidates=truth.candidates[kept], candidate_labels=truth.candidate_labels[kept])
 
 
 def _among(images: Tensor, others: Tensor) -> Tensor:
@@ -585,11 +599,13 @@ class Standing(NamedTuple):
         rank: how many candidates are at least as near to the recovered image as the true one, which counts as one.
         nearest: the position of the other candidate that is nearest to the recovered image, if there is one.
         nearer_to_other: by how many dB that is nearer than any further one, the true one included; else 0.
+        equal: how many candidates are equal to the true image, at least 1.
     """
 
     rank: int
     nearest: int | None
     nearer_to_other: float
+    equal: int = 1
 
 
 def standing(image: Tensor, true: Tensor, candidates: Tensor) -> Standing:
@@ -597,13 +613,15 @@ def standing(image: Tensor, true: Tensor, candidates: Tensor) -> Standing:
     distances = _squared_distances(image, candidates)
     own = _squared_distances(image, true[None])
     same = _squared_distances(true, candidates) == 0
-    rank = 1 + int(((distances <= own) & ~same).sum())
+    rank, equal = 1 + int(((distances <= own) & ~same).sum()), max(1, int(same.sum()))
     if bool(same.all()):
-        return Standing(rank, None, 0.0)
+        return Standing(rank, None, 0.0, equal)
+    if equal > 1:
+        return Standing(rank, int(same.nonzero()[1]), 0.0, equal)
     nearest = int(distances.masked_fill(same, torch.inf).argmin())
     further = torch.cat([own, distances[distances > distances[nearest]]]).min()
     return Standing(
-        rank, nearest, max(0.0, float(psnr(distances[nearest] / image.numel()) - psnr(further / image.numel())))
+        rank, nearest, max(0.0, float(psnr(distances[nearest] / image.numel()) - psnr(further / image.numel()))), equal
     )
 
 
@@ -645,11 +663,25 @@ def visible(image: ImageResult | RegisteredResult) -> bool:
     return image.rank == 1 and likeness is not None and likeness >= least and image.psnr > image.psnr_mean_image
 
 
-def unmistakable(image: ImageResult | RegisteredResult) -> bool:
-    """Return whether an image came out visibly and so near that no luck explains it."""
+def margin(image: ImageResult | RegisteredResult) -> float:
+    """Return by how many dB an image that came out visibly is nearer to its victim than to any other candidate, or 0.
+
+    Where there is none, than an even or the mean image is, less what that must be worse by anyway.
+    """
     other = image.psnr_nearest_other
-    needed = image.psnr_mean_image + ALONE_DB if other is None else other + NEARER_DB
-    return visible(image) and image.psnr >= needed
+    least = image.psnr_mean_image + ALONE_DB - NEARER_DB if other is None else other
+    return max(0.0, image.psnr - least) if visible(image) else 0.0
+
+
+def _by_margins(ahead: Sequence[float], chances: Sequence[float]) -> float:
+    """Return the probability that other pictures come as much nearer to their victims than to any other candidate.
+
+    Each victim's is its chance of being named times that of such a margin. The nearest picture is tested alone, if it
+    is ahead by 6 dB, and all together by Fisher's method, which finds what several show.
+    """
+    each = [c * float(np.exp(-a / NEARER_BY_LUCK_DB)) if a else 1.0 for a, c in zip(ahead, chances, strict=True)]
+    alone = sum(chances) * float(np.exp(-max(ahead) / NEARER_BY_LUCK_DB)) if max(ahead) >= NEARER_DB else 1.0
+    return alone if len(each) == 1 else min(1.0, 2 * min(alone, combined(each)))
 
 
 def elsewhere(image: ImageResult) -> bool:
@@ -657,11 +689,17 @@ def elsewhere(image: ImageResult) -> bool:
     return image.rank > 1 and image.nearer_to_other >= NEARER_DB
 
 
-def verdict_of(images: Sequence[ImageResult], things: str = "images") -> Judgement:
-    """Return the judgement on an attack's images, by the rules of its finding type; ``things``: their name."""
+def verdict_of(images: Sequence[ImageResult], things: str = "images", shifted: bool = False) -> Judgement:
+    """Return the judgement on an attack's images, by the rules of its finding type.
+
+    Args:
+        images: of all updates.
+        things: their name.
+        shifted: whether held-out examples of some update couldn't serve.
+    """
     tried: list[Callable[[ImageResult], RegisteredResult | None]] = [lambda _: None, _moved, _in_another_tone]
     judged = [
-        _judged(images, moved, how, level, things)
+        _judged(images, moved, how, level, things, shifted)
         for moved, (how, level) in zip(tried, _LEVELS.items(), strict=True)
         if not how or any(moved(image) for image in images)
     ]
@@ -683,6 +721,7 @@ def _judged(
     how: str,
     level: float,
     things: str,
+    shifted: bool,
 ) -> Judgement:
     """Return the judgement on the victims by their images as they are, or by what these are once they are moved, too.
 
@@ -694,17 +733,31 @@ def _judged(
     n, twice, candidates = len(victims), 2 if how else 1, fewest_candidates(images)
     seen, identified = (sum(any(test(w) for w in ways) for ways in best) for test in (visible, lambda w: w.rank == 1))
     chances = [min(1.0, twice * sum(_chance(image) for image in of)) for of in victims]
-    p, p_seen = (min(1.0, _at_least(count, chances) / level) for count in (identified, seen))
+    again = [max(chance, min(1.0, twice * AS_OFTEN)) for chance in chances]
+    usual = [w.as_far_by_luck for ways in best for w in ways if w.rank == 1 and w.as_far_by_luck is not None]
+    far_ahead = 1.0
+    if usual:
+        lone = [min((w.as_far_by_luck or 1.0 for w in ways if w.rank == 1), default=1.0) for ways in best]
+        far_ahead = combined([min(1.0, twice * luck) for luck in lone])
+
+    def by_luck_of(count: int) -> float:
+        """Return the p-value of naming as many; where margins say no more, as if candidates were like the victims."""
+        alike = min(_at_least(count, again), far_ahead) if usual else 0.0
+        return min(1.0, max(_at_least(count, chances), alike) / level)
+
+    p, p_seen = by_luck_of(identified), by_luck_of(seen)
     far = 0.0 if candidates >= ENOUGH else ALONE_DB  # of few candidates one may be far from the others by chance
-    plain = any(unmistakable(w) and w.psnr >= w.psnr_mean_image + far for ways in best for w in ways)
-    plain &= not any(elsewhere(image) for image in images)
-    mostly = [2 * sum(any(visible(w) for w in (i, moved(i)) if w) for i in of) >= len(of) for of in victims]
-    recovered = seen > 0 and (p_seen <= SURE or plain or (n >= SEVERAL and all(mostly) and candidates >= 2 * n))
+    ahead = [max((margin(w) for w in ways if w.psnr >= w.psnr_mean_image + far), default=0.0) for ways in best]
+    p_ahead = _by_margins(ahead, chances)
+    plain = p_ahead <= SURE and not any(elsewhere(image) for image in images)
+    recovered = seen > 0 and (p_seen <= SURE or plain)
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
     against = "one-sided exact test (Poisson binomial) against naming candidates of the class at random"
     luck: dict[str, Any] = {} if recovered else {"by_guessing": sum(chances) / n, "p_value": p, "test": against}
     evidence = share_of(f"{things} {what}{how}", counted, n, things, **luck)
     which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"
+    if recovered and p_seen > SURE:
+        which += f", nearer than any other by up to {max(ahead):.3g} dB (by luck with p = {p_ahead:.2g})"
     tries = f", each tried {len(images) / n:.3g} times" if len(images) > n else ""
     text = f"{seen} of {n} {things.removesuffix('s') if n == 1 else things} came out visibly{how}{tries}; {which}"
     if recovered:
@@ -722,6 +775,8 @@ def _judged(
             f"out visibly: {identified} of {n} were singled out{how}{alone}."
         )
         return Judgement("identifiable", text + alone, evidence, headline)
+    if shifted and identified:
+        return Judgement("inconclusive", text, evidence, advice=REMEDY)
     if seen or (identified and (p <= DOUBT or identified == n)):
         more = f"attack more {things}" if candidates > 2 * n else f"attack more {things}, or give more candidates"
         advice = f"{more}: {n} among {candidates} candidates are too few to exclude luck"
@@ -764,7 +819,8 @@ def _chance(image: ImageResult) -> float:
 def _with_certified(findings: Sequence[FindingResult]) -> Judgement:
     """Return the judgement on all images, with what the attack vouched for and whether the truth agrees."""
     things = findings[0].things if findings else "images"
-    judged = verdict_of([image for finding in findings for image in finding.images], things)
+    shifted = any((finding.blind_p_value or 1.0) <= SHIFTED for finding in findings)
+    judged = verdict_of([image for finding in findings for image in finding.images], things, shifted)
     vouched = [finding for finding in findings if finding.certified is not None]
     if not vouched:
         return judged
@@ -828,8 +884,11 @@ FINDING_TYPES["images"] = FindingType(
     rules=(
         "An image came out visibly when its reconstruction is nearer (mean squared error) to it than to any other "
         f"candidate and nearer than the mean image of all candidates, and its SSIM is at least {VISIBLE_SSIM}. The "
-        "candidates are the victims and every held-out example of the data set; where the victims' brightness or "
-        "contrast tells them from the others, only those count that are alike in it.",
+        "candidates are the victims and every held-out example of the data set.",
+        "Whether held-out examples may stand for others of the same clients is asked of the examples alone: a "
+        "permutation test, given the classes, by values, roughness and range. Where it tells the two apart, at "
+        f"{100 * SHIFTED:g} %, what luck does is told by what the same clients used, and the mean image is theirs; "
+        "where these are the victims alone, nothing but a copy is a leak, and what is no copy is 'inconclusive'.",
         "A network hardly tells where in an image a thing stands, so a picture may come out in another place or "
         "mirrored, and is a leak all the same: images are judged once more after the shift (by up to a quarter of "
         "the side) and flip that bring them nearest, every other candidate and the mean image after their own best "
@@ -848,11 +907,16 @@ FINDING_TYPES["images"] = FindingType(
         "did, and their chances are added up.",
         "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many came out "
         f"visibly that naming candidates at random would do as well with a probability of at most {100 * SURE:g} % "
-        f"(one-sided exact test, Poisson binomial); or one is nearer than any other candidate by {NEARER_DB:g} dB, "
-        f"of fewer than {ENOUGH} candidates also nearer than their mean image by {ALONE_DB:g} dB, and none is as near "
-        f"to somebody else's; or all of at least {SEVERAL} victims came out visibly among twice as many candidates. "
-        "The share has an exact 95 % interval. Where the only candidate is the victim, its reconstruction must be "
-        f"nearer than an even image of the victim's mean colour, by {ALONE_DB:g} dB.",
+        "(one-sided exact test, Poisson binomial). That takes a victim to be named by luck in one case of "
+        f"{1 / AS_OFTEN:g} at least, unless margins over the nearest other candidate are beyond those of candidates "
+        "over each other (Fisher's method): these may be of one person. Or the margins are so wide that luck would "
+        "name the victims and come as near as seldom: "
+        "another picture that is nearest to a victim is so by x dB with a probability of at most "
+        f"exp(-x/{NEARER_BY_LUCK_DB:g}), as portraits of one person are. The one that is furthest ahead is tested, by "
+        f"{NEARER_DB:g} dB at least, and all together. Of fewer than {ENOUGH} candidates they must also be nearer than "
+        f"their mean image by {ALONE_DB:g} dB, and none may be as near to somebody else's. The share has an exact 95 % "
+        "interval. Where the only candidate is the victim, its reconstruction is compared with an even image of the "
+        f"victim's mean colour and {ALONE_DB - NEARER_DB:g} dB.",
         "An attack may certify images: it vouches, without the truth, that they are the client's own up to half a "
         "grey level. With the truth this is checked, and a certified image that is wrong is said in the verdict.",
         "Where an attack groups images by client, how many pairs it groups rightly is said in its notes, and with what "
@@ -860,7 +924,8 @@ FINDING_TYPES["images"] = FindingType(
         "Images are 'identifiable' when too few came out visibly, and the same test of those that are nearest to "
         "their own reconstruction excludes luck. The text says where colours, brightness and contrast alone tell "
         "them. As many candidates are named at random as images are paired with an update's true ones, each of the "
-        "right class; candidates that are equal count once.",
+        "right class; candidates that are equal count once. A victim that is equal to several is named as often as "
+        "they occur, and is never nearer than any other.",
     ),
     metrics=(ADJUSTED_RAND, SAME_CLIENT),
     question="reconstruct training {things}",

@@ -54,6 +54,14 @@ def comparable(truth: Truth, keys: Collection[tuple[int, int]], *, seed: int) ->
     return (replace(truth, candidates=own, candidate_labels=labels) if p_value <= SHIFTED else truth), p_value
 
 
+def told_apart(p_value: float) -> str:
+    """Return in words that the held-out examples may not serve."""
+    return (
+        "the clients' examples can be told from the held-out ones by what they are like, without any update "
+        f"(p = {p_value:.2g}): what luck does is told by those that the same clients used"
+    )
+
+
 def of_clients(truth: Truth, keys: Collection[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     """Return the different examples (n, ...) that the clients of these updates used, in any update, and their labels.
 

@@ -180,6 +180,7 @@ class RegisteredResult(Record):
         description="as the image's, with every candidate after its own best move; null where none helps"
     )
     psnr_nearest_other: float | None = Field(description="as the image's, alike; null where no move helps")
+    as_far_by_luck: float | None = optional("as the image's; null: evaluated before that was")
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates after its own best move")
 
 
@@ -215,6 +216,10 @@ class ImageResult(Record):
     by_luck: float | None = optional("probability that naming candidates of its class at random identifies it")
     psnr_nearest_other: float | None = optional(
         "of the reconstruction to the nearest other candidate, in dB; null: there is none"
+    )
+    as_far_by_luck: float | None = optional(
+        "share of the candidates that are, with their own nearest one, as far ahead of any further one as this is with "
+        "its victim; null: evaluated before that was"
     )
     nearer_to_other: float = Field(
         default=0.0,
@@ -383,8 +388,8 @@ class FindingResult(Record):
         "evaluation.most_exposed says",
     )
     blind_p_value: float | None = optional(
-        "of an attack on membership: probability that a classifier of the records alone would tell members from others "
-        "as well, were they exchangeable; at 1 % or less the draw is confounded; null: fewer than 10 pairs"
+        "probability that a test of the examples alone would tell those of clients from the others as well, were they "
+        "exchangeable; at 1 % or less the others may not serve; null: not tested (of records, fewer than 10 pairs)"
     )
     epsilon: EpsilonResult | None = optional("of an audit of differential privacy")
     record_epsilon: RecordEpsilon | None = optional(
