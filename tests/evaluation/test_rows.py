@@ -46,6 +46,7 @@ def scene(
     candidates: torch.Tensor | None = None,
     columns: tuple[Column, ...] = COLUMNS,
     positions: torch.Tensor | None = None,
+    later: torch.Tensor | None = None,
     **fields: object,
 ) -> FindingResult:
     task = TaskInfo("custom", None, "eval", "cross-entropy", "table", (true.shape[1],), 2, (0.0,), (1.0,))
@@ -58,7 +59,10 @@ def scene(
     candidates = table(400, seed=9) if candidates is None else candidates
     labels = torch.zeros(len(true), dtype=torch.int64)
     used = {} if positions is None else {(0, 0): positions}
-    truth = Truth({(0, 0): true}, {(0, 0): labels}, candidates, torch.zeros(len(candidates)).long(), {}, used)
+    inputs, targets = {(0, 0): true}, {(0, 0): labels}
+    if later is not None:  # the same client's, in another round
+        inputs[1, 0], targets[1, 0] = later, torch.zeros(len(later)).long()
+    truth = Truth(inputs, targets, candidates, torch.zeros(len(candidates)).long(), {}, used)
     found = RowFinding(
         attack="a", rows=rows, labels=torch.zeros(len(rows)).long(), label_source="given", **fields,  # type: ignore[arg-type]
     )  # fmt: skip

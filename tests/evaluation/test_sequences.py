@@ -7,6 +7,7 @@ import torch
 from fedaudit.attacks import Finding, SequenceFinding, TokenFinding
 from fedaudit.data import load_dataset
 from fedaudit.evaluation import FINDING_TYPES, evaluate
+from fedaudit.evaluation.verdicts import Judgement
 from fedaudit.results import FindingResult
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
@@ -17,7 +18,13 @@ from fedaudit.transcript.update import Update
 NOTES = load_dataset("notes")
 
 
-def judged(found: Finding, true: torch.Tensor, labels: torch.Tensor, seed: int) -> str:
+def judged(found: Finding, true: torch.Tensor, labels: torch.Tensor, seed: int, truth: Truth | None = None) -> str:
+    return judgement(found, true, labels, seed, truth).verdict
+
+
+def judgement(
+    found: Finding, true: torch.Tensor, labels: torch.Tensor, seed: int, truth: Truth | None = None
+) -> Judgement:
     task = TaskInfo(
         "custom", None, "eval", "cross-entropy", "tokens", tuple(true.shape[1:]), 4, (0.0,), (1.0,), tokens=NOTES.tokens
     )
@@ -25,9 +32,9 @@ def judged(found: Finding, true: torch.Tensor, labels: torch.Tensor, seed: int) 
         "f", ThreatModel(), task, torch.nn.Identity(), torch.nn.functional.cross_entropy, "gradient", (),
         (Message(0, 0, {}, Update(0, "gradient", {}, len(true), None)),),
     )  # fmt: skip
-    truth = Truth({(0, 0): true}, {(0, 0): labels}, NOTES.test.inputs, NOTES.test.targets, {})
+    truth = truth or Truth({(0, 0): true}, {(0, 0): labels}, NOTES.test.inputs, NOTES.test.targets, {})
     result: FindingResult = evaluate(found, seen, truth, seed=seed).result
-    return FINDING_TYPES[found.kind].verdict([result]).verdict
+    return FINDING_TYPES[found.kind].verdict([result])
 
 
 def test_own_notes_and_their_words_are_told_from_other_people_s() -> None:

@@ -116,6 +116,67 @@ def rows(seed: int, *, planted: bool, size: int = 16) -> str:
     return FINDING_TYPES["rows"].verdict([scene(found, everybody[:size], everybody, columns=KINDS)]).verdict
 
 
+PATIENTS = (
+    *(Column(name, "numeric", (i,)) for i, name in enumerate(("age", "weight", "pressure", "sugar", "device"))),
+    Column("sex", "categorical", (5, 6), ("f", "m")),
+    Column("ward", "categorical", (7, 8, 9, 10), ("a", "b", "c", "d")),
+)
+
+
+def patients(n: int, rng: torch.Generator) -> Tensor:
+    """n rows of five numbers, which go together, a sex and a ward."""
+    health = torch.randn((n, 1), generator=rng)
+    numbers = 0.6 * health + 0.8 * torch.randn((n, 5), generator=rng)
+    kinds = [torch.randint(count, (n,), generator=rng) for count in (2, 4)]
+    return torch.cat(
+        [numbers, *(torch.nn.functional.one_hot(k, c).float() for k, c in zip(kinds, (2, 4), strict=True))], dim=1
+    )
+
+
+def hospitals(
+    change: Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]],
+    seed: int,
+    *,
+    planted: bool,
+    size: int = 16,
+    more: int = 0,
+) -> str:
+    """Other patients of the same site, or for three in four the update's own; ``change``, ``more``: see ``sites``."""
+    rng = generator(seed, "hospital")
+    site, held = change(patients(2 * size + more, rng), patients(400, rng), rng)
+    own = size * 3 // 4 if planted else 0
+    found, later = torch.cat([site[:own], site[size + own : 2 * size]]), site[2 * size :]
+    everybody = torch.cat([site[:size], later, held])
+    result = scene(found, site[:size], everybody, PATIENTS, later=later if more else None)
+    return FINDING_TYPES["rows"].verdict([result]).verdict
+
+
+def older(site: Tensor, held: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The site's patients are 20 years older, which is 1.5 deviations."""
+    site[:, 0] += 1.5
+    return site, held
+
+
+def other_units(site: Tensor, held: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The site's laboratory has other units."""
+    site[:, 3] = 0.5 * site[:, 3] - 2
+    return site, held
+
+
+def one_device(site: Tensor, held: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The site has one device, of a number that occurs nowhere else, and patients of one sex."""
+    site[:, 4] = 0.3
+    site[:, 5:7] = torch.tensor([1.0, 0.0])
+    return site, held
+
+
+def defaults(site: Tensor, held: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Of all patients three in ten have nothing but default values."""
+    for rows_ in (site, held):
+        rows_[torch.rand(len(rows_), generator=rng) < 0.3] = torch.tensor([0.0] * 5 + [1.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    return site, held
+
+
 def trees(seed: int, *, planted: bool, size: int = 24) -> str:
     """TimberStrike on trees that were grown on other people's rows of the same labels, or on the update's own."""
     rng, columns = generator(seed, "trees"), range(8)
@@ -159,6 +220,71 @@ def words(seed: int, *, planted: bool, size: int = 4) -> str:
     assert tokens is not None
     found = TokenFinding(attack="a", tokens=named.unique(), vocabulary=tokens.vocabulary)
     return of_text(found, true, labels, seed)
+
+
+def sites(
+    change: Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]],
+    seed: int,
+    *,
+    planted: bool,
+    size: int = 4,
+    more: int = 0,
+    named: bool = False,
+) -> str:
+    """Other people's notes of the same wards and the same site, or three in four of the update's own; or their words.
+
+    What ``change`` does to all of the site's notes (n, length) and to held-out ones is what the site, or everybody, has
+    in common. ``more`` notes of the site are another round's.
+    """
+    rng = generator(seed, "site")
+    true, labels, others = _notes(seed, size)
+    later = torch.randperm(len(NOTES.train), generator=rng)[:more]
+    site, held = change(torch.cat([true, others, NOTES.train.inputs[later]]), NOTES.test.inputs.clone(), rng)
+    own = size * 3 // 4 if planted else 0
+    found = torch.cat([site[:own], site[size + own : 2 * size]])
+    inputs, targets = {(0, 0): site[:size]}, {(0, 0): labels}
+    if more:
+        inputs[1, 0], targets[1, 0] = site[2 * size :], NOTES.train.targets[later]
+    everybody = torch.cat([*inputs.values(), held]), torch.cat([*targets.values(), NOTES.test.targets])
+    tokens = NOTES.tokens
+    assert tokens is not None
+    made: Finding = SequenceFinding(attack="a", sequences=found)
+    if named:
+        made = TokenFinding(attack="a", tokens=found.unique(), vocabulary=tokens.vocabulary)
+    return of_text(made, true, labels, seed, Truth(inputs, targets, *everybody, {}))
+
+
+def one_form(site: Tensor, held: Tensor, rng: torch.Generator, share: float = 0.3) -> tuple[Tensor, Tensor]:
+    """Of all notes so many are one and the same."""
+    for notes in (site, held):
+        notes[torch.rand(len(notes), generator=rng) < share] = NOTES.train.inputs[-1]
+    return site, held
+
+
+def headed(site: Tensor, held: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """All notes of the site begin with the same six words."""
+    return torch.cat([NOTES.train.inputs[-1, :6].expand(len(site), 6), site[:, 6:]], dim=1), held
+
+
+def signed(site: Tensor, held: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """All notes of the site end with the same four words, whatever their length."""
+    assert NOTES.tokens is not None
+    for note in site:
+        end = len(NOTES.tokens.words_of(note))
+        note[max(0, end - 4) : end] = NOTES.train.inputs[-1, : min(4, end)]
+    return site, held
+
+
+def filled_in(site: Tensor, held: Tensor, rng: torch.Generator, blanks: int = 6) -> tuple[Tensor, Tensor]:
+    """Everybody fills in the same form: all words but so many, each person's own, are the same."""
+    form = NOTES.train.inputs[-1]
+    open_ = torch.randperm(int((form != form[-1]).sum()), generator=rng)[:blanks]
+    made = []
+    for notes in (site, held):
+        whole = form.repeat(len(notes), 1)
+        whole[:, open_] = notes[:, open_]
+        made.append(whole)
+    return made[0], made[1]
 
 
 def labels(seed: int, *, planted: bool, clients: int = 10, batch: int = 16) -> str:
@@ -626,6 +752,35 @@ NULLS: dict[str, Null] = {
         for size in (2, 8, 16)
     },
     "words": Null("tokens", words, "the words of 4 other people's notes of the same wards", "3 of 4 notes' words"),
+    **{
+        f"{kind} {name}": Null(
+            "tokens" if named else "sequences",
+            functools.partial(sites, change, named=named, more=more),
+            f"{'the words of 4' if named else '4'} other people's notes of the same wards; {said}",
+            f"{'the words of ' if named else ''}3 of 4 notes",
+        )
+        for kind, named in (("notes", False), ("words", True))
+        for name, change, more, said in (
+            ("of which many are one form", one_form, 0, "3 of 10 of everybody's notes are one form"),
+            ("of a form that is filled in", filled_in, 0, "everybody fills in the same form, 6 words of their own"),
+            ("of a site with a heading", headed, 40, "all of the site's begin with the same 6 words, 40 are at hand"),
+            ("of a site with a signature", signed, 40, "all of the site's end with the same 4 words, 40 are at hand"),
+        )
+    },
+    **{
+        f"rows of {name}": Null(
+            "rows",
+            functools.partial(hospitals, change, more=more),
+            f"other patients of the site, 16; {said}",
+            "12 of 16 rows",
+        )
+        for name, change, more, said in (
+            ("a site with older patients", older, 60, "20 years older than elsewhere, 60 more are at hand"),
+            ("a site with other units", other_units, 60, "of other units, 60 more are at hand"),
+            ("a site with one device", one_device, 60, "of one device and sex, 60 more are at hand"),
+            ("default values", defaults, 0, "3 of 10 of everybody's rows are default values"),
+        )
+    },
     "labels, ten clients": Null("labels", labels, "every class equally often, ten clients", "8 of 16 labels"),
     "class counts, five clients": Null(
         "labels", counts, "as many of each class as everybody has, five clients", "12 of 16 labels"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import binomtest
+from scipy.stats import poisson_binom
 from torch import Tensor
 
 from fedaudit.attacks.findings import RowFinding
@@ -22,6 +22,8 @@ from fedaudit.evaluation.finding_types import (
     victims_of,
 )
 from fedaudit.evaluation.labels import label_accuracy
+from fedaudit.evaluation.other_batches import DEALS, Batches, other_batches, paired, with_remedy
+from fedaudit.evaluation.shift import comparable
 from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities.columns import Column, cells, numbers
@@ -35,7 +37,7 @@ TOLERANCE = 0.319  # standard deviations within which a number counts as recover
 ACCURACY = Metric(
     "cell_accuracy",
     f"share of the cells that were recovered: categories equal, numbers within {TOLERANCE} standard deviations; "
-    "without the attack: by the columns' distributions, or by other people's rows",
+    "without the attack: by the columns' distributions, or of other people's rows",
     ends=(0, 1),
 )
 EXACT = Metric("exact_rows", "share of the rows of which every cell was recovered", ends=(0, 1))
@@ -117,12 +119,8 @@ class _Table:
         right = (true[:, None] - found).abs() <= torch.where(self.numeric, reach, 0.0)[:, None]
         return right.all(dim=2).any(dim=0)
 
-    def pairs(self, true: Tensor, found: Tensor) -> Tensor:
-        """Return (n,) for each of n true rows the one of m found that is paired with it, or −1 where there are fewer.
-
-        One to one, with as few wrong cells as can be (Hungarian method; Vero et al. 2023), and among such pairings the
-        nearest numbers.
-        """
+    def cost(self, true: Tensor, found: Tensor) -> Tensor:
+        """Return (n, m): how many cells of n true rows are wrong in m found, and (< 1) how far numbers are off."""
         cost = torch.zeros(len(true), len(found), dtype=torch.float64)
         at_once = max(1, _AT_ONCE // max(1, cost.numel()))
         for part in torch.nonzero(self.numeric)[:, 0].split(at_once):
@@ -131,7 +129,15 @@ class _Table:
             cost += off.clamp_(max=100.0).sum(dim=0).mul_(1e-6)
         for part in torch.nonzero(~self.numeric)[:, 0].split(at_once):
             cost += (true.T[part, :, None] != found.T[part, None, :]).sum(dim=0)
-        rows, columns = linear_sum_assignment(cost.numpy())
+        return cost
+
+    def pairs(self, true: Tensor, found: Tensor) -> Tensor:
+        """Return (n,) for each of n true rows the one of m found that is paired with it, or −1 where there are fewer.
+
+        One to one, with as few wrong cells as can be (Hungarian method; Vero et al. 2023), and among such pairings the
+        nearest numbers.
+        """
+        rows, columns = linear_sum_assignment(self.cost(true, found).numpy())
         order = torch.full((len(true),), -1)
         order[torch.as_tensor(rows)] = torch.as_tensor(columns)
         return order
@@ -143,11 +149,11 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
 
     Recovered and true rows are paired with as few wrong cells as can be, update by update; an example that was used
     several times (local epochs) counts once. The guess knows the labels that the attack used, and all candidates of
-    that label. It is the best one of three: rows whose cells are drawn each by itself, paired in the same way; whole
-    rows of other people, likewise, which keep what goes together in a row; and every cell the most frequent value (of
-    numbers, the one with most values within the tolerance). Luck is excluded by the largest one of three Monte Carlo
-    p-values: of so many draws of either kind of rows, and of so many draws of as many true rows, the share that comes
-    out at least as well.
+    that label. It is the best one of three: rows whose cells are drawn each by itself, paired in the same way; what
+    these rows get of other batches (:mod:`fedaudit.evaluation.other_batches`); and every cell the most frequent value
+    (of numbers, the one with most values within the tolerance). Luck is excluded by the largest of three Monte Carlo
+    p-values: of so many draws of rows, of other batches, and of as many true rows, the share that comes out at least as
+    well. Candidates are those that may stand for the clients' own rows (:func:`fedaudit.evaluation.shift.comparable`).
     """
     if not bool(finding.rows.isfinite().all()):
         return refused(finding, observation)
@@ -162,7 +168,9 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     sure: list[Tensor] = []
     guesses: list[list[tuple[Tensor, Tensor]]] = []
     common: list[tuple[Tensor, Tensor, Tensor]] = []
-    usual, pool = _Guess(table, truth), cells(finding.rows, table.columns)
+    kept, shift = comparable(truth, [(m.round, m.client) for m, _ in parts], seed=seed)
+    usual, pool = _Guess(table, kept), cells(finding.rows, table.columns)
+    at_best: list[Tensor] = []
     vouched = torch.zeros(len(pool), dtype=torch.bool)
     for message, own in parts:
         first, uses = truth.different((message.round, message.client))
@@ -177,7 +185,9 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         known = usual.names(labels if len(labels) else targets)
         # as many guesses as the attack has, which may name more rows than there are
         known = [known[i % len(known)] for i in range(max(len(true), len(found)))]
-        guesses.append([usual.drawn(true, known, rng), usual.people(true, known, rng)])
+        batches = other_batches(truth, kept, (message.round, message.client), seed=seed)
+        guesses.append([usual.drawn(true, known, rng), _elsewhere(found, batches, table)])
+        at_best.append(_elsewhere(true, batches, table)[0])
         common.append(usual.frequent(true, targets, rng))
         lucky = usual.exact_by_luck(true, len(found))
         right.append(hits)
@@ -188,7 +198,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         drawn += _results(finding, own, order, true, hits, targets, uses, lucky, table, _DRAWN - len(drawn))
     hits = torch.cat(right)
     share, exact = float(hits.double().mean()), hits.all(dim=1)
-    guess, by_guess, p_value, best = _against_luck(guesses, common, share)
+    guess, by_guess, p_value, best = _against_luck(guesses, common, at_best, share)
     spread = interval(
         hits.double().mean(dim=1).tolist(), resamples=_RESAMPLES, seed=derive_seed(seed, "rows"), least=0, most=1
     )
@@ -228,13 +238,23 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         leak=leaks(share > guess, p_value),
         p_value=p_value,
         p_value_at_best=best,
+        blind_p_value=shift,
     )
     return Evaluation(result)
+
+
+def _elsewhere(found: Tensor, batches: Batches, table: _Table) -> tuple[Tensor, Tensor]:
+    """Return (draws,) shares of cells and of whole rows that the found rows have of each other batch."""
+    everybody = cells(batches.inputs, table.columns)
+    wrong = paired(table.cost(everybody, found), batches)[1:].floor()
+    n, columns = batches.dealt.shape[1], everybody.shape[1]
+    return (columns - wrong).sum(dim=1) / (n * columns), (wrong == 0).double().sum(dim=1) / n
 
 
 def _against_luck(
     guesses: Sequence[Sequence[tuple[Tensor, Tensor]]],
     common: Sequence[tuple[Tensor, Tensor, Tensor]],
+    at_best: Sequence[Tensor],
     share: float,
 ) -> tuple[float, float, float, float]:
     """Return the shares of cells and of rows that guessing gets, and p-values of ``share`` of the cells and of all."""
@@ -249,7 +269,7 @@ def _against_luck(
     guess = max(float(way.mean()) for way in (*of_cells, cells_right))
     by_guess = max(float(way.mean()) for way in (*of_rows, exact))
     p_value, best = (max(_at_least(way, of) for way in (*of_cells, elsewhere)) for of in (share, 1.0))
-    return guess, by_guess, p_value, best
+    return guess, by_guess, p_value, max(best, _at_least(over_all(at_best), 1.0))
 
 
 def _chart(attack: str, hits: Tensor, share: float) -> Chart:
@@ -328,39 +348,13 @@ class _Guess:
 
     def drawn(self, true: Tensor, names: list[int | None], rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return (draws,) shares of cells and of whole rows that rows drawn from the distributions have in common."""
-
-        def cell_by_cell(pool: Tensor, count: int) -> Tensor:
-            chosen = torch.randint(len(pool), (count, pool.shape[1]), generator=rng)
-            return pool[chosen, torch.arange(pool.shape[1])]
-
-        return self._shared(true, [(places, self.pool(label)) for label, places in _named(names)], cell_by_cell)
-
-    def people(self, true: Tensor, names: list[int | None], rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return the same of whole rows of other people: each true row is taken out of the candidates once."""
-        left = torch.ones(len(self.whole), dtype=torch.bool)
-        for row in true:
-            own = torch.nonzero((self.whole == row).all(dim=1) & left).flatten()[:1]
-            left[own] = False
-
-        def of(label: int | None) -> Tensor:
-            own = self.whole[left & (self.labels == label)] if label is not None else self.whole[left]
-            return own if len(own) else self.pool(label)
-
-        def different_ones(pool: Tensor, count: int) -> Tensor:
-            if count > len(pool):
-                return pool[torch.randint(len(pool), (count,), generator=rng)]
-            return pool[torch.randperm(len(pool), generator=rng)[:count]]
-
-        return self._shared(true, [(places, of(label)) for label, places in _named(names)], different_ones)
-
-    def _shared(
-        self, true: Tensor, pools: Sequence[tuple[Tensor, Tensor]], draw: Callable[[Tensor, int], Tensor]
-    ) -> tuple[Tensor, Tensor]:
+        pools = [(places, self.pool(label)) for label, places in _named(names)]
         shares, whole = [], []
         for _ in range(DRAWS):
-            rows = torch.empty(sum(len(places) for places, _ in pools), true.shape[1], dtype=true.dtype)
+            rows = torch.empty(len(names), true.shape[1], dtype=true.dtype)
             for places, pool in pools:
-                rows[places] = draw(pool, len(places))
+                chosen = torch.randint(len(pool), (len(places), pool.shape[1]), generator=rng)
+                rows[places] = pool[chosen, torch.arange(pool.shape[1])]
             right = self.table.right(true, rows[self.table.pairs(true, rows)])
             shares.append(right.double().mean())
             whole.append(right.all(dim=1).double().mean())
@@ -457,15 +451,15 @@ def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     judged = _BY_CELLS(findings)
     rows = [row for finding in findings for row in finding.rows]
     exact, proved = sum(row.exact for row in rows), sum(bool(row.certified) for row in rows)
-    p = binomtest(exact, len(rows), max(row.by_luck for row in rows), alternative="greater").pvalue if rows else 1.0
-    p = min(1.0, 2 * p)  # one of two tests
+    p = float(poisson_binom([row.by_luck for row in rows]).sf(exact - 1)) if exact else 1.0
+    p = min(1.0, 2 * max(p, 0.0))  # one of two tests
     certified = f", {proved} of {len(rows)} certified" if proved else ""
     text = f"{exact} of {len(rows)} rows exact{certified}; {judged.text}"
     if not exact or (judged.verdict != "inferred" and p > SURE):
         return judged._replace(text=text)
-    test = "exact binomial test against rows drawn from the candidates"
+    test = "exact test (Poisson binomial) against rows drawn from the candidates"
     if p > SURE:
-        test = "Monte Carlo test of the cells against rows of other people"
+        test = "Monte Carlo test of the cells against guesses and other batches"
         p = judged.evidence.p_value if judged.evidence else p
     evidence = share_of("rows recovered with every cell", exact, len(rows), "rows", test=test, p_value=p)
     rest = f"{judged.evidence.value:.0%} of all cells" if judged.evidence else "most cells"
@@ -482,22 +476,24 @@ def _halves(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
 _BY_CELLS = by_test(
     ACCURACY.name,
     of="rows",
-    method="95 % bootstrap interval over rows; Monte Carlo test against what the columns' distributions and rows of "
-    "other people give, the findings' p-values by Fisher's method, times two, for the two tests of rows",
+    method="95 % bootstrap interval over rows; Monte Carlo test against what the columns' distributions give and what "
+    "the rows get of other batches, the findings' p-values by Fisher's method, times two, for the two tests of rows",
     headline="{who} can tell cells of training {things}: {share}% are right, where {guess}% are without the update.",
     together=_halves,
 )
 
 FINDING_TYPES["rows"] = FindingType(
-    verdict=verdict_of,
+    verdict=with_remedy(verdict_of),
     rules=(
         "Recovered and true rows are paired so that as few cells as can be are wrong. A category is recovered when it "
         f"is equal, a number when it is within {TOLERANCE} standard deviations of its column (Vero et al. 2023). A row "
         "is exact when all of its cells are.",
         "What anybody could have guessed who knows the labels and the candidates is the best one of three: rows whose "
-        "cells are drawn each by itself from the candidates of the label, whole rows of other people of the label, "
-        "both paired in the same way, and every column's most frequent value. Luck is excluded by a Monte Carlo test "
-        f"against all three, {DRAWS} draws each.",
+        "cells are drawn each by itself from the candidates of the label, what these rows get of other batches, both "
+        "paired in the same way, and every column's most frequent value. Luck is excluded by Monte Carlo tests against "
+        f"all three: {DRAWS} draws or {DEALS} batches. Those are dealt of candidates of the same labels and the "
+        "update's own rows. Candidates are the clients' own rows alone, where held-out ones can be told from these "
+        "without the update.",
         "Rows are 'recovered' when at least one is exact and luck is excluded: that so many are exact where rows are "
         f"drawn from the candidates, or that guessing gets as many cells right, at {100 * SURE / 2:g} % each. They are "
         "'inferred' when none is exact and more cells are right than guessed.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -22,17 +21,15 @@ from fedaudit.evaluation.finding_types import (
     refused,
     victims_of,
 )
+from fedaudit.evaluation.other_batches import Batches, other_batches, p_value, paired, with_remedy
+from fedaudit.evaluation.shift import comparable
 from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities import TokenInfo
 from fedaudit.results import FindingResult, SequenceResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
-from fedaudit.utils.seeds import generator
 
-_DRAWS = 500
-_WORD_DRAWS = 2000
-_TURNS = 8  # through the guesses, at most, until enough words are named
 _RESAMPLES = 2000
 _SHOWN = 64  # sequences of a finding that are kept for the report
 
@@ -42,7 +39,9 @@ ROUGE1 = Metric(
 )
 ROUGE2 = Metric("rouge2", "ROUGE-2: likewise of pairs of neighbouring words", ends=(0, 1))
 RECALL = Metric(
-    "words_found", "share of the different words in the update that were named; without the attack: drawn", ends=(0, 1)
+    "words_found",
+    "share of the different words in the update that were named; without the attack: of other batches",
+    ends=(0, 1),
 )
 PRECISION = Metric("words_right", "share of the named words that occur in the update", ends=(0, 1))
 
@@ -71,109 +70,84 @@ def matched(found: Sequence[Sequence[int]], true: Sequence[Sequence[int]]) -> li
 def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
     """Compare recovered sequences with the true ones, each found one paired with one true one at most.
 
-    Luck is what the better one of two guesses gets: as many sequences, at every place a word drawn as often as held-out
-    sequences have it there; and as many whole sequences of others, of the same labels where those are classes. The
-    p-value is the larger share of 500 such draws whose mean ROUGE-1, paired one to one, is at least the attack's.
+    Luck is what the same sequences get of other batches, of held-out sequences and the update's own, of the same labels
+    where those are classes (:mod:`fedaudit.evaluation.other_batches`). The p-value is the share of 1,000 batches, its
+    own among them, that they fit as well: by the mean ROUGE-1, paired one to one, and one more for each sequence with
+    all words right. A sequence that anybody else has word for word, such as a form that nobody filled in, counts for
+    nothing.
     """
     message, tokens = observation.messages[0], observation.task_info.tokens
     assert tokens is not None
-    uses = truth.inputs[message.round, message.client]
-    wholes = uses.unique(dim=0) if message.update.training and message.update.training.local_steps > 1 else uses
+    key = message.round, message.client
+    first = truth.different(key)[0]
+    wholes, label = truth.inputs[key][first], truth.labels[key][first]
     true = [tokens.words_of(row) for row in wholes]
     found = [tokens.words_of(row) for row in finding.sequences]
     pairs = matched(found, true)
-    one, two = ([0.0 if p is None else rouge(found[p], t, n) for p, t in zip(pairs, true, strict=True)] for n in (1, 2))
-    exact = sum(p is not None and found[p] == t for p, t in zip(pairs, true, strict=True))
-    label = truth.labels[message.round, message.client]
-    classes = label.tolist() if label.ndim == 1 and len(label) == len(true) else None
-    count = max(len(true), len(found))  # as many guesses as the attack has
-    public, names = truth.candidates, truth.candidate_labels
-    lucky = [
-        by_luck(true, public, tokens, seed, count=count),
-        by_luck(true, public, tokens, seed, count=count, whole=True, labels=classes, public_labels=names),
-    ]
-    mean = sum(one) / len(one)
-    p_value = max((1 + sum(value >= mean for value in way)) / (1 + len(way)) for way in lucky)
-    best = max((1 + sum(value >= 1 for value in way)) / (1 + len(way)) for way in lucky)
-    guess = max(sum(way) / len(way) for way in lucky)
-    over = interval(one, resamples=_RESAMPLES, seed=seed, least=0, most=1)
     results = [
         SequenceResult(
             true=t,
             found=[] if p is None else found[p],
-            rouge1=a,
-            rouge2=b,
-            label=None if classes is None else int(classes[i]),
+            rouge1=0.0 if p is None else rouge(found[p], t, 1),
+            rouge2=0.0 if p is None else rouge(found[p], t, 2),
+            label=int(label[i]) if label.ndim == 1 and not label.is_floating_point() else None,
         )
-        for i, (t, p, a, b) in enumerate(zip(true, pairs, one, two, strict=True))
+        for i, (t, p) in enumerate(zip(true, pairs, strict=True))
     ]
+    kept, shift = comparable(truth, [key], seed=seed)
+    batches = other_batches(truth, kept, key, seed=seed, once=True)
+    fits, elsewhere = _fits(finding.sequences, batches, tokens)
+    alone = [one for one, counts in zip(results, batches.counted.tolist(), strict=True) if counts]
+    judged = alone or results  # where others have them all, guessing gets them all
+    over = interval([r.rouge1 for r in judged], resamples=_RESAMPLES, seed=seed, least=0, most=1)
+    guess, p = (elsewhere, p_value(fits)) if alone else (1.0, 1.0)
+    exact = sum(r.found == r.true for r in alone)
     result = done(
         finding,
         observation,
+        _notes(batches),
         metrics=[
-            ROUGE1.of(mean, guess, low=over.low, high=over.high, n=len(true), of="sequences"),
-            ROUGE2.of(sum(two) / len(two), n=len(true), of="sequences"),
-            EXACT.share(exact, len(true), "sequences", 0.0),
+            ROUGE1.of(over.mean, guess, low=over.low, high=over.high, n=len(judged), of="sequences"),
+            ROUGE2.of(sum(r.rouge2 for r in judged) / len(judged), n=len(judged), of="sequences"),
+            EXACT.share(exact, len(judged), "sequences", 0.0),
         ],
         victims=victims_of(wholes.unique(dim=0)),
-        leak=leaks(mean > guess, p_value),
-        p_value=p_value,
-        p_value_at_best=best,
+        leak=leaks(over.mean > guess, p),
+        p_value=p,
+        p_value_at_best=batches.best,
+        blind_p_value=shift,
         sequences=results[:_SHOWN],
     )
     return Evaluation(result)
 
 
-def by_luck(
-    true: Sequence[Sequence[int]],
-    public: Tensor,
-    tokens: TokenInfo,
-    seed: int,
-    draws: int = _DRAWS,
-    *,
-    count: int | None = None,
-    whole: bool = False,
-    labels: Sequence[int] | None = None,
-    public_labels: Tensor | None = None,
-) -> list[float]:
-    """Return the mean ROUGE-1 of so many guesses at all true sequences, by what held-out ones (m, length) are like.
+def _notes(batches: Batches) -> list[str]:
+    """Return what is to be said of sequences that don't count."""
+    common, n = int((~batches.counted).sum()), len(batches.counted)
+    return [f"{common} of {n} sequences are others' as well, word for word, and count for nothing"] if common else []
 
-    A guess has, at every place, the word of a held-out sequence drawn for that place alone; or it is a ``whole``
-    held-out sequence, where labels are known one of the same label. ``count`` guesses, by default as many as there are
-    true ones, are paired with these so that they share as much as can be, which is rather too good than too bad: the
-    attack's are paired by pairs of neighbouring words, too.
+
+def _fits(found: Tensor, batches: Batches, tokens: TokenInfo) -> tuple[Tensor, float]:
+    """Return (1 + d,) how well (k, length) sequences fit each batch, paired one to one, and their mean ROUGE-1.
+
+    That is the mean ROUGE-1, and one more for each that has all words right.
     """
-    count = len(true) if count is None else count
-    rng = generator(seed, "whole sequences by luck" if whole else "sequences by luck")
-    if whole:
-        others = torch.tensor([tokens.words_of(row) not in true for row in public])
-        others = others if bool(others.any()) else torch.ones_like(others)
-        pools = _pools(others, count, labels, public_labels)
-    length = public.shape[1]
-    kept = sorted({word for sequence in true for word in sequence})
-    place = {word: i for i, word in enumerate(kept)}
-    wanted = torch.zeros(len(true), len(kept))
-    for row, sequence in zip(wanted, true, strict=True):
-        for word in sequence:
-            row[place[word]] += 1
-    column = torch.full((tokens.vocabulary,), len(kept))
-    column[kept] = torch.arange(len(kept))
-    nothing = torch.zeros(tokens.vocabulary, dtype=torch.bool)
-    nothing[[t for t in (tokens.padding, tokens.end) if t is not None]] = True
-    scores = []
-    for _ in range(draws):
-        if whole:
-            rows = torch.stack([pool[torch.randint(len(pool), (), generator=rng)] for pool in pools])
-            words = public[rows]
-        else:
-            rows = torch.randint(len(public), (count, length), generator=rng)
-            words = public[rows, torch.arange(length)]
-        sizes = (~nothing[words]).sum(dim=1)
-        counts = torch.zeros(count, len(kept) + 1).scatter_add_(1, column[words], (~nothing[words]).float())
-        shared = torch.minimum(counts[:, None, :-1], wanted[None]).sum(dim=2)
-        f1 = 2 * shared / (sizes[:, None] + wanted.sum(dim=1)[None]).clamp(min=1)
-        scores.append(float(f1[linear_sum_assignment(-f1.numpy())].sum()) / len(true))
-    return scores
+    nothing = torch.tensor([t for t in (tokens.padding, tokens.end) if t is not None])
+    sizes = (~torch.isin(batches.inputs, nothing)).sum(dim=1)
+    f1 = torch.zeros(len(found), len(batches.inputs), dtype=torch.float64)
+    column = torch.full((tokens.vocabulary,), -1)
+    for scores, sequence in zip(f1, found, strict=True):
+        words, counts = sequence[~torch.isin(sequence, nothing)].unique(return_counts=True)
+        column[words] = torch.arange(len(words))
+        places = column[batches.inputs]
+        column[words] = -1
+        theirs = torch.zeros(len(places), len(words) + 1, dtype=torch.int64)
+        theirs.scatter_add_(1, places.where(places >= 0, torch.tensor(len(words))), torch.ones_like(places))
+        shared = torch.minimum(theirs[:, :-1], counts).sum(dim=1)
+        scores[:] = 2 * shared / (sizes + counts.sum()).clamp(min=1)
+    fits = -paired(-f1.T - (f1.T >= 1).double(), batches)
+    n = max(1, batches.dealt.shape[1])
+    return fits.sum(dim=1) / n, float(fits.clamp(max=1).sum(dim=1).mean()) / n
 
 
 def _verdict(findings: Sequence[FindingResult]) -> Judgement:
@@ -184,7 +158,7 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
         return _BY_WORDS(findings)
     text = f"{exact} of {n} {'sequence' if n == 1 else 'sequences'} came out word for word; p = {p:.2g}"
     what = "sequences that came out word for word"
-    test = "Monte Carlo test of ROUGE-1 against guesses by the marginal and other people's sequences"
+    test = "Monte Carlo test of ROUGE-1 against other batches"
     evidence = share_of(what, exact, n, "sequences", test=test, by_guessing=0.0, p_value=p)
     headline = f"{{who}} can read what clients wrote: {exact} of {n} training {{things}} came out word for word."
     return Judgement("recovered", text, evidence, headline)
@@ -193,18 +167,18 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
 _BY_WORDS = by_test(
     ROUGE1.name,
     "sequences",
-    "bootstrap interval; Monte Carlo test against guesses by the public marginal and whole sequences of others, "
-    "updates combined by Fisher's method",
-    "{who} can tell words of training {things}: of each, {share} % of the words, where guessing gets {guess} %.",
+    "bootstrap interval; Monte Carlo test against other batches, updates combined by Fisher's method",
+    "{who} can tell words of training {things}: of each, {share} % of the words, and {guess} % of other people's.",
 )
 
 FINDING_TYPES["sequences"] = FindingType(
-    verdict=_verdict,
+    verdict=with_remedy(_verdict),
     rules=(
         "Sequences are 'recovered' when at least one came out word for word, and luck doesn't explain what came out: "
-        f"guessing gets as much ROUGE-1 with a probability of at most {100 * SURE:g} %. A guess has, at every place, a "
-        "word drawn as often as held-out sequences have it there, or is a whole held-out sequence of the same label. "
-        "Padding and the token that ends every sequence don't count.",
+        f"they have as much ROUGE-1 of at most {100 * SURE:g} % of other batches. Other batches are dealt of held-out "
+        "sequences of the same labels and the update's own; of those of the same client alone, where held-out ones can "
+        "be told from these without the update. Padding, the token that ends every sequence, and sequences that "
+        "others have as well, word for word, don't count.",
         "Sequences are 'inferred' when none came out word for word, and the same test excludes luck.",
     ),
     metrics=(ROUGE1, ROUGE2, EXACT),
@@ -216,117 +190,75 @@ FINDING_TYPES["sequences"] = FindingType(
 
 @evaluate.register
 def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
-    """Compare the words that were named with those that occur; the baseline is the better one of two that name as many.
+    """Compare the words that were named with those that occur; the baseline is what they get of other batches.
 
-    One draws words by how often held-out sequences have them. The other takes the words of held-out sequences, of the
-    same labels where those are classes, one sequence after the other until they are enough: words of one sequence
-    belong together. The p-value is the larger share of 2,000 such draws that name as many of the true ones.
+    These are dealt as for sequences: of held-out ones and the update's own, of the same labels where those are classes,
+    without what anybody else has word for word. The p-value is the share of 1,000 batches, its own among them, of whose
+    different words as large a part was named.
     """
     message, tokens = observation.messages[0], observation.task_info.tokens
     assert tokens is not None
-    known = [t for t in (tokens.padding, tokens.end) if t is not None]
+    nothing = torch.tensor([t for t in (tokens.padding, tokens.end) if t is not None], dtype=torch.int64)
 
     def different(values: Tensor) -> Tensor:
         values = values.unique()
-        return values[~torch.isin(values, torch.tensor(known, dtype=torch.int64))]
+        return values[~torch.isin(values, nothing)]
 
-    true, named = different(truth.inputs[message.round, message.client]), different(finding.tokens)
+    key = message.round, message.client
+    kept, shift = comparable(truth, [key], seed=seed)
+    batches, named = other_batches(truth, kept, key, seed=seed, once=True), different(finding.tokens)
+    alone = bool(batches.counted.any())
+    true = different(batches.inputs[batches.dealt[0]] if alone else truth.inputs[key])
     if not len(true):
         return refused(finding, observation, "there is no word in the update's sequences to be named")
     right = int(torch.isin(true, named).sum())
-    weights = torch.bincount(truth.candidates.flatten(), minlength=finding.vocabulary).double() + 1e-9
-    weights[known] = 0
-    ways = [np.zeros(_WORD_DRAWS)]
-    if len(named):
-        rng = generator(seed, "words by luck")
-        draws = torch.multinomial(weights.expand(_WORD_DRAWS, -1), len(named), generator=rng)
-        ways = [torch.isin(draws, true).sum(dim=1).numpy()]
-        uses, labels = truth.inputs[message.round, message.client], truth.labels[message.round, message.client]
-        classes = labels.tolist() if labels.ndim == 1 and not labels.is_floating_point() else None
-        others = _others(uses, truth.candidates)
-        pools = _pools(others, len(uses), classes, truth.candidate_labels)
-        words, places = truth.candidates.unique(return_inverse=True)
-        there = torch.zeros(len(places), len(words), dtype=torch.bool)
-        there.scatter_(1, places, torch.ones_like(places, dtype=torch.bool))
-        there[:, torch.isin(words, torch.tensor(known, dtype=words.dtype))] = False
-        right_ones = torch.nonzero(torch.isin(words, true)).flatten()
-        rng = generator(seed, "words of sequences by luck")
-        ways.append(_hits_of_wholes(there, pools, right_ones, len(named), rng))
-    p_value, best = (max((1 + int((hits >= k).sum())) / (1 + len(hits)) for hits in ways) for k in (right, len(true)))
-    recall, guess = right / len(true), max(float(hits.mean()) for hits in ways) / len(true)
+    guess = p = 1.0  # where others have all that there is
+    if alone:
+        found = _named(named, batches, nothing)
+        guess, p = float(found.mean()), p_value(found)
     result = done(
         finding,
         observation,
+        _notes(batches),
         metrics=[
             RECALL.share(right, len(true), "words", guess),
-            PRECISION.of(right / max(1, len(named))),
+            PRECISION.of(int(torch.isin(named, truth.inputs[key]).sum()) / max(1, len(named))),
         ],
         victims=victims_of(true),
-        leak=leaks(recall > guess, p_value),
-        p_value=p_value,
-        p_value_at_best=best,
+        leak=leaks(right / len(true) > guess, p),
+        p_value=p,
+        p_value_at_best=p_value(_named(true, batches, nothing)) if alone else 1.0,
+        blind_p_value=shift,
     )
     return Evaluation(result)
 
 
-def _hits_of_wholes(
-    there: Tensor, pools: Sequence[Tensor], true: Tensor, count: int, rng: torch.Generator
-) -> np.ndarray:
-    """Return (draws,) how many of the ``true`` words are among ``count`` different ones of sequences that are drawn.
-
-    Args:
-        there: (m, w) which words each sequence has.
-        pools: of each guess in turn, the sequences that it is drawn from; they are gone through again where that isn't
-            enough words, and the rest is missing where it never is.
-        true: those words, by their place.
-        count: of the words that are named; of the last sequence as many as are still wanted, drawn at random.
-        rng: of the draws.
-    """
-    wanted = torch.zeros(there.shape[1])
-    wanted[true] = 1
-    named = torch.zeros(_WORD_DRAWS, there.shape[1], dtype=torch.bool)
-    for _ in range(_TURNS):
-        for pool in pools:
-            left = count - named.sum(dim=1)
-            if not bool((left > 0).any()):
-                return np.asarray((named.float() @ wanted).numpy())
-            new = there[pool[torch.randint(len(pool), (_WORD_DRAWS,), generator=rng)]] & ~named
-            for row in torch.nonzero(new.sum(dim=1) > left).flatten().tolist():
-                more = torch.nonzero(new[row]).flatten()
-                new[row, more[torch.randperm(len(more), generator=rng)[int(left[row]) :]]] = False
-            named |= new
-    return np.asarray((named.float() @ wanted).numpy())
-
-
-def _others(own: Tensor, public: Tensor) -> Tensor:
-    """Return which (m,) public sequences are none of the update's; all where there are no others."""
-    others = ~(public[:, None] == own[None].to(public)).all(dim=2).any(dim=1)
-    return others if bool(others.any()) else torch.ones_like(others)
-
-
-def _pools(others: Tensor, count: int, labels: Sequence[int] | None, public_labels: Tensor | None) -> list[Tensor]:
-    """Return of each of ``count`` guesses the public sequences that it is drawn from: of its label, where known."""
-    everybody = torch.nonzero(others).flatten()
-    if labels is None or public_labels is None or public_labels.ndim != 1:
-        return [everybody] * count
-    own = {label: torch.nonzero(others & (public_labels == label)).flatten() for label in set(labels)}
-    alike = itertools.islice(itertools.cycle(labels), count)
-    return [own[label] if len(own[label]) else everybody for label in alike]
+def _named(named: Tensor, batches: Batches, nothing: Tensor) -> Tensor:
+    """Return (1 + d,) the share of each batch's different words that are among those that were named."""
+    words, places = batches.inputs.unique(return_inverse=True)
+    there = torch.zeros(len(places), len(words), dtype=torch.bool)
+    there.scatter_(1, places, torch.ones_like(places, dtype=torch.bool))
+    there[:, torch.isin(words, nothing)] = False
+    hits = torch.isin(words, named)
+    own = torch.zeros(len(batches.dealt), len(words), dtype=torch.bool)
+    for one in batches.dealt.T:
+        own |= there[one]
+    return own[:, hits].sum(dim=1).double() / own.sum(dim=1).clamp(min=1)
 
 
 FINDING_TYPES["tokens"] = FindingType(
-    verdict=by_test(
-        RECALL.name,
-        "words",
-        "exact binomial interval (Clopper-Pearson); Monte Carlo test against naming as many words by their frequency, "
-        "and those of other people's sequences",
-        "{who} can tell which words training {things} have: {share} % of {n} words were named, where guessing as "
-        "many finds {guess} %.",
+    verdict=with_remedy(
+        by_test(
+            RECALL.name,
+            "words",
+            "exact binomial interval (Clopper-Pearson); Monte Carlo test against other batches",
+            "{who} can tell which words training {things} have: {share} % of {n} words were named, and {guess} % of "
+            "those of other people's.",
+        )
     ),
     rules=(
-        "Words are 'inferred' when more of those that occur in an update were named than by naming as many at random, "
-        "as often as held-out sequences have them, and than by naming as many of whole held-out sequences of the same "
-        f"labels: 2,000 draws do as well with a probability of at most {100 * SURE:g} %.",
+        "Words are 'inferred' when those that were named are as large a part of the words of at most "
+        f"{100 * SURE:g} % of other batches, which are dealt as for sequences.",
     ),
     metrics=(RECALL, PRECISION),
     question="tell which words training {things} have",
