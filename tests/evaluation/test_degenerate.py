@@ -43,6 +43,7 @@ from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.queries import NOBODY, QuerySet
 from fedaudit.transcript.threat import ThreatModel
+from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.seeds import generator
@@ -577,6 +578,26 @@ def test_certificates_of_signals_hold_in_any_unit(algorithm: dict[str, Any]) -> 
     found = audited((signals, torch.arange(60) % 3), ["exact-linear"], 3, kind="signal", **algorithm)["exact-linear"]
     assert found.verdict == "recovered"
     assert "3 of 3 certified as exact without the truth, and the truth agrees" in found.verdict_text
+
+
+def test_a_constant_channel_of_a_recording_is_scaled_as_the_others_are(tmp_path: Path) -> None:
+    """What the model saw of pictures without any green: -0.42 throughout; estimates of the others' scale are as ever."""
+    pictures = (noise(8, 3, 6, 6).float() - 0.5) / 0.25
+    pictures[:, 1] = -0.42
+    model, labels = network(108, 2), torch.arange(8) % 2
+    recorder = fedaudit.Recorder(tmp_path / "r")
+    with recorder.round(model.state_dict()):
+        local = copy.deepcopy(model)
+        with recorder.capture() as seen:
+            optimiser = torch.optim.SGD(local.parameters(), lr=0.1)
+            nn.functional.cross_entropy(local(pictures), labels).backward()
+            optimiser.step()
+        recorder.update(0, local.state_dict(), seen, num_examples=8)
+    recorder.close()
+    info = Transcript.load(tmp_path / "r", model).task_info
+    assert info.std == pytest.approx((0.25, 0.25, 0.25), abs=0.02)
+    green = info.denormalise(pictures)[:, 1]
+    assert float(green.abs().max()) < 1e-6
 
 
 def recorded(rows: Tensor, folder: Path, rate: float, clients: int = 4) -> AttackSummary:
