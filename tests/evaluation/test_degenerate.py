@@ -415,8 +415,8 @@ def test_records_all_alike_or_of_any_scale(name: str) -> None:
         several, truth = records(INPUTS[name], labels, clients=2)
         scores = torch.nn.functional.one_hot(torch.arange(40) % 2).double()
         for given in (scores, torch.zeros_like(scores)):
-            made = SourceFinding(clients=torch.arange(2), scores=given, sources=given.argmax(dim=1))
-            result, _ = judged(made, several, truth)
+            told = SourceFinding(clients=torch.arange(2), scores=given, sources=given.argmax(dim=1))
+            result, _ = judged(told, several, truth)
             assert metric(result, "source_accuracy") == (1 if given is scores else 0.5)
         values = AttributeFinding(values=torch.zeros(40).long(), scores=torch.zeros(40, 1))
         result, summary = judged(values, observation, truth)
@@ -581,7 +581,7 @@ def test_certificates_of_signals_hold_in_any_unit(algorithm: dict[str, Any]) -> 
 
 
 def test_a_constant_channel_of_a_recording_is_scaled_as_the_others_are(tmp_path: Path) -> None:
-    """What the model saw of pictures without any green: -0.42 throughout; estimates of the others' scale are as ever."""
+    """What the model saw of pictures without any green: -0.42 throughout."""
     pictures = (noise(8, 3, 6, 6).float() - 0.5) / 0.25
     pictures[:, 1] = -0.42
     model, labels = network(108, 2), torch.arange(8) % 2
