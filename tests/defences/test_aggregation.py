@@ -300,6 +300,12 @@ def test_fltrust_trusts_nobody_who_points_away():
     assert len(found.rejected) == 5
 
 
+def test_afa_drops_nobody_for_rounding():
+    """Updates along one direction have cosines of 1 with the aggregate, but for the last digits."""
+    updates = (0.1 + torch.arange(40.0))[:, None] * matrix(1, 50)
+    assert make(AGGREGATORS, "afa")(updates, cohort(40, 50)).rejected == {}
+
+
 def test_afa_blocks_a_client_that_is_dropped_again_and_again():
     rule = make(AGGREGATORS, "afa")
     direction = matrix(1, 50, 7)[0]

@@ -133,7 +133,7 @@ def test_scores_that_are_no_numbers_are_refused_in_a_line():
     scores = torch.zeros(40)
     scores[3] = torch.nan
     result = judged_by(scores, inputs, labels, torch.ones(20).bool())
-    assert "not finite: the model diverged" in result.reason
+    assert "not finite: the model diverged" in (result.reason or "")
 
 
 def test_a_limit_on_more_epsilon_than_the_records_can_show_is_not_tested():

@@ -486,8 +486,9 @@ FINDING_TYPES["rows"] = FindingType(
     verdict=with_remedy(verdict_of),
     rules=(
         "Recovered and true rows are paired so that as few cells as can be are wrong. A category is recovered when it "
-        f"is equal, a number when it is within {TOLERANCE} standard deviations of its column (Vero et al. 2023). A row "
-        "is exact when all of its cells are.",
+        f"is equal, a number when it is within {TOLERANCE} standard deviations of its column (Vero et al. 2023). In a "
+        f"column that doesn't vary a number is when it is within {_FLAT:g}, or {_FLAT:g} of the other columns' usual "
+        "deviation where that is less, or rounding where that is more. A row is exact when all of its cells are.",
         "What anybody could have guessed who knows the labels and the candidates is the best one of three: rows whose "
         "cells are drawn each by itself from the candidates of the label, what these rows get of other batches, both "
         "paired in the same way, and every column's most frequent value. Luck is excluded by Monte Carlo tests against "
