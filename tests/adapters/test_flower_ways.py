@@ -81,7 +81,9 @@ def test_ways_of_training_that_are_recorded_and_repeated(task, old, tmp_path):
     halves = {"client": replaced(OLD_CLIENT, "], 2, {}", "], 4, {}"), "server": OLD_SERVER} if old else {}
     app = write_app(tmp_path / "app", task=task, **halves)
     done = audit_flower(app, out=tmp_path / "out", **QUICK)
-    assert done.result.federations[0].recording.facts == "verified"
+    (record,) = done.result.federations
+    assert record.recording is not None
+    assert record.recording.facts == "verified"
     replays = json.loads((tmp_path / "out/recording/replay.json").read_text())["updates"]
     assert [u["error"] for u in replays] == pytest.approx([0, 0], abs=1e-6)
 
@@ -102,7 +104,9 @@ def test_a_loss_that_isnt_recognised_can_be_given(tmp_path):
     marked += "\n\nclass Own(nn.Module):\n    def forward(self, z, y):\n        return huber(z, y)\n"
     app = write_app(tmp_path / "marked", task=marked)
     done = audit_flower(app, out=tmp_path / "out", loss=huber, **QUICK)
-    assert done.result.federations[0].recording.facts == "verified"
+    (record,) = done.result.federations
+    assert record.recording is not None
+    assert record.recording.facts == "verified"
     with pytest.raises(BadInput, match="loss is 'hubber'"):
         audit_flower(app, out=tmp_path / "other", loss="hubber", **QUICK)
 

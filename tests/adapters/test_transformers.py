@@ -49,20 +49,20 @@ Batch = dict[str, Tensor]
 def bert(labels: int = 3, **more: Any) -> nn.Module:
     """With dropout, whose draws depend on the shape of what goes in."""
     torch.manual_seed(0)
-    return BertForSequenceClassification(BertConfig(**SIZES, num_labels=labels, **more))
+    return BertForSequenceClassification(BertConfig(**SIZES, num_labels=labels, **more))  # type: ignore[no-any-return]
 
 
 def gpt(**more: Any) -> nn.Module:
     torch.manual_seed(0)
     tokens = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=30, n_embd=16, n_layer=1, n_head=2, n_positions=32, **tokens, **more))
+    return GPT2LMHeadModel(GPT2Config(vocab_size=30, n_embd=16, n_layer=1, n_head=2, n_positions=32, **tokens, **more))  # type: ignore[no-any-return]
 
 
 def vit() -> nn.Module:
     torch.manual_seed(0)
     drops = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     sizes = {key: value for key, value in SIZES.items() if key not in ("vocab_size", "max_position_embeddings")}
-    return ViTForImageClassification(
+    return ViTForImageClassification(  # type: ignore[no-any-return]
         ViTConfig(**sizes, image_size=8, patch_size=4, num_channels=1, num_labels=4, **drops)
     )
 
