@@ -181,7 +181,7 @@ def refusal(folder: Path, *of: Any, **options: Any) -> str:
 
 
 def test_what_is_no_task_is_refused_while_it_is_recorded(tmp_path: Path) -> None:
-    maps = refusal(tmp_path / "maps", pixels(1), IMAGES, [IMAGES[:4]], functional.mse_loss)
+    maps = refusal(tmp_path / "maps", pixels(1), IMAGES, [IMAGES[:4]], functional.l1_loss)
     assert "of maps of pixels masks alone can be audited" in maps
     sure = -torch.ones(4, 4)
     labels = refusal(tmp_path / "s", linear(4), ROWS, [sure], functional.binary_cross_entropy_with_logits)
@@ -191,6 +191,17 @@ def test_what_is_no_task_is_refused_while_it_is_recorded(tmp_path: Path) -> None
     assert "isn't recorded" in pixel
     with pytest.raises(BadInput, match=r"isn't recorded|labels of a multi-label task"):
         Transcript.load(tmp_path / "s", linear(4))
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_maps_of_real_values_are_a_number_a_pixel(outputs: int, tmp_path: Path) -> None:
+    wanted = IMAGES[:4].repeat(1, outputs, 1, 1) / 2
+    recorded(tmp_path / "maps", pixels(outputs), IMAGES, [wanted], functional.mse_loss)
+    transcript, truth = read(tmp_path / "maps", pixels(outputs))
+    assert repeated(transcript)
+    info = transcript.task_info
+    assert (info.task_kind, info.loss, info.num_targets) == ("regression", "mse", wanted[0].numel())
+    assert torch.equal(truth.labels[0, 0], wanted.flatten(1))
 
 
 class Tagger(nn.Module):

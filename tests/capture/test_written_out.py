@@ -55,12 +55,12 @@ def without_grad(model: nn.Module) -> None:
     with torch.no_grad():
         for p in model.parameters():
             assert p.grad is not None
-            p -= 0.1 * p.grad
+            p -= 0.1 * p.grad  # type: ignore[misc]
 
 
 def all_at_once(model: nn.Module) -> None:
     with torch.no_grad():
-        own = [*model.parameters()]
+        own: list[Tensor] = [*model.parameters()]
         torch._foreach_add_(own, [p.grad for p in own if p.grad is not None], alpha=-0.1)
 
 
@@ -73,7 +73,7 @@ def head_alone(model: nn.Module) -> None:
     with torch.no_grad():
         for p in [*model.parameters()][-2:]:
             assert p.grad is not None
-            p -= 0.1 * p.grad
+            p -= 0.1 * p.grad  # type: ignore[misc]
 
 
 def clipped(model: nn.Module) -> None:
@@ -150,7 +150,7 @@ def test_another_rule_by_hand_is_said(rule: str) -> None:
             for p in model.parameters():
                 assert p.grad is not None
                 kept[p] = 0.9 * kept.get(p, torch.zeros_like(p)) + p.grad
-                p -= 0.01 * (p.grad.sign() if rule == "signs" else kept[p])
+                p -= 0.01 * (p.grad.sign() if rule == "signs" else kept[p])  # type: ignore[misc]
 
     with Capture() as seen:
         by_hand(change, zeroed)(cnn(), *examples())

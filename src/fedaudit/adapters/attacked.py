@@ -97,7 +97,8 @@ def attacked(
     began, module = time.perf_counter(), copy.deepcopy(passing.seen.module)
     assert module is not None
     with temporary_folder() as place:
-        called = known.loss if isinstance(known.loss, str) else None
+        called, given = (known.loss, None) if isinstance(known.loss, str) else (None, known.loss)
+        given = given or (None if called else copy.deepcopy(passing.seen.criterion))
         named: dict[str, Any] = {"mean": known.mean, "std": known.std, "loss": called}
         with Recorder(place / "recording", name=passing.name, module=module.cpu(), **named) as recorder:
             recorder.begin_round(passing.sent, index)
@@ -111,7 +112,7 @@ def attacked(
             place / "recording",
             [uncalibrated(attack) for attack in attacks.values()],
             module=module,
-            loss=None if called else known.loss or copy.deepcopy(passing.seen.criterion),
+            loss=given,
             out=known.out,
             fail_above=dict(known.limits.fail_above),
             fail_on=known.limits.fail_on,

@@ -858,8 +858,8 @@ class Capture:
             start |= {names[id(one.module)] + name: value for name, value in one.start.items()}
         gradients = GradientWatch.of_parts([*parameters.values()], [w.gradients for w in parts])
         made = Watched(module, start, parameters, versions(parameters), gradients, passes)
-        for one in passes:
-            one.modes = modes(made)
+        for seen in passes:
+            seen.modes = modes(made)
         return made
 
     def _choose(self, watched: Watched, settings: Settings, optimiser: Optimizer | None, own: set[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,7 +90,7 @@ def read_by_value(
         items: over how many targets a sum is divided; None: it is the mean.
         label_smoothing: of cross-entropy.
     """
-    targets, tries = labels, []
+    targets, tries = labels, list[tuple[Callable[..., Tensor], Tensor]]()
     if logits.ndim == 3 and labels.ndim == 2:  # the label of each token is asked of the one before
         targets = nn.functional.pad(labels[:, 1:], (0, 1), value=NOTHING)
     if not targets.is_floating_point() and targets.shape == (logits.shape[0], *logits.shape[2:]):

@@ -150,9 +150,9 @@ def run_app(
         grid = _InProcessGrid(app, number, fused, run, rounds, until, watch)
         if quiet:
             logger.setLevel(logging.ERROR)
-        timer = None if until is None else _stopping(grid.seen, 2 * until - time.time())
         try:
-            app.server(grid, Context(RUN, SERVER, {}, RecordDict(), dict(fused)))
+            with _stopped(grid.seen, None if until is None else 2 * until - time.time()):
+                app.server(grid, Context(RUN, SERVER, {}, RecordDict(), dict(fused)))
         except Enough:
             pass
         except Exception as error:
@@ -160,23 +160,30 @@ def run_app(
             raise BadInput(f"the app's ServerApp failed: {_in_words(error, app.folder)}{failed}") from error
         finally:
             logger.setLevel(level)
-            if timer is not None:
-                timer.cancel()
     return grid.seen
 
 
-def _stopping(seen: Run, at: float) -> threading.Timer:
-    """Return a running timer that ends what this thread does, even if it waits or trains, at a time since 1970."""
-    thread = ctypes.c_ulong(threading.get_ident())
+@contextlib.contextmanager
+def _stopped(seen: Run, at: float | None) -> Iterator[None]:
+    """Raise :class:`Enough` in this block, even if it waits or trains, at a time in seconds since 1970; None: never."""
+    thread, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
 
     def stop() -> None:
-        seen.stopped = True
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Enough))
+        with lock:
+            if not over:
+                seen.stopped = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Enough))
 
-    timer = threading.Timer(max(0.0, at - time.time()), stop)
+    timer = threading.Timer(max(0.0, (at or 0.0) - time.time()), stop)
     timer.daemon = True
-    timer.start()
-    return timer
+    try:
+        if at is not None:
+            timer.start()
+        yield
+    finally:
+        with lock:
+            over = True
+        timer.cancel()
 
 
 def parse_config(texts: Iterable[str]) -> Config:
