@@ -59,7 +59,7 @@ chromium:  ## Debian's Chromium, where we may install it; without it the tests t
 	&& apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
 	|| echo "no Chromium and no way to install it: the tests of the pages in a browser skip"
 
-test-peers: .venv-peers/.ready  ## the tests against other people's libraries: ByzFL, Flower, NVFlare, breaching, LPIPS, MONAI, Ray, jax_privacy
+test-peers: .venv-peers/.ready  ## the tests against other people's libraries: ByzFL, Flower, NVFlare, breaching, LPIPS, MONAI, Opacus, Ray, jax_privacy
 	.venv-peers/bin/python -c "from fedaudit.utils.machine import import_torchvision, own_process; \
 	own_process(); import_torchvision(); import breaching, byzfl, flwr.simulation, lpips, nvflare, ray, torchvision"
 	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m '$(PEERS)'

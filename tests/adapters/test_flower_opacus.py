@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedaudit.cli import app as commands
@@ -14,6 +15,10 @@ from tests.adapters.flower_cases import SERVER, write_app
 pytest.importorskip("flwr")
 pytest.importorskip("opacus")
 pytestmark = pytest.mark.peers
+
+from flwr.app import ArrayRecord, RecordDict  # noqa: E402 (it needs Flower)
+
+from fedaudit.adapters.flower.messages import state_in  # noqa: E402
 
 TASK = """
 import torch
@@ -67,15 +72,22 @@ def train(message, context):
         criterion(model(images), labels).backward()
         optimizer.step()
     told = MetricRecord({"num-examples": 24, "epsilon": engine.get_epsilon(1e-5)})
-    state = STATE
-    return Message(RecordDict({"arrays": ArrayRecord(state), "metrics": told}), reply_to=message)
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": told}), reply_to=message)
 """
-INNER = "model._module.state_dict()"
 
 
-@pytest.mark.parametrize("state", [INNER, "model.state_dict()"])
-def test_an_app_with_opacus_is_audited_by_the_one_command(state: str, tmp_path: Any) -> None:
-    folder = write_app(tmp_path / "app", server=SERVER, client=CLIENT.replace("STATE", state), task=TASK)
+def test_the_names_of_a_wrapped_module_are_the_modules_own() -> None:
+    state = {"_module.0.weight": torch.ones(2), "_module.0.bias": torch.zeros(2)}
+    for sent in (state, {name.removeprefix("_module."): value for name, value in state.items()}):
+        content = RecordDict({"arrays": ArrayRecord(sent)})
+        assert set(state_in(content, ["0.weight", "0.bias"])) == {"0.weight", "0.bias"}
+    other = RecordDict({"arrays": ArrayRecord({"_module.1.weight": torch.ones(2)})})
+    assert set(state_in(other, ["0.weight"])) == {"_module.1.weight"}
+
+
+@pytest.mark.slow
+def test_an_app_with_opacus_is_audited_by_the_one_command(tmp_path: Any) -> None:
+    folder = write_app(tmp_path / "app", server=SERVER, client=CLIENT, task=TASK)
     project = folder / "pyproject.toml"
     project.write_text(project.read_text().replace('trouble = ""', 'trouble = ""\ntarget-epsilon = 8.0'))
     out = tmp_path / "out"

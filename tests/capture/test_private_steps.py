@@ -34,7 +34,7 @@ CLIP = 0.5
 Optimiser = Callable[[Any], torch.optim.Optimizer]
 
 
-def sgd(**settings: float) -> Optimiser:
+def sgd(**settings: Any) -> Optimiser:
     return lambda p: torch.optim.SGD(p, **{"lr": 0.1, **settings})
 
 
@@ -102,7 +102,7 @@ def error(seen: Capture, model: nn.Module, blank: nn.Module, **changes: Any) -> 
     return relative_error({name: p.detach() for name, p in model.named_parameters()}, found, seen.start)
 
 
-ADAPTIVE = {
+ADAPTIVE: dict[str, Any] = {
     "clipping": "adaptive",
     "target_unclipped_quantile": 0.5,
     "clipbound_learning_rate": 0.2,
@@ -218,7 +218,8 @@ def test_adaptive_clipping_is_named_and_its_replay_not_claimed() -> None:
 @pytest.mark.peers
 def test_batches_count_as_poisson_samples_only_where_they_were_drawn_so() -> None:
     pytest.importorskip("opacus")
-    seen = [watched(cnn(), **how).private for how in ({}, {"own_loader": True}, {"poisson_sampling": False})]
+    ways: list[dict[str, Any]] = [{}, {"own_loader": True}, {"poisson_sampling": False}]
+    seen = [watched(cnn(), **how).private for how in ways]
     assert [one and one.rate for one in seen] == [0.2, None, None]
 
 
@@ -236,7 +237,7 @@ def test_the_noise_and_length_that_are_told_of_an_update_are_those_that_it_has(t
         start = copy.deepcopy(model.state_dict())
         with Recorder(tmp_path / str(number)) as recorder, recorder.round(start):
             with recorder.capture() as seen:
-                how = {"noise": 1e5, "max_grad_norm": 1e-5, "optimiser": sgd(momentum=momentum)}
+                how: dict[str, Any] = {"noise": 1e5, "max_grad_norm": 1e-5, "optimiser": sgd(momentum=momentum)}
                 privately(model, examples(), **how)
             recorder.update("a", model.state_dict(), seen)
         (entry,) = json.loads((tmp_path / str(number) / "round-00000.json").read_text())["messages"]

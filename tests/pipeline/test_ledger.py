@@ -149,6 +149,8 @@ def test_a_round_that_is_not_on_record_leaves_no_bound(tmp_path: Path) -> None:
 
 def test_next_to_no_noise_is_no_bound_and_no_overflow() -> None:
     assert RecordedGaussians((1e-200,), 1e-5).spent(1) == math.inf
+    sampled = RecordedGaussians((1e-200,), 1e-5, drawn=((10, 0.1),))
+    assert sampled.spent(1) == sampled.spent(1, "pld") == math.inf
 
 
 def test_messages_without_noise_have_no_bound(tmp_path: Path) -> None:

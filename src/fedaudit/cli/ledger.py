@@ -47,7 +47,10 @@ def ledger(
     delta: Annotated[float | None, typer.Option(help="δ; default: the settings', or 1e-5.")] = None,
     adjacency: Annotated[
         Neighbours | None,
-        typer.Option(help="What neighbours differ by; default: replace, and add-remove where the server adds noise."),
+        typer.Option(
+            help="What neighbours differ by; default: replace, and add-remove where the server adds noise or clients "
+            "train by DP-SGD."
+        ),
     ] = None,
     parameters: Annotated[
         int | None, typer.Option(min=1, help="Numbers in the model's state, where a filter's ε depends on it.")

@@ -219,6 +219,8 @@ def _spent(noises: tuple[tuple[float, float, int], ...], delta: float, how: str)
 
     bound = math.inf if how == "rdp" else _spent(noises, delta, "rdp")
     accountant: Any = rdp.RdpAccountant(_ORDERS)
+    if how == "pld" and math.isinf(bound):
+        return bound
     if how == "pld":
         # little noise spreads the losses widely: coarser steps keep their number, and so the memory, bounded
         accountant = pld.PLDAccountant(value_discretization_interval=max(_FINE, bound / _LOSSES))
@@ -227,7 +229,7 @@ def _spent(noises: tuple[tuple[float, float, int], ...], delta: float, how: str)
             event: Any = dp_accounting.GaussianDpEvent(noise)
             accountant.compose(event if rate >= 1 else dp_accounting.PoissonSampledDpEvent(rate, event), steps)
         return float(accountant.get_epsilon(delta))
-    except OverflowError:  # next to no noise: losses whose exponential no float holds; Rényi's is a bound, too
+    except (OverflowError, ZeroDivisionError):  # next to no noise: losses no float holds; Rényi's is a bound, too
         return bound
 
 

@@ -32,6 +32,7 @@ Filter = tuple[str, Mapping[str, Any]]
 
 _LOCAL_DP = {"clipping_norm", "sensitivity", "epsilon", "delta"}
 _DELTA = 1e-5
+_WAYS = 3  # in which messages were defended, that are told
 _POINTS = 60  # of a curve; of more rounds some are told
 _MOST_NOISE = 1e6  # clips of noise, beyond which none is looked for
 _NO_NOISE = "no noise is added, so that nothing is promised"
@@ -285,13 +286,14 @@ def of_recording(folder: Path, question: Question) -> Ledger:
     missing = [index + 1 for index in range(max(kept)) if index not in kept]
     sent = {names[client]: _recorded(own, missing) for client, own in sorted(messages.items())}
     known = [done for own in messages.values() for _, done in own]
+    ways = sorted({str(done.private or done.name) if done else "none" for done in known})
     of_examples = any(done and done.private for done in known)
     notes = ["a recording says what noise was meant to be added; an audit with canaries tests whether it was"]
     if of_examples:
         notes.append("how many examples a client tells the server that it has is taken for known to everybody")
     ledger = Ledger(
         federation=header.name,
-        mechanism=", ".join(sorted({str(done.private or done.name) if done else "none" for done in known})),
+        mechanism=", ".join(ways[:_WAYS]) + f" and {len(ways) - _WAYS} other ways" * (len(ways) > _WAYS),
         protects="sample" if of_examples else "client",
         adjacency="add-remove" if of_examples else "replace",
         sampling=_sampling(None) if not of_examples else _drawing([done.private for done in known if done]),

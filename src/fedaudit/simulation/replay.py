@@ -95,10 +95,10 @@ def replay(
                     value = batch_loss(model, loss, batch)
                 (value if one.weight == 1 else value * one.weight).backward()
             for parameter, summed in zip(trained, total, strict=False):
-                noise = (
-                    torch.normal(0.0, private.noise * private.clip, summed.shape) if private and private.noise else 0
-                )
-                parameter.grad = (summed + noise) / (private.divisor if private else 1.0)
+                assert private is not None
+                if private.noise:
+                    summed += torch.normal(0.0, private.noise * private.clip, summed.shape, dtype=summed.dtype)
+                parameter.grad = summed / private.divisor
             for parameter, origin in zip(trained, anchor, strict=False):
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - origin, alpha=training.proximal_mu)

@@ -16,6 +16,7 @@ UpdateKind = Literal["gradient", "weights"]
 
 CONTRADICTED = 0.05  # relative error from which the facts aren't those that the update was made with
 _ANYTHING = 0.5  # relative error of an update that says nothing of the facts
+_MOST_STEPS = 10**6
 BEYOND_ROUNDING = 10  # times as far as a rounding takes it: it has one rounding, at the start, and training has many
 
 
@@ -91,8 +92,10 @@ class PrivateSteps:
         least = (self.noise, *(value for one in self.empty for value in one))
         if not all(math.isfinite(x) and x > 0 for x in above) or not all(math.isfinite(x) and x >= 0 for x in least):
             raise BadInput("private steps need clip, divisor, steps and rate above 0, and noise from 0")
-        if (self.rate or 0) > 1 or len(self.empty) > self.steps:
-            raise BadInput("private steps have a rate of 1 at most, and no more empty steps than steps")
+        if (self.rate or 0) > 1 or not len(self.empty) <= self.steps <= _MOST_STEPS:
+            raise BadInput(
+                f"private steps have a rate of 1 at most; {_MOST_STEPS:,} are allowed, and no more empty ones"
+            )
 
     def __str__(self) -> str:
         clipped = "layer by layer, " * bool(self.layers) + f"to {self.clip:.3g}"
