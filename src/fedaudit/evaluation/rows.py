@@ -23,7 +23,7 @@ from fedaudit.evaluation.finding_types import (
 )
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.other_batches import DEALS, Batches, other_batches, paired, with_remedy
-from fedaudit.evaluation.shift import comparable
+from fedaudit.evaluation.shift import SHIFTED, comparable, told_apart
 from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities.columns import Column, cells, numbers
@@ -194,6 +194,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     result = done(
         finding,
         observation,
+        [told_apart(shift)] if shift <= SHIFTED else [],
         metrics=metrics,
         charts=charts,
         columns=[column.name for column in table.columns],
