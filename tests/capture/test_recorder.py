@@ -23,6 +23,7 @@ from fedaudit.attacks.findings import ImageFinding
 from fedaudit.capture.capture import Capture
 from fedaudit.transcript.files import REPLAY, read_header, read_replay, write_replay
 from fedaudit.transcript.secure_sum import sums_only
+from fedaudit.transcript.truth import load_truth
 from fedaudit.transcript.update import Replay
 from fedaudit.utils import integrity, tensor_files
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
