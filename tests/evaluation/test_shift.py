@@ -11,6 +11,7 @@ from fedaudit.data import load_dataset
 from fedaudit.evaluation.shift import SHIFTED, comparable, of_clients, shift_test
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
+from tests.measure.nulls import LEAKS, NULLS
 
 
 def drawn(name: str, count: int, seed: int, others: int = 300) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -96,3 +97,17 @@ def test_nothing_to_compare_is_no_shift():
     own, labels, others, other_labels = drawn("digits", 4, 0)
     assert shift_test(own, labels, others[:0], other_labels[:0], seed=0) == 1
     assert shift_test(own * 0, labels, others * 0, other_labels, seed=0) == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "images of a site, marked, 4",
+        "images of the same people, labels name them, candidates have one of each",
+        "volumes of a site, marked",
+    ],
+)
+def test_another_picture_of_the_same_site_or_person_is_no_leak_and_a_copy_is_one(name):
+    audit = NULLS[name].audit
+    assert all(audit(seed, planted=False) not in LEAKS for seed in range(2))
+    assert all(audit(seed, planted=True) in LEAKS for seed in range(2))

@@ -329,33 +329,77 @@ def label_sets(seed: int, *, planted: bool, batch: int = 8, count: int = 6, coun
 
 
 def pictures(
-    found: Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor], style: bool = False
+    found: Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor],
+    site: Callable[[Tensor], Tensor] | None = None,
+    size: int = 8,
+    error: float = 0.05,
 ) -> Callable[..., str]:
-    """Return an audit of eight digits: ``found`` makes images of victims, labels, other digits of these, and luck."""
+    """Return an audit of so many digits: ``found`` makes images of victims, labels, other digits of these, and luck.
+
+    Of the clients' ``site`` 60 digits have what it does to them, the others among them.
+    """
 
     def audit(seed: int, *, planted: bool, rounds: int = 1) -> str:
         data, rng = load_dataset("digits").test, generator(seed, "digits")
         order = torch.randperm(len(data.inputs), generator=rng)
         inputs, labels = data.inputs[order], data.targets[order]
-        if style:  # the clients' digits are paler than everybody else's
-            inputs = torch.cat([0.6 * inputs[:60] + 0.3, inputs[60:]])
-        true, targets = inputs[:8], labels[:8]
-        pool = slice(8, 60) if style else slice(8, None)
+        candidates, names = inputs, labels
+        if site is not None:  # whose other digits nobody else has
+            inputs = torch.cat([site(inputs[:60]), inputs[60:]])
+            candidates, names = (torch.cat([x[:size], x[60:]]) for x in (inputs, labels))
+        true, targets = inputs[:size], labels[:size]
+        pool = slice(size, None if site is None else 60)
         others = torch.stack([_another(inputs[pool], labels[pool], int(label), rng) for label in targets])
         truth = Truth(
-            {(r, 0): true for r in range(rounds)}, {(r, 0): targets for r in range(rounds)}, inputs, labels, {}
+            {(r, 0): true for r in range(rounds)}, {(r, 0): targets for r in range(rounds)}, candidates, names, {}
         )
         findings = []
         for r in range(rounds):
             images = found(true, targets, others, rng)
             if planted:
-                noise = torch.randn(true.shape, generator=rng)
-                images = torch.cat([true[:4] + 0.05 * noise[:4], 0.5 + 0.2 * noise[4:]])
+                noise, half = torch.randn(true.shape, generator=rng), size // 2
+                images = torch.cat([true[:half] + error * noise[:half], 0.5 + 0.2 * noise[half:]])
             made = ImageFinding(attack="a", images=images.clamp(0, 1), labels=targets, label_source="given")
-            findings.append(evaluate(made, image_seen([r], examples=8), truth, seed=seed).result)
+            findings.append(evaluate(made, image_seen([r], examples=size), truth, seed=seed).result)
         return FINDING_TYPES["images"].verdict(findings).verdict
 
     return audit
+
+
+def marked(x: Tensor) -> Tensor:
+    """Return images with a bright mark in the corner; of signals the first points are at the highest value."""
+    x = x.clone()
+    x[(..., *(slice(0, -(-side // 4)) for side in x.shape[2:]))] = x.amax()
+    return x
+
+
+def softer(x: Tensor) -> Tensor:
+    """Return images as of a softer scanner: means over three neighbours along each axis."""
+    for axis in range(2, x.ndim):
+        x = (x.roll(1, axis) + x + x.roll(-1, axis)) / 3
+    return x
+
+
+def people_of(seed: int, *, planted: bool, size: int = 8, shown: int = 1, named: bool = True, like: float = 0.6) -> str:
+    """Other pictures of the victims' people, of whom candidates hold ``shown``, or four of eight the victims.
+
+    A picture is ``like`` the person's own digit, the rest of it is another's; by name the label is the person.
+    """
+    inputs, rng = load_dataset("digits").train.inputs, generator(seed, "people")
+    own = inputs[torch.randperm(len(inputs), generator=rng)[:40]]
+    drawn = torch.randint(len(inputs), (40, shown + 1), generator=rng)
+    made = like * own[:, None] + (1 - like) * inputs[drawn]
+    labels = torch.arange(40) if named else torch.zeros(40).long()
+    candidates, found = made[:, :shown].flatten(0, 1), made[:size, shown]
+    true = made[:size, 0]
+    if planted:
+        found = torch.cat(
+            [true[: size // 2] + 0.02 * torch.randn(true[: size // 2].shape, generator=rng), found[size // 2 :]]
+        )
+    truth = Truth({(0, 0): true}, {(0, 0): labels[:size]}, candidates, labels.repeat_interleave(shown), {})
+    finding = ImageFinding(attack="a", images=found.clamp(0, 1), labels=labels[:size], label_source="given")
+    result = evaluate(finding, image_seen([0], examples=size), truth, seed=seed).result
+    return FINDING_TYPES["images"].verdict([result]).verdict
 
 
 def ecgs(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -383,17 +427,30 @@ def scans(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def recordings(
-    kind: str, draw: Callable[[int, torch.Generator], tuple[Tensor, Tensor]], seed: int, *, planted: bool
+    kind: str,
+    draw: Callable[[int, torch.Generator], tuple[Tensor, Tensor]],
+    seed: int,
+    *,
+    planted: bool,
+    site: Callable[[Tensor], Tensor] | None = None,
 ) -> str:
-    """Other people's signals or volumes of the same class for eight victims among 200, or four of eight their own."""
+    """Other people's signals or volumes of the same class for eight victims among 200, or four of eight their own.
+
+    Of the clients' ``site`` 60 have what it does to them, and others of these are found.
+    """
     rng = generator(seed, "recordings")
     inputs, labels = draw(200, rng)
     order = torch.randperm(200, generator=rng)
     inputs, labels = inputs[order], labels[order]
+    candidates, names = inputs, labels
+    if site is not None:
+        inputs = torch.cat([site(inputs[:60]), inputs[60:]])
+        candidates, names = (torch.cat([x[:8], x[60:]]) for x in (inputs, labels))
     true, targets = inputs[:8], labels[:8]
-    found = torch.stack([_another(inputs[8:], labels[8:], int(label), rng) for label in targets])
+    pool = slice(8, None if site is None else 60)
+    found = torch.stack([_another(inputs[pool], labels[pool], int(label), rng) for label in targets])
     if planted:
-        noise = 0.3 * true.std() * torch.randn(true.shape, generator=rng)
+        noise = (0.3 if site is None else 0.1) * true.std() * torch.randn(true.shape, generator=rng)
         found = torch.cat([true[:4] + noise[:4], found[4:]])
     channels = true.shape[1]
     info = TaskInfo(
@@ -401,7 +458,7 @@ def recordings(
     )
     known = dataclasses.replace(image_seen([0], examples=8), task_info=info)
     made = ImageFinding(attack="a", images=found, labels=targets, label_source="given")
-    result = evaluate(made, known, Truth({(0, 0): true}, {(0, 0): targets}, inputs, labels, {}), seed=seed).result
+    result = evaluate(made, known, Truth({(0, 0): true}, {(0, 0): targets}, candidates, names, {}), seed=seed).result
     return FINDING_TYPES["images"].verdict([result]).verdict
 
 
@@ -802,21 +859,61 @@ NULLS: dict[str, Null] = {
     "images, other people's": Null("images", pictures(lambda true, targets, others, rng: others), _OTHERS, _PALE),
     "images, other people's in the clients' style": Null(
         "images",
-        pictures(lambda true, targets, others, rng: others, style=True),
+        pictures(lambda true, targets, others, rng: others, lambda x: 0.6 * x + 0.3),
         f"{_OTHERS}, as pale as the clients' are",
         _PALE,
     ),
+    **{
+        f"images of a site, {name}, {size}": Null(
+            "images",
+            pictures(lambda true, targets, others, rng: others, site, size, 0.02),
+            f"{_OTHERS}, {size}, {how} as the clients' are",
+            f"{size // 2} of {size} pictures, with noise of 0.02",
+        )
+        for size in (4, 16)
+        for name, site, how in (
+            ("marked", marked, "marked in the corner"),
+            ("softer", softer, "blurred"),
+            ("darker tones", lambda x: x**1.5, "as dark in the middle tones"),
+            ("turned", lambda x: x.rot90(1, (-2, -1)), "turned"),
+        )
+    },
+    **{
+        f"images of the same people, {name}": Null(
+            "images",
+            functools.partial(people_of, shown=shown, named=known),
+            f"other pictures of the 8 people, {name}",
+            "4 of 8 pictures, with noise of 0.02",
+        )
+        for name, shown, known in (
+            ("labels name them, candidates have one of each", 1, True),
+            ("labels name them, candidates have eight of each", 8, True),
+            ("labels don't name them, candidates have eight of each", 8, False),
+        )
+    },
     "signals, other people's": Null(
         "images",
         functools.partial(recordings, "signal", ecgs),
         "other people's ECGs of the same rhythm",
         "4 of 8 ECGs, with noise of 0.3 deviations",
     ),
+    "signals of a site, smoothed": Null(
+        "images",
+        functools.partial(recordings, "signal", ecgs, site=softer),
+        "other people's ECGs of the same rhythm, smoothed as the clients' are",
+        "4 of 8 ECGs, with noise of 0.1 deviations",
+    ),
+    "volumes of a site, marked": Null(
+        "images",
+        functools.partial(recordings, "volume", scans, site=marked),
+        "other people's scans of the same class, marked in the corner as the clients' are",
+        "4 of 8 scans, with noise of 0.1 deviations",
+    ),
     "volumes, other people's": Null(
         "images",
         functools.partial(recordings, "volume", scans),
         "other people's scans of the same class",
-        "4 of 8 scans, with noise of 0.3 deviations",
+        "4 of 8 scans, with noise of 0.1 deviations",
     ),
     "drawings": Null(
         "class-images",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import poisson_binom
+from scipy.stats import binom, poisson_binom
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
@@ -676,12 +676,14 @@ def margin(image: ImageResult | RegisteredResult) -> float:
 def _by_margins(ahead: Sequence[float], chances: Sequence[float]) -> float:
     """Return the probability that other pictures come as much nearer to their victims than to any other candidate.
 
-    Each victim's is its chance of being named times that of such a margin. The nearest picture is tested alone, if it
-    is ahead by 6 dB, and all together by Fisher's method, which finds what several show.
+    Each victim's is its chance of being named times that of such a margin. Half of the level is the nearest one's, if
+    that is ahead by 6 dB; the other half is the smallest's of the binomial tests whether as many as two, three, … are.
     """
-    each = [c * float(np.exp(-a / NEARER_BY_LUCK_DB)) if a else 1.0 for a, c in zip(ahead, chances, strict=True)]
-    alone = sum(chances) * float(np.exp(-max(ahead) / NEARER_BY_LUCK_DB)) if max(ahead) >= NEARER_DB else 1.0
-    return alone if len(each) == 1 else min(1.0, 2 * min(alone, combined(each)))
+    each = sorted(c * float(np.exp(-a / NEARER_BY_LUCK_DB)) if a else 1.0 for a, c in zip(ahead, chances, strict=True))
+    n = len(each)
+    tails = binom.sf(np.arange(n), n, np.minimum(each, 1.0))  # that so many are as far ahead as the last of them
+    alone = float(tails[0]) if max(ahead) >= NEARER_DB else 1.0
+    return alone if n == 1 else min(1.0, 2 * min(alone, (n - 1) * float(tails[1:].min())))
 
 
 def elsewhere(image: ImageResult) -> bool:
@@ -748,7 +750,7 @@ def _judged(
     p, p_seen = by_luck_of(identified), by_luck_of(seen)
     far = 0.0 if candidates >= ENOUGH else ALONE_DB  # of few candidates one may be far from the others by chance
     ahead = [max((margin(w) for w in ways if w.psnr >= w.psnr_mean_image + far), default=0.0) for ways in best]
-    p_ahead = _by_margins(ahead, chances)
+    p_ahead = _by_margins(ahead, again if usual else chances)
     plain = p_ahead <= SURE and not any(elsewhere(image) for image in images)
     recovered = seen > 0 and (p_seen <= SURE or plain)
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
@@ -913,10 +915,11 @@ FINDING_TYPES["images"] = FindingType(
         "name the victims and come as near as seldom: "
         "another picture that is nearest to a victim is so by x dB with a probability of at most "
         f"exp(-x/{NEARER_BY_LUCK_DB:g}), as portraits of one person are. The one that is furthest ahead is tested, by "
-        f"{NEARER_DB:g} dB at least, and all together. Of fewer than {ENOUGH} candidates they must also be nearer than "
-        f"their mean image by {ALONE_DB:g} dB, and none may be as near to somebody else's. The share has an exact 95 % "
-        "interval. Where the only candidate is the victim, its reconstruction is compared with an even image of the "
-        f"victim's mean colour and {ALONE_DB - NEARER_DB:g} dB.",
+        f"{NEARER_DB:g} dB at least, and whether two or more are ahead (binomial tests), half of the level each. Of "
+        f"fewer than {ENOUGH} candidates they must also be nearer than their mean image by {ALONE_DB:g} dB, and none "
+        "may be as near to somebody else's. The share has an exact 95 % interval. Where the only candidate is the "
+        "victim, its reconstruction is compared with an even image of the victim's mean colour and "
+        f"{ALONE_DB - NEARER_DB:g} dB.",
         "An attack may certify images: it vouches, without the truth, that they are the client's own up to half a "
         "grey level. With the truth this is checked, and a certified image that is wrong is said in the verdict.",
         "Where an attack groups images by client, how many pairs it groups rightly is said in its notes, and with what "
