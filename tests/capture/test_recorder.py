@@ -23,6 +23,7 @@ from fedaudit.attacks.findings import ImageFinding
 from fedaudit.capture.capture import Capture
 from fedaudit.transcript.files import REPLAY, read_header, read_replay, write_replay
 from fedaudit.transcript.secure_sum import sums_only
+from fedaudit.transcript.truth import load_truth
 from fedaudit.transcript.update import Replay
 from fedaudit.utils import integrity, tensor_files
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
@@ -417,6 +418,19 @@ def test_victims_are_looked_for_among_all_that_was_recorded_or_given(tmp_path: P
                 recorder.update("a", model.state_dict(), captured)
     result = audited(tmp_path / "r", module=Net(), rounds=[0])
     assert {i.candidates for f in result.findings for i in f.images} == {4 + 4 + 50}
+
+
+def test_what_many_candidates_have_stays_as_frequent_and_a_victim_among_them_is_itself(tmp_path: Path) -> None:
+    model, others = Net(), fedaudit.load_dataset("digits").test
+    with Recorder(tmp_path / "r", mean=MEAN, std=STD) as recorder:
+        own = held(0)[0]
+        recorder.candidates(torch.cat([(others.inputs[[0] * 5 + [1, 2]] - 0.5) / 0.25, own[:2]]), torch.zeros(9).long())
+        with recorder.round(model.state_dict()), recorder.capture() as captured:
+            train(model, held(0))
+            recorder.update("a", model.state_dict(), captured)
+    transcript = Transcript.load(tmp_path / "r", Net())
+    truth = load_truth(tmp_path / "r" / "truth", transcript)
+    assert len(truth.candidates) == len(own) + 5 + 2
 
 
 def test_a_state_that_is_known_is_not_copied() -> None:

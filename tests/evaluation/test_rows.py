@@ -14,6 +14,7 @@ import fedaudit
 from fedaudit.attacks import Finding, RowFinding
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.rows import DRAWS, TOLERANCE, verdict_of
+from fedaudit.evaluation.shift import REMEDY
 from fedaudit.modalities.columns import Column
 from fedaudit.report.rows import drawn_tables
 from fedaudit.results import FindingResult
@@ -288,6 +289,20 @@ def test_whole_rows_count_even_where_other_updates_bring_noise() -> None:
     assert judged.evidence is not None
     assert (judged.evidence.value, judged.evidence.n) == (4 / 24, 24)
     assert FINDING_TYPES["rows"].verdict(results[1:]).verdict != "recovered"
+
+
+@pytest.mark.parametrize("column", [0, 1, 3])
+def test_rows_of_a_site_of_its_own_are_held_against_others_of_the_same_site(column: int) -> None:
+    """Its patients are older, or have another unit; elsewhere nobody is like them."""
+    site = wide(92, seed=1)
+    site[:, column] = 0.5 * site[:, column] + 3
+    true, others, later = site[:16], site[16:32], site[32:]
+    for more, of_own, of_others in ((later, "recovered", "not demonstrated"), (None, "inconclusive", "inconclusive")):
+        everybody = torch.cat([true, *([] if more is None else [more]), wide(300, seed=9)])
+        for rows, expected in ((true, of_own), (others, of_others)):
+            judged = FINDING_TYPES["rows"].verdict([scene(rows, true, everybody, columns=(), later=more)])
+            assert judged.verdict == expected
+            assert (judged.advice == REMEDY) is (expected == "inconclusive")
 
 
 def test_rows_that_many_people_share_are_exact_by_luck() -> None:

@@ -139,13 +139,12 @@ def with_remedy(
         found, best = verdict(findings), by_fisher(findings)[1]
         if found.verdict != "inconclusive" or best is None or best <= SURE or found.evidence is None:
             return found
-        if found.evidence.by_guessing == 1:  # others have the same
-            return found
         shift = min((f.blind_p_value for f in findings if f.blind_p_value is not None), default=1.0)
-        why = f"there are too few other examples to hold what was found against; {REMEDY}"
         if shift <= SHIFTED:
             told = f"without any update, the clients' examples can be told from held-out ones, p = {shift:.2g}"
-            found, why = found._replace(text=f"{found.text}; {told}"), REMEDY
-        return found._replace(advice=why)
+            return found._replace(text=f"{found.text}; {told}", advice=REMEDY)
+        if found.evidence.by_guessing == 1:  # others have the same
+            return found
+        return found._replace(advice=f"there are too few other examples to hold what was found against; {REMEDY}")
 
     return judged

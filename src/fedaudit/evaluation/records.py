@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from scipy.stats import rankdata
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.attacks.records.source import SourceFinding
@@ -174,9 +175,10 @@ def _blind(observation: Observation, truth: Truth) -> tuple[list[MetricResult], 
     if pairs.shape[1] > MOST:
         chosen = torch.randperm(pairs.shape[1], generator=generator(0, "blind", "pairs"))[:MOST]
         pairs = pairs[:, chosen.sort().values]
-    key = fingerprint(records.inputs, records.labels, pairs)
+    key = fingerprint(records.inputs, records.labels, pairs, truth.values)
     if key not in _told_blindly:  # the same for every attack on them
         told = features(records.inputs, records.labels)
+        told = torch.cat([told, one_hot(truth.values).double()], dim=1) if len(truth.values) else told
         _told_blindly.clear()
         _told_blindly[key] = blind_scores(told[pairs[0]], told[pairs[1]], 0)
     scores, others, p_value = _told_blindly[key]
@@ -243,6 +245,12 @@ def _membership_headline(findings: Sequence[FindingResult], evidence: Evidence) 
     )
 
 
+_CONFOUNDED = (
+    "members differ from the other records before any training, which would pass for what training gave away; draw "
+    "both from the same source (let the clients hold a random part of one split)"
+)
+
+
 def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
     """Return the verdict, with what is found where few others may be taken for members: what an average hides.
 
@@ -266,11 +274,7 @@ def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
         f"{judged.text}; the records alone, without any model, tell members from others: AUC "
         f"{sum(areas) / len(areas):.3g}, p = {p_value:.2g}"
     )
-    advice = (
-        "members differ from the other records before any training, which would pass for membership; draw both from "
-        "the same source (let the clients hold a random part of one split)"
-    )
-    return judged._replace(verdict="inconclusive", text=text, headline="", advice=advice)
+    return judged._replace(verdict="inconclusive", text=text, headline="", advice=_CONFOUNDED)
 
 
 def _with_promise(judged: Judgement, bounds: Sequence[RecordEpsilon]) -> Judgement:
@@ -616,6 +620,7 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
     lost = int((right[member] < right[partner[member]]).sum())
     better, worse = int((right > usual)[member].sum()), int((right < usual)[member].sum())
     p_value = max(sign_test(better, worse), sign_test(gained, lost))
+    blind_p = _blind(observation, truth)[1]
     named, usually = int(right[member].sum()), float(usual[member].mean())
     result = done(
         finding,
@@ -625,7 +630,8 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
             ATTRIBUTE_ACCURACY.share(named, over.n, "records of clients", usually),
             ATTRIBUTE_ADVANTAGE.over(more, "matched pairs of records", 0.0),
         ],
-        leak=leaks(over.mean > 0 and more.mean > 0, p_value),
+        blind_p_value=blind_p,
+        leak=leaks(over.mean > 0 and more.mean > 0 and (blind_p or 1.0) > SURE, p_value),
         p_value=p_value,
         p_value_at_best=sign_test(int((1 - usual)[member].sum()), 0),
     )
@@ -655,20 +661,34 @@ def _attribute_headline(findings: Sequence[FindingResult], evidence: Evidence) -
     )
 
 
+_judge_attribute = by_test(
+    ATTRIBUTE_ACCURACY.name,
+    "records of clients",
+    "exact binomial interval (Clopper-Pearson); the larger p-value of two exact sign tests, against the most "
+    "frequent value and against matched records that were not used",
+    _attribute_headline,
+)
+
+
+def _attribute_verdict(findings: Sequence[FindingResult]) -> Judgement:
+    """Return the verdict; where members differ from the others by themselves, it doesn't conclude."""
+    judged = _judge_attribute(findings)
+    p_value = min((f.blind_p_value for f in findings if f.blind_p_value is not None), default=1.0)
+    if p_value > SURE or judged.verdict != "inferred":
+        return judged
+    text = f"{judged.text}; the records alone, without any model, tell members from others: p = {p_value:.2g}"
+    return judged._replace(verdict="inconclusive", text=text, headline="", advice=_CONFOUNDED)
+
+
 FINDING_TYPES["attribute"] = FindingType(
-    verdict=by_test(
-        ATTRIBUTE_ACCURACY.name,
-        "records of clients",
-        "exact binomial interval (Clopper-Pearson); the larger p-value of two exact sign tests, against the most "
-        "frequent value and against matched records that were not used",
-        _attribute_headline,
-    ),
+    verdict=_attribute_verdict,
     rules=(
         "An attribute is 'inferred' when more of the clients' records are named rightly than by naming the most "
         "frequent value of their class, and more than of matched records that were not used, so that what follows from "
         "a record's other attributes is no leak of training. Luck would do as well with a probability of at most "
         f"{100 * SURE:g} %, by either of two one-sided exact sign tests: over the records that only one of attack and "
-        "most frequent value names rightly, and over the pairs of which the attack names one rightly.",
+        "most frequent value names rightly, and over the pairs of which the attack names one rightly. Where the "
+        "records alone, attributes and all, tell members from others, as for membership, it is 'inconclusive'.",
     ),
     metrics=(ATTRIBUTE_ACCURACY, ATTRIBUTE_ADVANTAGE),
     question="tell a hidden attribute of the clients' records",

@@ -23,7 +23,7 @@ from fedaudit.evaluation.finding_types import (
 )
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.other_batches import DEALS, Batches, other_batches, paired, with_remedy
-from fedaudit.evaluation.shift import comparable
+from fedaudit.evaluation.shift import SHIFTED, comparable, told_apart
 from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities.columns import Column, cells, numbers
@@ -228,6 +228,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     result = done(
         finding,
         observation,
+        [told_apart(shift)] if shift <= SHIFTED else [],
         metrics=metrics,
         charts=charts,
         columns=[column.name for column in table.columns],
@@ -451,8 +452,8 @@ def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     judged = _BY_CELLS(findings)
     rows = [row for finding in findings for row in finding.rows]
     exact, proved = sum(row.exact for row in rows), sum(bool(row.certified) for row in rows)
-    p = float(poisson_binom([row.by_luck for row in rows]).sf(exact - 1)) if exact else 1.0
-    p = min(1.0, 2 * max(p, 0.0))  # one of two tests
+    p: float | None = float(poisson_binom([row.by_luck for row in rows]).sf(exact - 1)) if exact else 1.0
+    p = min(1.0, 2 * max(p, 0.0))  # one of two tests; of sums, which may be below 0
     certified = f", {proved} of {len(rows)} certified" if proved else ""
     text = f"{exact} of {len(rows)} rows exact{certified}; {judged.text}"
     if not exact or (judged.verdict != "inferred" and p > SURE):

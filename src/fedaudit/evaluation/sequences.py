@@ -22,7 +22,7 @@ from fedaudit.evaluation.finding_types import (
     victims_of,
 )
 from fedaudit.evaluation.other_batches import Batches, other_batches, p_value, paired, with_remedy
-from fedaudit.evaluation.shift import comparable
+from fedaudit.evaluation.shift import SHIFTED, comparable, told_apart
 from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities import TokenInfo
@@ -105,7 +105,7 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
     result = done(
         finding,
         observation,
-        _notes(batches),
+        _notes(batches, shift),
         metrics=[
             ROUGE1.of(over.mean, guess, low=over.low, high=over.high, n=len(judged), of="sequences"),
             ROUGE2.of(sum(r.rouge2 for r in judged) / len(judged), n=len(judged), of="sequences"),
@@ -121,10 +121,11 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
     return Evaluation(result)
 
 
-def _notes(batches: Batches) -> list[str]:
-    """Return what is to be said of sequences that don't count."""
+def _notes(batches: Batches, shift: float) -> list[str]:
+    """Return what is to be said of sequences that don't count, and of held-out ones that may not serve."""
     common, n = int((~batches.counted).sum()), len(batches.counted)
-    return [f"{common} of {n} sequences are others' as well, word for word, and count for nothing"] if common else []
+    notes = [f"{common} of {n} sequences are others' as well, word for word, and count for nothing"] if common else []
+    return [*notes, told_apart(shift)] if shift <= SHIFTED else notes
 
 
 def _fits(found: Tensor, batches: Batches, tokens: TokenInfo) -> tuple[Tensor, float]:
@@ -219,7 +220,7 @@ def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Trut
     result = done(
         finding,
         observation,
-        _notes(batches),
+        _notes(batches, shift),
         metrics=[
             RECALL.share(right, len(true), "words", guess),
             PRECISION.of(int(torch.isin(named, truth.inputs[key]).sum()) / max(1, len(named))),

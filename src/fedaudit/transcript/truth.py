@@ -311,8 +311,6 @@ def _decoded(
 ) -> Truth:
     """Return the truth with examples as a data set has them, made of what model and loss saw."""
     own, others = {}, []
-    if given[0] is not None and given[1] is not None:
-        others.append(examples_of(given[0], given[1], task_info, f"{path}: the candidates"))
     for key, seen in truth.seen.items():
         where = f"{path}: round {key[0]}, client {key[1]}"
         examples = examples_of(*seen, task_info, where)
@@ -325,7 +323,16 @@ def _decoded(
         nothing = torch.zeros(0, *task_info.input_shape, dtype=task_info.example_kind.dtype)
         return dataclasses.replace(truth, candidates=nothing, seen={}, randomness={}, starts={})
     inputs, labels = (torch.cat([pair[i] for pair in (*own.values(), *others)]) for i in (0, 1))
-    first = _first_of_each(task_info.example_kind.fingerprints(inputs))
+    prints = task_info.example_kind.fingerprints(inputs)
+    first = _first_of_each(prints)
+    if given[0] is not None and given[1] is not None:
+        known = examples_of(given[0], given[1], task_info, f"{path}: the candidates")
+        again = task_info.example_kind.fingerprints(known[0])
+        # of each that was used one is itself; what many have, such as a form that nobody filled in, stays as frequent
+        itself = torch.isin(again, prints)
+        itself[itself.clone()] = torch.isin(torch.nonzero(itself).flatten(), _first_of_each(again))
+        first = torch.cat([first, len(inputs) + torch.nonzero(~itself).flatten()])
+        inputs, labels = (torch.cat([a, b]) for a, b in zip((inputs, labels), known, strict=True))
     return dataclasses.replace(
         truth,
         inputs={key: pair[0] for key, pair in own.items()},
