@@ -153,7 +153,7 @@ def test_importing_the_room_is_light() -> None:
 @settings(max_examples=30, deadline=None)
 def test_means_and_deviations_are_the_train_split_s(pixels: np.ndarray[Any, Any], seed: int) -> None:
     targets = np.random.default_rng(seed).integers(0, 2, len(pixels))
-    pixels.flat[0] = 255  # pictures that are dark throughout are refused
+    pixels.flat[0] = 255  # pictures that are dark throughout are scaled
     data = Dataset.from_tensors(pixels, targets, num_classes=2, channels="first")
     assert len(data.train) + len(data.test) == len(pixels)
     for channel, (mean, std) in enumerate(zip(data.mean, data.std, strict=True)):

@@ -137,7 +137,7 @@ def test_a_table_of_findings(signals: Path) -> None:
     [
         (["0", "1", "NA"], "missing in 3 cells, as 'NA'"),
         (["yes", "no", "?"], "missing in 3 cells, as '?'"),
-        (["0", "1", "99"], "99, in 3 of 10, is far from all others"),
+        (["0", "1", "99"], "99, in 3 of 10 cells, is far from all others"),
         ([f"{i},5" for i in range(10)], "hasn't a value in each of 2 columns"),
         ([f'"1{i},5"' for i in range(12)], "targets such as '10,5' are no plain numbers"),
         (["<0.5", *(f"{i}.7" for i in range(12))], "targets such as '<0.5' are no plain numbers"),

@@ -160,7 +160,7 @@ def test_a_list_of_volumes_is_examples():
         (torch.arange(60) % 2 * 1.0, "targets of 0.0 and 1.0 are two classes or numbers"),
         ((torch.arange(60) % 2 * 1.0)[:, None], "task='regression'"),
         (torch.where(torch.arange(60) < 3, torch.nan, torch.arange(60) % 2), "missing, of 3 examples"),
-        (torch.where(torch.arange(60) < 3, 99, torch.arange(60) % 2), "99, in 3 of 60, is far from all others"),
+        (torch.where(torch.arange(60) < 3, 99, torch.arange(60) % 2), "99, in 3 of 60 cells, is far from all others"),
         (torch.arange(60), "are the 60 different whole numbers"),
     ],
 )

@@ -10,7 +10,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from numbers import Real
@@ -30,7 +30,6 @@ _EMPTY = ("", MISSING, "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"
 FEW = 10  # different whole numbers that may well be codes
 MANY = 20  # rows, different values or numbers, from which chance explains no pattern
 _NINES = (-9, *(sign * (10**digits - 1) for digits in range(2, 6) for sign in (1, -1)))
-_FAR = 3
 _EPOCH = datetime(1970, 1, 1)
 _TYPEWRITTEN = str.maketrans({"−": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " ", "’": "'", "≤": "<", "≥": ">"})
 _PARTS = re.compile(
@@ -112,11 +111,7 @@ def read(cells: Sequence[Any], kind: ColumnKind | None, where: str, name: str, d
         raise BadInput(f"{where} is empty in every row; leave it out (drop=['{name}'])")
     if all(isinstance(v, date) or (isinstance(v, str) and _ISO.fullmatch(v)) for v in known):
         return _dates(cells, where, name)
-    parts = {
-        v: None if _OTHER_DATE.fullmatch(v) else _PARTS.fullmatch(v.translate(_TYPEWRITTEN))
-        for v in known
-        if isinstance(v, str)
-    }
+    parts = {v: number_in(v) for v in known if isinstance(v, str)}
     words = [str(v) for v in known if isinstance(v, date) or (isinstance(v, str) and parts[v] is None)]
     if kind == "numeric" and words:
         raise BadInput(f"{where} isn't numeric: {_seen(words, cells)}; declare it categorical")
@@ -125,19 +120,6 @@ def read(cells: Sequence[Any], kind: ColumnKind | None, where: str, name: str, d
     if words:
         raise BadInput(f"{where} is of numbers, but for {_seen(words, cells)}: empty these, or {_choice(name)}")
     return _numbers(cells, {text: m for text, m in parts.items() if m}, kind, where, name, decimal)
-
-
-def sentinel(values: Tensor, among: Collection[float] = _NINES) -> float | None:
-    """Return what stands for a missing number: one ``among`` these that is the only negative, or far from all others.
-
-    Far is three times as far as all others lie apart.
-    """
-    low, *others = values.unique().tolist()
-    for end, rest in ((low, others), (others[-1], [low, *others[:-1]])) if others else ():
-        gap = max(rest[0] - end, end - rest[-1])
-        if end in among and (end < 0 <= rest[0] or gap > _FAR * (rest[-1] - rest[0])):
-            return float(end)
-    return None
 
 
 def check_classes(values: Tensor, where: str, choice: str) -> None:
@@ -152,16 +134,27 @@ def check_classes(values: Tensor, where: str, choice: str) -> None:
             f"{where}: are the {len(known):,} different whole numbers, as {known[0]:g} and {known[-1]:g}, classes or "
             f"numbers to predict? {choice}"
         )
-    if (odd := sentinel(values)) is not None:
-        raise BadInput(
-            f"{where}: {odd:g}, in {int((values == odd).sum()):,} of {len(values):,}, is far from all others: does it "
-            f"stand for what is missing? Leave these examples out, or, if it is a class, {choice}"
-        )
+    _check_nines(values, where, choice)
 
 
-def is_number(text: str) -> bool:
-    """Return whether a text is a number, however it is written, or a limit such as '<0.5'."""
-    return _PARTS.fullmatch(text.translate(_TYPEWRITTEN)) is not None
+def _check_nines(values: Tensor, where: str, choice: str) -> None:
+    """Refuse numbers of which one stands for what is missing: nines that alone are negative, or far from all others.
+
+    Far is three times as far as these lie apart.
+    """
+    low, *others = values.unique().tolist()
+    for end, rest in ((low, others), (others[-1], [low, *others[:-1]])) if others else ():
+        gap = max(rest[0] - end, end - rest[-1])
+        if end in _NINES and (end < 0 <= rest[0] or gap > 3 * (rest[-1] - rest[0])):
+            raise BadInput(
+                f"{where}: {end:g}, in {int((values == end).sum()):,} of {len(values):,} cells, is far from all "
+                f"others: does it stand for what is missing? Empty these cells, or leave their rows out; else {choice}"
+            )
+
+
+def number_in(text: str) -> re.Match[str] | None:
+    """Return the parts of a text that is a number, however it is written, or a limit such as '<0.5'; else None."""
+    return None if _OTHER_DATE.fullmatch(text) else _PARTS.fullmatch(text.translate(_TYPEWRITTEN))
 
 
 def _seen(what: Iterable[str], cells: Sequence[Any]) -> str:
@@ -334,12 +327,7 @@ def _ask_of_numbers(numbers: Tensor, whole: bool, where: str, name: str) -> None
         BadInput: one stands for what is missing; they are dates, or the numbers of rows or patients.
     """
     count, choice = len(numbers), _choice(name, "takes them for numbers")
-    if (odd := sentinel(numbers)) is not None:
-        times = int((numbers == odd).sum())
-        raise BadInput(
-            f"{where}: {odd:g}, in {times:,} of {count:,} cells, is far from all others: does it stand for what is "
-            f"missing? Empty it, or {choice}"
-        )
+    _check_nines(numbers, where, choice)
     if not whole or count < MANY:
         return
     year, month, day = numbers // 10_000, numbers // 100 % 100, numbers % 100

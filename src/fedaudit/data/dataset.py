@@ -260,7 +260,7 @@ class Dataset:
             raise BadInput(f"{where}: {y.shape[1]} {TASKS[task].targets} have no num_classes; leave it out")
         if task == "segmentation" and num_classes is None and class_names is None:
             _check_dense(torch.cat([y.flatten().unique(), y_test.flatten().unique()]).unique(), where)
-        if x_kind.name == "table" and task == "classification" and num_classes is None and class_names is None:
+        if x.ndim == 2 and task == "classification" and num_classes is None and class_names is None:
             check_classes(torch.cat([y, y_test]), f"{where}: targets", "say num_classes, or give floats for numbers")
         if TASKS[task].dtype == torch.int64 and num_classes is None:
             num_classes = len(class_names) if class_names is not None else int(max(y.max(), y_test.max())) + 1

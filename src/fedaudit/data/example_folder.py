@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.catalogue import Layout, Reader, Request, add_dataset
-from fedaudit.data.cells import FEW, cell, check_classes, is_number
+from fedaudit.data.cells import FEW, cell, check_classes, number_in
 from fedaudit.data.dataset import Dataset, balanced, check_names, hold_out
 from fedaudit.data.files import Numbers, read_csv
 from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, resize
@@ -271,8 +271,8 @@ def _targets(columns: list[list[str]], table: Path) -> tuple[Tensor, tuple[str, 
         if len(columns) > 1:
             raise BadInput(f"{table}: of several targets every one is a number: 0 or 1, or a measurement") from None
         names = sorted(set(columns[0]))
-        if len(names) > FEW and 2 * sum(map(is_number, columns[0])) > len(columns[0]):
-            odd = next(text for text in columns[0] if not is_number(text) or not text.isdigit())
+        if len(names) > FEW and 2 * sum(number_in(text) is not None for text in columns[0]) > len(columns[0]):
+            odd = next(text for text in columns[0] if not text.isdigit())
             raise BadInput(
                 f"{table}: targets such as '{odd}' are no plain numbers; write numbers as 12.5, or words"
             ) from None

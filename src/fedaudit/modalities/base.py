@@ -227,21 +227,18 @@ def channel_statistics(examples: Tensor) -> tuple[tuple[float, ...], tuple[float
 # units of 12 bits, signed of 16 bits.
 _DEPTHS = ((0, 4095), (-1024, 3071), (0, 65535), (-32768, 32767))
 DARK = 0.25  # of the range from black to white: values that stay below use a part of their depth only
-_REMEDY = "give floats in [0, 1], scaled by what is black and white in your data"
 
 
-def check_light(train: Tensor, test: Tensor, where: str, kind: ExampleKind) -> None:
-    """Refuse splits in [0, 1] that are nearly black throughout: bytes of 0 to 16, or of 0 and 1, divided by 255.
+def lightened(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, str]:
+    """Return splits in [0, 1] scaled by their largest value, and that in words, where all of it would be nearly black.
 
-    Raises:
-        BadInput: they are.
+    So bytes of 0 to 16, or of 0 and 1, divided by 255: a model that normalises sees the same.
     """
     most = max(float(train.max()), float(test.max()))
-    if 0 < most < DARK:
-        raise BadInput(
-            f"{where}: no {kind.element} of the {kind.plural} exceeds {most:.3g} of white, {255 * most:.3g} of 255, so "
-            f"that all would be nearly black; {_REMEDY}"
-        )
+    if not 0 < most < DARK:
+        return train, test, ""
+    said = f"values 0 to {most:.3g} ({255 * most:.3g} of 255), nearly black, are scaled to [0, 1]"
+    return train / most, test / most, said
 
 
 def in_depth(train: Tensor, test: Tensor, where: str, plural: str) -> tuple[Tensor, Tensor, str]:
@@ -255,13 +252,14 @@ def in_depth(train: Tensor, test: Tensor, where: str, plural: str) -> tuple[Tens
     """
     least, most = int(min(train.min(), test.min())), int(max(train.max(), test.max()))
     depth = next((d for d in _DEPTHS if d[0] <= least and most <= d[1]), None)
+    remedy = "give floats in [0, 1], scaled by what is black and white in your data"
     if depth is None:
-        raise BadInput(f"{where}: {plural} of whole numbers from {least} to {most} have more than 16 bits; {_REMEDY}")
+        raise BadInput(f"{where}: {plural} of whole numbers from {least} to {most} have more than 16 bits; {remedy}")
     low, high = depth
     if (least >= 0 and most < DARK * high) or (least < 0 and most - least < DARK * (high - low)):
         raise BadInput(
             f"{where}: {plural} of values {least} to {most} use a small part of {low} to {high} and would be nearly "
-            f"black, or all grey; {_REMEDY}"
+            f"black, or all grey; {remedy}"
         )
     first, second = (x.float().sub_(low).div_(high - low) for x in (train, test))
     return first, second, f"values {low} to {high} are scaled to [0, 1]"

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedaudit.modalities.base import ExampleKind, channel_statistics, check_light, eight_bit, in_depth, register
+from fedaudit.modalities.base import ExampleKind, channel_statistics, eight_bit, in_depth, lightened, register
 from fedaudit.utils.errors import BadInput
 
 _CHANNELS = (1, 3, 4)
@@ -92,8 +92,7 @@ class Image(ExampleKind):
             BadInput: one is of 16 bits and the other isn't; all would be nearly black.
         """
         if train.is_floating_point() and test.is_floating_point():
-            check_light(train, test, where, self)
-            return train, test, ""
+            return lightened(train, test)
         if train.is_floating_point() or test.is_floating_point():
             raise BadInput(f"{where}: one split has 16 bits a pixel, and the other hasn't; give both in the same form")
         return in_depth(train, test, where, self.plural)

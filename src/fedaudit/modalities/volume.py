@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedaudit.modalities.base import ExampleKind, channel_statistics, check_light, in_depth, register
+from fedaudit.modalities.base import ExampleKind, channel_statistics, in_depth, lightened, register
 from fedaudit.utils.errors import BadInput
 
 _MIN_STD = 1e-3  # a channel that never varies is divided by one, not by nothing
@@ -80,8 +80,8 @@ class Volume(ExampleKind):
             return first, second, said + _narrow(first)
         low, high = float(train.min()), float(train.max())
         if low >= 0 and high <= 1 and float(test.min()) >= 0 and float(test.max()) <= 1:
-            check_light(train, test, where, self)
-            return train, test, _narrow(train).removeprefix("; ")
+            train, test, said = lightened(train, test)
+            return train, test, (said + _narrow(train)).removeprefix("; ")
         if low == high:
             raise BadInput(f"{where}: all voxels of the train split are {low:g}; there is nothing to scale them by")
         what, whose = "the train split's range", "the test split"
