@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_a_first_line_has_no_word_twice_whatever_was_asked_and_found(kind: str, 
     seen = set[str]()
     for role in WHO:
         adversary = AdversaryRecord(adversary=role, summary="", knows=[], does_not_know=[], acts=False)
-        known = {"who": adversary.who, "things": "records", "attack": make_attack("invg")}
+        known: dict[str, Any] = {"who": adversary.who, "things": "records", "attack": make_attack("invg")}
         judged = [
             judged_by_control(
                 summary("invg", kind, "inconclusive"), None, wrong=None, conditions=Conditions(1, 1), **known
@@ -69,7 +70,7 @@ def test_a_first_line_has_no_word_twice_whatever_was_asked_and_found(kind: str, 
             for wrong, batch in ((None, 1), (None, 8), ("the facts don't explain the updates", 1)):
                 found = summary("invg", kind, "not demonstrated")
                 controls = None if case is None else Controls()
-                if controls is not None:
+                if case is not None and controls is not None:
                     controls.add(case, [found], size=1)
                 at = Conditions(batch, 1, noisy=batch, defended=batch > 1)
                 judged.append(judged_by_control(found, controls, wrong=wrong, conditions=at, **known))
