@@ -124,7 +124,7 @@ def test_a_reason_that_many_share_is_told_once(tmp_path: Path, capsys: pytest.Ca
     }
     # of the attack that the first line is about, the advice stands below it, too; on the page only there
     assert told == {"terminal": [1, 2, 1], "page": [1, 1, 1], "markdown": [1, 2, 0]}
-    whom = "late-0, late-1, late-2, late-3, late-4, late-5, late-6, late-7 and 6 more on sgd: each could not be run"
+    whom = f"{', '.join(f'late-{i}' for i in range(14))} on sgd: each could not be run"
     assert whom in printed
     assert whom.replace("each", "Each") in page
     assert whom.replace("each", "Each") in marked
