@@ -117,7 +117,7 @@ def test_a_reason_that_many_share_is_told_once(tmp_path: Path, capsys: pytest.Ca
     printed = capsys.readouterr().out
     page = re.sub("<[^>]*>", " ", render_report(result, tmp_path))
     marked = markdown.render(result).replace("\\", "")
-    late, left, second = TIME_IS_UP.removeprefix("the time that"), "no time was left", "no second left for it"
+    late, left, second = TIME_IS_UP.removeprefix("not run: the time that"), "no time was left", "no second left for it"
     told = {
         name: [text.count(reason) for reason in (late, left, second)]
         for name, text in {"terminal": printed, "page": page, "markdown": marked}.items()
