@@ -101,8 +101,8 @@ def test_a_report_says_how_many_trees_a_client_sends(tmp_path: Path) -> None:
         files = {f"round-{i}-client-north.json": data for i, data in enumerate(sent[most])}
         given = folder(tmp_path / f"sent-{most}", files, SCALED, {"north": (X, Y)})
         convert_boosters(given, tmp_path / str(most))
-        asked = {"controls": False, "progress": False}
-        (federation,) = fedaudit.audit_transcript(tmp_path / str(most), **asked).result.federations
+        audit = fedaudit.audit_transcript(tmp_path / str(most), controls=False, progress=False)
+        (federation,) = audit.result.federations
         assert words in federation.description
         trees = Transcript.load(tmp_path / str(most)).trees
         assert trees is not None

@@ -69,7 +69,8 @@ def test_a_victim_counts_by_the_try_that_came_out_and_not_by_the_nearest(tmp_pat
 def test_a_summary_is_over_victims_with_the_mean_of_all_tries_beside_it(result: AuditResult) -> None:
     row = result.summaries[0]
     assert row.psnr
-    assert (row.psnr.mean, row.psnr.median, row.psnr.n) == (pytest.approx(21.0), 21.0, 5)
+    assert row.psnr.mean == pytest.approx(21.0)
+    assert (row.psnr.median, row.psnr.n) == (21.0, 5)
     assert row.psnr_of_tries == pytest.approx(sum(sum(t) for t in TRIES.values()) / 9)
     assert row.identification_rate == 0.8
     assert row.evidence

@@ -36,7 +36,7 @@ class ReceivedHistory:
     index: int = -1
     changes: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
     gaps: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
-    rows: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    rows: deque[dict[str, Tensor]] = field(default_factory=lambda: deque(maxlen=KEPT))
     values: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def state_dict(self) -> dict[str, Any]:

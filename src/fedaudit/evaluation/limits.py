@@ -17,7 +17,7 @@ from fedaudit.results import LEAKS, AttackSummary, FindingResult, MarginResult, 
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
 
-TIME_IS_UP = "the time that this audit was given (--max-minutes) was spent"
+TIME_IS_UP = "not run: the time that this audit was given (--max-minutes) was spent"
 POLICY_FILE = "fedaudit.yaml"
 MARGIN = "margin"  # the one metric of which less is worse
 

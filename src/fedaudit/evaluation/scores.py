@@ -57,7 +57,7 @@ def summarise(
             "images": sum(len(f.images) for f in group),
         }
         if not done:
-            text = f"{attack} could not be run: {group[0].reason}"
+            text = f"{attack} could not be run: {(group[0].reason or 'no reason given').removeprefix('not run: ')}"
             rows.append(AttackSummary(verdict="not applicable", verdict_text=text, **common))
             continue
         kind = type_of(done[0])

@@ -120,16 +120,13 @@ def curve_series(result: AuditResult, federation: str, quantity: Quantity) -> li
 
 def spreads(result: AuditResult, federation: str) -> list[Spread]:
     """Return one row per attack that has images in ``federation``, in the order of ``attack_names``."""
-    rows = []
+    rows, summaries = [], {s.attack: s for s in result.summaries if s.federation == federation}
     for style, attack in enumerate(attack_names(result)):
-        found = [f for f in result.findings if f.attack == attack and f.federation == federation]
-        values = [image.psnr for image in best_tries([image for f in found for image in f.images])]
-        for summary in result.summaries:
-            if values and summary.psnr and summary.attack == attack and summary.federation == federation:
-                interval = summary.psnr
-                rows.append(
-                    Spread(attack, style, values, interval.mean, interval.low, interval.high, summary.psnr_mean_image)
-                )
+        found = [i for f in result.findings if (f.attack, f.federation) == (attack, federation) for i in f.images]
+        own = summaries.get(attack)
+        if found and own and (over := own.psnr):
+            values = [image.psnr for image in best_tries(found)]
+            rows.append(Spread(attack, style, values, over.mean, over.low, over.high, own.psnr_mean_image))
     return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedaudit.evaluation.images import best_tries
@@ -31,11 +31,16 @@ class Victim:
     """One row of images: the truth, then the best try of each attack on it (None: it was not run here)."""
 
     number: int
-    where: str
     label: str
     image: PageImage
     alt: str
     reconstructions: dict[str, Reconstruction | None]
+    tries: dict[str, None] = field(default_factory=dict)  # of whose updates in which rounds
+
+    @property
+    def where(self) -> str:
+        """Whose update it is in, and of which round; of several, that the best try of each attack is shown."""
+        return "best try of: " * (len(self.tries) > 1) + "; ".join(self.tries)
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,6 @@ def victims_of(result: AuditResult, federation: str, images: ImageReader) -> Vic
     findings = [f for f in result.findings if f.federation == federation]
     columns = [a for a in attack_names(result) if any(f.images for f in findings if f.attack == a)]
     best = {id(i) for a in columns for i in best_tries([i for f in findings if f.attack == a for i in f.images])}
-    places: dict[Any, list[str]] = {}
     victims: dict[Any, Victim] = {}
     for finding in findings:
         seen: Counter[bytes] = Counter()
@@ -85,11 +89,9 @@ def victims_of(result: AuditResult, federation: str, images: ImageReader) -> Vic
             if key not in victims:
                 n, label = len(victims) + 1, label_of(result, image.true_label)
                 alt = f"True {finding.things.removesuffix('s')} of victim {n}, {label}."
-                victims[key] = Victim(n, "", label, truth, alt, reconstructions=dict.fromkeys(columns))
+                victims[key] = Victim(n, label, truth, alt, reconstructions=dict.fromkeys(columns))
             victim = victims[key]
-            places.setdefault(key, []).append(place_of(finding, result))
-            tries = list(dict.fromkeys(places[key]))
-            victim.where = "best try of: " * (len(tries) > 1) + "; ".join(tries)
+            victim.tries[place_of(finding, result)] = None
             if id(image) not in best:
                 continue
             alt = (

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from fedaudit.results import AttackSummary, AuditResult, FindingResult, Interval, MetricSummary
-
-_NAMED = 8  # attacks or federations, of which a text is told; of more the first
 
 
 def number(value: float | None, digits: int) -> str:
@@ -134,11 +132,6 @@ def shared(told: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, int]]:
     found = []
     for text, of in groups.items():
         attacks, federations = (list(dict.fromkeys(filter(None, names))) for names in zip(*of, strict=True))
-        whom = " on ".join(_first(names) for names in (attacks, federations) if names)
+        whom = " on ".join(", ".join(names) for names in (attacks, federations) if names)
         found.append((whom, text.replace("\0", attacks[0] if len(attacks) == 1 else "each"), len(of)))
     return found
-
-
-def _first(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + f" and {more} more" * (more > 0)
