@@ -231,7 +231,7 @@ def sites(
     more: int = 0,
     named: bool = False,
 ) -> str:
-    """Other people's notes of the same wards and the same site, or three in four of the update's own; or their words.
+    """Other people's notes of the same wards and the same site, or three in four of the own; or the words of all.
 
     What ``change`` does to all of the site's notes (n, length) and to held-out ones is what the site, or everybody, has
     in common. ``more`` notes of the site are another round's.
@@ -240,7 +240,7 @@ def sites(
     true, labels, others = _notes(seed, size)
     later = torch.randperm(len(NOTES.train), generator=rng)[:more]
     site, held = change(torch.cat([true, others, NOTES.train.inputs[later]]), NOTES.test.inputs.clone(), rng)
-    own = size * 3 // 4 if planted else 0
+    own = (size if named else size * 3 // 4) if planted else 0
     found = torch.cat([site[:own], site[size + own : 2 * size]])
     inputs, targets = {(0, 0): site[:size]}, {(0, 0): labels}
     if more:
@@ -814,7 +814,7 @@ NULLS: dict[str, Null] = {
             "tokens" if named else "sequences",
             functools.partial(sites, change, named=named, more=more),
             f"{'the words of 4' if named else '4'} other people's notes of the same wards; {said}",
-            f"{'the words of ' if named else ''}3 of 4 notes",
+            "their own words" if named else "3 of 4 notes",
         )
         for kind, named in (("notes", False), ("words", True))
         for name, change, more, said in (

@@ -452,8 +452,8 @@ def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     judged = _BY_CELLS(findings)
     rows = [row for finding in findings for row in finding.rows]
     exact, proved = sum(row.exact for row in rows), sum(bool(row.certified) for row in rows)
-    p: float | None = float(poisson_binom([row.by_luck for row in rows]).sf(exact - 1)) if exact else 1.0
-    p = min(1.0, 2 * max(p, 0.0))  # one of two tests; of sums, which may be below 0
+    luck = float(poisson_binom([row.by_luck for row in rows]).sf(exact - 1)) if exact else 1.0
+    p = min(1.0, 2 * max(luck, 0.0))  # one of two tests; a sum may be below 0 by rounding
     certified = f", {proved} of {len(rows)} certified" if proved else ""
     text = f"{exact} of {len(rows)} rows exact{certified}; {judged.text}"
     if not exact or (judged.verdict != "inferred" and p > SURE):
@@ -461,7 +461,7 @@ def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     test = "exact test (Poisson binomial) against rows drawn from the candidates"
     if p > SURE:
         test = "Monte Carlo test of the cells against guesses and other batches"
-        p = judged.evidence.p_value if judged.evidence else p
+        p = p if judged.evidence is None or judged.evidence.p_value is None else judged.evidence.p_value
     evidence = share_of("rows recovered with every cell", exact, len(rows), "rows", test=test, p_value=p)
     rest = f"{judged.evidence.value:.0%} of all cells" if judged.evidence else "most cells"
     headline = f"{{who}} can reconstruct training {{things}}: {exact} of {len(rows)} with every cell, {rest}."
