@@ -41,11 +41,7 @@ SEARCHED = (*GRIDS, "packed")  # that a search finds without anything that is kn
 
 @contextmanager
 def own_failures(attack: str, observation: Observation) -> Iterator[None]:
-    """Turn what a user's own model or loss raises under an attack into one line.
-
-    Raises:
-        NotApplicable: they raised something.
-    """
+    """Turn what a user's own model or loss raises under an attack into NotApplicable, in one line."""
     try:
         yield
     except FedAuditError:

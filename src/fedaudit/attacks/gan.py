@@ -267,11 +267,7 @@ class GAN(Attack):
             )
 
     def _run(self, observation: Observation, *_: object) -> ClassImagesFinding:
-        """Return what was drawn.
-
-        Raises:
-            BadInput: the log, as it was read from a file, holds something else.
-        """
+        """Return what was drawn; BadInput where the log, as it was read from a file, holds something else."""
         names = sorted(name for name in observation.adversary_log if name.startswith(_ROUND))
         _check_log(observation, names)
         return ClassImagesFinding(

@@ -358,9 +358,6 @@ def image_way(fedavg: str, message: Message) -> Way:
 
     A gradient, a single step that isn't plain SGD, and what ``simulation`` gets are replayed; a single step of plain
     SGD is divided by its rate.
-
-    Args:
-        fedavg: its way with FedAvg updates, see :class:`fedaudit.attacks.inversion.template.GradientInversion`.
     """
     training = message.update.training
     if message.update.kind == "gradient":
@@ -420,11 +417,7 @@ def before_optimiser(training: TrainingConfig, kind: UpdateKind) -> TrainingConf
 
 
 def refuse(attack: str, ways: Sequence[Way], message: Message, task_info: TaskInfo) -> None:
-    """Raise where the table says that ``attack``, which uses the update in ``ways``, can't.
-
-    Raises:
-        NotApplicable: with the reason and what to do.
-    """
+    """Raise NotApplicable where the table says that ``attack``, which uses the update in ``ways``, can't."""
     for row, answer in _answers(ways, message, task_info):
         if answer.kind == "refuses":
             raise NotApplicable(f"{attack} can't be run, because {row.what}: {answer.text}")
@@ -474,10 +467,6 @@ def mean_steps(update: Update, weights: Mapping[str, Tensor]) -> dict[str, Tenso
     """Return Adam's steps m̂/(√v̂ + ε) by name, weighted by their rates: between −1 and 1, for one step g/(|g| + ε).
 
     AdamW's decay is taken off: exactly for one step.
-
-    Args:
-        update: of Adam or AdamW.
-        weights: that the client was sent.
     """
     training = update.training
     assert training is not None  # is_adaptive() saw to it
@@ -497,10 +486,6 @@ def invert(update: Update, weights: Mapping[str, Tensor]) -> AdaptiveGradient:
     The step is r = g/(|g| + ε), so g = ε·r/(1 − |r|). How well r is known follows from how W + ΔW and ΔW were rounded,
     to half precision perhaps, and from a defence's noise; where that would make g uncertain by more than half, it is
     known only that |g| isn't smaller than such a value. Where r is rounding alone, g is 0.
-
-    Args:
-        update: of one local step.
-        weights: that the client was sent.
     """
     training = update.training
     assert training is not None  # is_adaptive() saw to it

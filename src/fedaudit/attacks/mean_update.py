@@ -15,14 +15,7 @@ from fedaudit.utils.errors import NotApplicable
 
 
 def mean_of(observation: Observation) -> tuple[Observation, list[str]]:
-    """Return the mean of one client's updates as one update, and what the user should know about it.
-
-    Args:
-        observation: of one client.
-
-    Raises:
-        NotApplicable: there is no such mean.
-    """
+    """Return the mean of one client's updates as one update, and what the user should know about it."""
     messages = observation.messages
     if len({message.client for message in messages}) > 1:
         raise NotApplicable("a mean over rounds is of one client's updates, and these are of several")

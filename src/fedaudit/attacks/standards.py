@@ -154,11 +154,7 @@ def mapping(kind: str, declared: Iterable[str | MappingRecord] = ()) -> list[Map
     """Return what standards call an attack, standard by standard.
 
     Args:
-        kind: of its finding.
         declared: by its class, beside that: identifiers of :data:`IDENTIFIERS`, or records of another standard.
-
-    Raises:
-        ValueError: an identifier isn't known.
     """
     found: dict[tuple[str, str], MappingRecord] = {}
     for one in (*BY_KIND.get(kind, ()), *declared):

@@ -217,11 +217,7 @@ def _held(observation: Observation) -> tuple[Floats, Floats] | None:
 
 
 def sums(tree: Tree, rate: float, penalty: float) -> tuple[Floats, Floats]:
-    """Return (J,) G and H of each leaf: G = −v(H + λ)/η.
-
-    Raises:
-        NotApplicable: cover or weights weren't sent.
-    """
+    """Return (J,) G and H of each leaf: G = −v(H + λ)/η; NotApplicable where cover or weights weren't sent."""
     if tree.cover is None or tree.weights is None:
         raise NotApplicable("the tree has no cover")
     h = tree.cover[tree.leaves]

@@ -71,8 +71,6 @@ def load_victim(
     What the client's examples went through before (ATS) is a part of the module: it is given the original ones.
 
     Args:
-        observation: for what everybody knows.
-        message: whose global weights are loaded.
         statistics: with ``running`` BatchNorm takes its running statistics, whatever the clients do.
     """
     task_info = observation.task_info
@@ -143,11 +141,7 @@ def unknown_training(threat: ThreatModel) -> str:
 
 
 def need_training(attack: str, observation: Observation) -> None:
-    """Raise where the one update came of local training of which the adversary doesn't know how it went.
-
-    Raises:
-        NotApplicable: with the reason and the remedy.
-    """
+    """Raise NotApplicable where the update came of local training of which the adversary doesn't know how it went."""
     update = observation.single().update
     if update.kind == "weights" and update.training is None:
         raise NotApplicable(
@@ -157,11 +151,7 @@ def need_training(attack: str, observation: Observation) -> None:
 
 
 def need_signal(update: Update) -> None:
-    """Raise where an update is zero throughout.
-
-    Raises:
-        NotApplicable: it is.
-    """
+    """Raise NotApplicable where an update is zero throughout."""
     if not any(bool(t.any()) for t in update.tensors.values()):
         raise NotApplicable("the update is zero throughout: it carries nothing to invert")
 
@@ -185,10 +175,8 @@ def one_batch_gradient(
 
     Where the training isn't plain SGD, each parameter's own rates and decay and the weights of accumulated passes are
     taken off, exactly for a single step that wasn't clipped. Of Adam's single step g is what the update tells of it
-    (:func:`.invert`); of several, their mean steps, between −1 and 1.
-
-    Args:
-        weights: that the client was sent; needed where the training isn't plain SGD.
+    (:func:`.invert`); of several, their mean steps, between −1 and 1. Both need ``weights``, those that the client was
+    sent.
     """
     training = update.training
     if training is None or training.plain_sgd or training.optimiser == "other":

@@ -280,11 +280,7 @@ def _names(asked: dict[str, Any]) -> list[Any]:
 
 
 def _for_attacks(text: str, names: Sequence[str]) -> list[str]:
-    """Return ``key=value`` as it is written in a scenario, once for every attack of ``names`` that has it.
-
-    Raises:
-        BadInput: none has, or an attack isn't known.
-    """
+    """Return ``key=value`` as it is written in a scenario, once for every attack of ``names`` that has it."""
     from fedaudit.pipeline.catalogue import settings_of_attack
     from fedaudit.scenario.yaml import parse_setting
 

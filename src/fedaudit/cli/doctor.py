@@ -21,11 +21,7 @@ _OPTIONAL = {"pyarrow": "reads parquet data sets: pip install 'PATH_OF_THE_CLONE
 
 
 def examine(data_dir: Path | None) -> None:
-    """Print versions, threads, GPU, data sets and weights, each with what to do if it is missing.
-
-    Raises:
-        BadInput: ``data_dir`` isn't a folder.
-    """
+    """Print versions, threads, GPU, data sets and weights, each with what to do if it is missing."""
     if data_dir is not None and not data_dir.is_dir():
         raise BadInput(f"--data-dir {data_dir} isn't a folder")
     console = wide_console()
@@ -62,11 +58,7 @@ def examine(data_dir: Path | None) -> None:
 
 
 def build_native_code() -> None:
-    """Compile the native code where it is missing, and print which one is used from now on.
-
-    Raises:
-        BadInput: it can't be built.
-    """
+    """Compile the native code where it is missing, and print which one is used from now on."""
     try:
         library = native.build()
         native.kernels()

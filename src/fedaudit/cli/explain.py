@@ -37,11 +37,7 @@ def explain(
 
 
 def _by_name(asked: str) -> str:
-    """Return what the metric, attack, defence, model or data set of that name is, in two lines.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """Return what the metric, attack, defence, model or data set of that name is, in two lines."""
     from fedaudit.cli.catalogue import catalogue
     from fedaudit.evaluation.finding_types import metric
     from fedaudit.results.glossary import terms

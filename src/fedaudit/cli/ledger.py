@@ -86,11 +86,7 @@ def ledger(
 def _ledgers(
     source: Path, settings: list[str] | None, data_dir: Path | None, parameters: int | None, question: Question
 ) -> list[Ledger]:
-    """Return the ledgers of what ``source`` is.
-
-    Raises:
-        BadInput: it is nothing of which there is one.
-    """
+    """Return the ledgers of what ``source`` is."""
     from fedaudit.adapters.nvflare.job import is_job, read_job
     from fedaudit.pipeline import ledger as pipeline
 

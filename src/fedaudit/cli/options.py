@@ -184,10 +184,7 @@ def number_of_workers(workers: int | None) -> int:
 def check_alone(app: Path | None, others: dict[str, Any], own: dict[str, Any]) -> None:
     """Raise where an option of a scenario stands beside an app's, or one of an app where there is none.
 
-    Args:
-        app: the app, if one is given.
-        others: options of a scenario and their values; None, False or an empty list: not given.
-        own: those of an app.
+    None, False and an empty list stand for what isn't given.
     """
     for name, value in (own if app is None else others).items():
         if value not in (None, [], ()) and value is not False:
@@ -196,11 +193,7 @@ def check_alone(app: Path | None, others: dict[str, Any], own: dict[str, Any]) -
 
 
 def formats_of(write: str | None) -> list[str]:
-    """Return the formats of ``--write``.
-
-    Raises:
-        BadInput: one isn't known.
-    """
+    """Return the formats of ``--write``."""
     from fedaudit.report.write import check_formats
 
     return check_formats([name.strip() for name in write.split(",")] if write is not None else [])
@@ -209,11 +202,7 @@ def formats_of(write: str | None) -> list[str]:
 def limits_of(
     fail_above: list[str] | None, fail_on: Level | None, policy: Path | None, fail_below: list[str] | None = None
 ) -> dict[str, Any]:
-    """Return ``fail_above``, ``fail_below`` and ``fail_on``, as given, over those of the policy.
-
-    Raises:
-        BadInput: one can't be used.
-    """
+    """Return ``fail_above``, ``fail_below`` and ``fail_on``, as given, over those of the policy."""
     from fedaudit.evaluation import Limits, read_policy
     from fedaudit.evaluation.limits import POLICY_FILE
 
@@ -232,11 +221,7 @@ def limits_of(
 
 
 def _limits(option: str, given: list[str] | None, example: str) -> dict[str, float]:
-    """Return the limits that were given as metric=number.
-
-    Raises:
-        BadInput: one isn't, or a metric has two.
-    """
+    """Return the limits that were given as metric=number; BadInput where one isn't, or a metric has two."""
     found: dict[str, float] = {}
     for text in given or []:
         metric, _, value = text.partition("=")
@@ -265,11 +250,7 @@ def task_of(
     batch_norm: str | None = None,
     file: Path | None = None,
 ) -> dict[str, Any]:
-    """Return these options as :meth:`fedaudit.Transcript.load` takes them; they count more than what ``file`` says.
-
-    Raises:
-        BadInput: one is malformed, or the file can't be read.
-    """
+    """Return these options as :meth:`fedaudit.Transcript.load` takes them; they count more than what ``file`` says."""
     told = {}
     if file is not None:
         from fedaudit.utils import plain_yaml  # its library takes as long to import as the rest
@@ -302,11 +283,7 @@ def _numbers(flag: str, text: str | None, kind: type) -> tuple[Any, ...] | None:
 def own_parts(
     model: str | None, checkpoint: Path | None, loss: str | None, task: dict[str, Any], rounds: str | None
 ) -> dict[str, Any]:
-    """Return the user's own parts of a recording as the Python interface takes them; ``task`` is of :func:`task_of`.
-
-    Raises:
-        BadInput: one is malformed, or can't be loaded.
-    """
+    """Return the user's own parts of a recording as the Python interface takes them; ``task`` is of :func:`task_of`."""
     parts: dict[str, Any] = {"model": None, "loss": None, "task": task, "rounds": rounds_of(rounds)}
     if model:
         from fedaudit.pipeline.recordings import own_module
@@ -319,11 +296,7 @@ def own_parts(
 
 
 def loss_of(text: str) -> Any:
-    """Return what ``--loss`` stands for: a registered name as it is, or a user's own function.
-
-    Raises:
-        BadInput: it is neither.
-    """
+    """Return what ``--loss`` stands for: a registered name as it is, or a user's own function."""
     from fedaudit.api import LOSSES
     from fedaudit.utils.objects import load_object
 

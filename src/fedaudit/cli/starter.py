@@ -76,15 +76,7 @@ def models_for(dataset: Dataset) -> tuple[str, ...]:
 
 
 def complete(choice: Choice, dataset: Dataset) -> Choice:
-    """Return the choice with everything that was left open.
-
-    Args:
-        choice: may lack model, algorithm and clients.
-        dataset: of that name.
-
-    Raises:
-        BadInput: it asks for what can't be.
-    """
+    """Return the choice with everything that was left open; BadInput where it asks for what can't be."""
     if choice.adversary not in ADVERSARIES:
         raise BadInput(f"--adversary: {unknown_name('adversary', choice.adversary, list(ADVERSARIES))}")
     if choice.algorithm is not None and choice.algorithm not in ALGORITHMS:
@@ -115,9 +107,6 @@ def question_of(choice: Choice, dataset: Dataset) -> str:
 
     Returns:
         ``inversion``, ``words``, ``members``, ``attribute`` or ``drawing``.
-
-    Raises:
-        BadInput: nothing can be asked of text there.
     """
     if dataset.tokens is not None:
         if choice.adversary in (MALICIOUS, "client"):
@@ -134,12 +123,7 @@ def question_of(choice: Choice, dataset: Dataset) -> str:
 
 
 def scenario_text(choice: Choice, dataset: Dataset) -> str:
-    """Return a commented scenario.
-
-    Args:
-        choice: complete.
-        dataset: of that name.
-    """
+    """Return a commented scenario of a complete choice."""
     question = question_of(choice, dataset)
     split = "test" if question in ("inversion", "words") else "train"
     held = len(dataset.test if split == "test" else dataset.train)

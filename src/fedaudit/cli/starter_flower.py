@@ -31,15 +31,7 @@ _OPTIMISERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
 
 
 def of_app(folder: Path, choice: Choice) -> tuple[Choice, dict[str, Any]]:
-    """Return the choice with what the app says, and which parts of it need no question any more.
-
-    Args:
-        folder: of the app, the one with pyproject.toml.
-        choice: what flags say, which counts for more.
-
-    Raises:
-        BadInput: it is no Flower app's folder.
-    """
+    """Return the choice with what the app says, flags counting for more, and which parts need no question any more."""
     app = read_app(folder)
     components = app.get("components", {})
     if not all(isinstance(components.get(name), str) for name in ("serverapp", "clientapp")):

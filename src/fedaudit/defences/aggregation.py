@@ -118,15 +118,7 @@ class Aggregator(Plugin, ABC):
 
 
 def check_matrix(updates: Tensor, name: str, least: int = 1, why: str = "") -> int:
-    """Return n if ``updates`` is an (n, d) matrix with ``least`` rows or more.
-
-    Args:
-        least: how few rows it can do with.
-        why: the formula behind ``least``.
-
-    Raises:
-        BadInput: it isn't; the message says what to do.
-    """
+    """Return n if ``updates`` is (n, d) with ``least`` rows (by the formula ``why``) or more; else BadInput."""
     if updates.ndim != 2 or not updates.numel():
         raise BadInput(f"an aggregator needs an (n, d) matrix with n >= 1, not {tuple(updates.shape)}")
     n = len(updates)

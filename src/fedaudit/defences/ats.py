@@ -112,9 +112,7 @@ def privacy_score(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor,
 
     Args:
         model: in evaluation mode.
-        loss: mean over a batch.
         images: (n, C, H, W) T(x), normalised.
-        targets: (n, ...) of theirs.
         noise: (n, C, H, W) where each way to T(x) begins.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]

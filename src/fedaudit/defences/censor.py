@@ -42,11 +42,7 @@ class Censor(Sanitiser):
     probe: Positive = 1e-4
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator | None) -> Update:
-        """Return the update with other tensors, as long and orthogonal.
-
-        Raises:
-            BadInput: the client's examples aren't here.
-        """
+        """Return the update with other tensors, as long and orthogonal; BadInput without the client's examples."""
         own = context.examples(self.name)
         own.model.eval()
         sign = 1.0 if update.kind == "gradient" else -1.0  # ΔW descends
@@ -69,12 +65,7 @@ class Censor(Sanitiser):
 
 
 def orthogonal_to(tensor: Tensor, drawn: Tensor) -> Tensor:
-    """Return what of ``drawn`` is orthogonal to ``tensor``, as long as that; zero where nothing is.
-
-    Args:
-        tensor: any shape.
-        drawn: of the same shape.
-    """
+    """Return what of ``drawn`` is orthogonal to ``tensor``, of its shape, as long as that; zero where nothing is."""
     g, v = tensor.double().reshape(-1), drawn.double().reshape(-1)
     square = torch.dot(g, g)
     if len(g) < 2 or not square:

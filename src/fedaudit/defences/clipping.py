@@ -47,12 +47,7 @@ class Clipping(Aggregator):
 
     @abstractmethod
     def _noise(self, clipped: Sequence[bool], draws: np.random.RandomState) -> float:
-        """Return the noise's standard deviation times the clients of a round, and go on to the next round.
-
-        Args:
-            clipped: whose update was longer than the norm.
-            draws: of a count's noise.
-        """
+        """Return the noise's standard deviation times the clients of a round, and go on to the next round."""
 
     def asked(self, update: Update, weights: dict[str, Tensor]) -> Update:
         """Return the update clipped, where clients do that; BatchNorm's statistics are a part of it."""
@@ -109,7 +104,6 @@ class Clipping(Aggregator):
         """Return the account against whoever sees the global models.
 
         Args:
-            who: takes part.
             noise: σ of the mean, times the clients sampled, in units of the norm.
             count: σ of the count of clipped updates, in units of what one of them moves it by.
         """

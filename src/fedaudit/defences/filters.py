@@ -148,11 +148,7 @@ class SVTPrivacy(Sanitiser):
         return int(min(np.ceil(float(elements) * self.fraction), float(elements)))
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator | None) -> Update:
-        """Return the update with zeros in place of what isn't sent.
-
-        Raises:
-            BadInput: the threshold is so high, and the noise so small, that nothing is ever accepted.
-        """
+        """Return the update, zeros in place of what isn't sent; BadInput where nothing could ever be accepted."""
         draws, steps = numpy_draws(generator), float(_steps(update))
         moved = dict(sorted(difference(update, context).items()))
         flat = [array.reshape(-1) for array in moved.values()]
@@ -258,11 +254,7 @@ class ExcludeVars(Sanitiser):
             raise BadInput("exclude-vars excludes nothing: give exclude_vars, names or a regular expression")
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
-        """Return the update without the excluded tensors.
-
-        Raises:
-            BadInput: no tensor has such a name, or nothing would be left.
-        """
+        """Return the update without the excluded tensors; BadInput where none has such a name, or none is left."""
         asked, names = self.exclude_vars, dict.fromkeys([*context.weights, *update.tensors])
         if not asked:  # check() refuses it
             return update
@@ -346,12 +338,7 @@ class LocalDp(Sanitiser):
 
 
 def difference(update: Update, context: ClientContext) -> dict[str, Array]:
-    """Return what local training changed of each tensor of the state dict, in its order; not to be written to.
-
-    Args:
-        update: as the client made it; a gradient stands in place of the difference.
-        context: has the weights that training started from.
-    """
+    """Return what training changed of each tensor, in the state dict's order, or the gradient; not to be written to."""
     found = {}
     for name in dict.fromkeys([*context.weights, *update.tensors]):
         if name in update.tensors:

@@ -46,9 +46,6 @@ def own_gradients(
     Other targets than its own tell an example that the model lets through from one that it has merely got wrong: of a
     well trained model few examples have any gradient, but with wrong classes all have. They are the classes that
     follow, each as often as another; of masks likewise, of real values those of half a batch further.
-
-    Raises:
-        BadInput: the model or the loss can't take the examples.
     """
     run = copy.deepcopy(module).cpu().eval()
     calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []

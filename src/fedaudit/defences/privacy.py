@@ -202,9 +202,7 @@ def of_private_steps(private: PrivateSteps, training: TrainingConfig | None, kin
     noise, it is noise that decides its sign; how long an update of Adam or with weight decay is nobody can say.
 
     Args:
-        private: how its steps were made private.
         training: how else it was trained; None: no step had an example.
-        kind: of the update.
     """
     taken = private.in_order(training)
     if training is not None and training.optimiser != "sgd":
@@ -228,11 +226,7 @@ def of_private_steps(private: PrivateSteps, training: TrainingConfig | None, kin
 
 
 def refuse_batch_norm(mixes: bool) -> None:
-    """Raise if BatchNorm mixes the examples of a batch, each of whose gradients is to be clipped.
-
-    Raises:
-        BadInput: it does.
-    """
+    """Raise BadInput if BatchNorm mixes the examples of a batch, each of whose gradients is to be clipped."""
     if mixes:
         raise BadInput(
             "sample-level dp can't clip one example's gradient where BatchNorm mixes the examples of a batch: "
@@ -243,9 +237,7 @@ def refuse_batch_norm(mixes: bool) -> None:
 def central_noise(dp: DifferentialPrivacy, clients: int, batch: int) -> float:
     """Return the standard deviation of the noise that the server adds to the mean of ``clients`` updates.
 
-    Args:
-        clients: in the mean.
-        batch: examples in the smallest batch of any of them.
+    ``batch`` counts the examples in the smallest batch of any of them.
     """
     if dp.where != "central":
         return 0.0
@@ -270,8 +262,6 @@ def account(
     count are those in which the client takes part (local) or all (central), where being one of many amplifies.
 
     Args:
-        clients: in all.
-        per_round: taking part in a round.
         steps: local steps in a round.
         batch: examples in a step.
         fewest: examples that any client holds.

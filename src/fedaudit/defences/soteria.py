@@ -48,11 +48,7 @@ class Soteria(Sanitiser):
     layer: str | None = None
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
-        """Return the update with columns of zeros in the layer's weights.
-
-        Raises:
-            BadInput: there is no such layer, or the client's examples aren't here.
-        """
+        """Return the update with columns of zeros in the layer's weights; BadInput without layer or examples."""
         own = context.examples(self.name)
         name, layer = self._layer(own.model, update.tensors)
         own.model.eval()
@@ -82,13 +78,7 @@ class Soteria(Sanitiser):
 def feature_scores(own: OwnExamples, layer: nn.Linear, inputs: Tensor) -> Tensor:
     """Return (d,) each feature's |rᵢ|/‖∂rᵢ/∂X‖, summed over the examples; 0 for those that are dead or say nothing.
 
-    Args:
-        own: with the model.
-        layer: of it, which receives the features.
-        inputs: (n, ...) as the model sees them.
-
-    Raises:
-        BadInput: the inputs are tokens, or the layer doesn't receive one row of features an example.
+    ``layer``, of the model in ``own``, must receive one row of features an example.
     """
     seen: list[Tensor] = []
 

@@ -33,10 +33,6 @@ class DefencesSpec(Spec):
         return self.name or "-".join(others) or "none"
 
     def check(self, plan: LocalPlan) -> None:
-        """Refuse a federation that trains by ``plan`` and that these defences aren't made for.
-
-        Raises:
-            BadInput: the message gives the reason and the remedy.
-        """
+        """Refuse a federation that trains by ``plan`` and that these defences aren't made for."""
         self.sanitiser.check(plan, self.aggregator)
         self.aggregator.dry_run(plan.clients)

@@ -367,11 +367,6 @@ def words(epsilon: float, delta: float, *, demonstrated: bool = False) -> str:
 
     Of a mechanism that is (ε, δ)-DP the guess whether one took part, both being as likely, is right with probability at
     most (e^ε + δ) / (e^ε + 1). A demonstrated ε says that no smaller promise holds.
-
-    Args:
-        epsilon: ε, at least 0.
-        delta: δ.
-        demonstrated: ε is a lower bound.
     """
     share = min(1.0, float(expit(epsilon) + delta * expit(-epsilon)))
     guess = "whoever guesses from the outcome whether you took part"
@@ -507,12 +502,7 @@ def gaussian_log_delta(epsilon: float, mu: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the least ε with which μ-GDP is (ε, δ)-DP, exactly.
-
-    Args:
-        mu: μ, at least 0.
-        delta: δ, in (0, 1).
-    """
+    """Return the least ε with which μ-GDP is (ε, δ)-DP, exactly, of μ ≥ 0 and δ in (0, 1)."""
     target = math.log(delta)
     if mu <= 0 or gaussian_log_delta(0.0, mu) <= target:
         return 0.0

@@ -132,10 +132,7 @@ def _few(names: Iterable[str]) -> str:
 def read_torch_file(path: Path, whole: bool = False) -> Any:
     """Return what ``torch.save`` wrote to ``path``: tensors and plain values, on the CPU (``weights_only=True``).
 
-    Args:
-        path: of the file.
-        whole: it is a kept simulation, perhaps of many rounds: see whether every byte is the one that was written,
-            which torch doesn't.
+    ``whole``: of a kept simulation, see whether every byte is the one that was written, which torch doesn't.
 
     Raises:
         OSError: it can't be read.

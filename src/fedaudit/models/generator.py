@@ -140,11 +140,7 @@ class TrainedGenerator:
     computation: str | None = None
 
     def save(self, path: Path) -> None:
-        """Write one safetensors file.
-
-        Raises:
-            BadInput: it can't be written.
-        """
+        """Write one safetensors file."""
         about = {
             "format": _FORMAT,
             "data": self.data,
@@ -162,12 +158,7 @@ class TrainedGenerator:
 
     @classmethod
     def load(cls, path: Path) -> TrainedGenerator:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            MissingData: there is no such file.
-            BadInput: it is truncated or something else.
-        """
+        """Read what :meth:`save` wrote; MissingData without such a file, BadInput where it is something else."""
         if not path.is_file():
             raise MissingData(f"no generator at '{path}'")
         try:

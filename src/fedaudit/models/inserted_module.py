@@ -56,11 +56,7 @@ class WithInsertedModule(nn.Module):
 
 
 def with_inserted_module(module: nn.Module, task_info: TaskInfo) -> nn.Module:
-    """Return ``module`` behind what ``task_info`` has inserted, all zeros; itself where that is nothing, or it has it.
-
-    Raises:
-        BadInput: it doesn't fit into this machine's memory.
-    """
+    """Return ``module`` behind what ``task_info`` has inserted, all zeros; itself where that is nothing or there."""
     inserted = task_info.inserted
     if inserted is None or isinstance(module, WithInsertedModule):
         return module

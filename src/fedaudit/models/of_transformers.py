@@ -97,9 +97,7 @@ def of_one_input(module: nn.Module) -> None:
     """Let a copy of a model of transformers take tokens (n, length), or what else it takes, and return logits alone.
 
     Nothing changes of any other model, nor of what an own module around one returns besides such a model's output.
-
-    Args:
-        module: changed in place; the names in its state stay.
+    ``module`` is changed in place; the names in its state stay.
     """
     inner = next(_configured(module), None)
     if inner is None:

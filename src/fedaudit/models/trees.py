@@ -132,15 +132,7 @@ class Booster:
 
 
 def read_booster(data: bytes, where: str) -> Booster:
-    """Read what ``Booster.save_raw("json")`` of xgboost gives (1.6 and later; tested with 3.2).
-
-    Args:
-        data: the bytes.
-        where: names them in errors.
-
-    Raises:
-        BadInput: they are too large, no such JSON, of another objective or booster, or contradict themselves.
-    """
+    """Read what xgboost gives as ``save_raw("json")`` (from 1.6, tested with 3.2); ``where`` names it in errors."""
     if len(data) > BOOSTER.file:
         raise BadInput(f"{where} is larger than {BOOSTER.file:,} bytes, the most that are read of {BOOSTER.what}")
     try:

@@ -60,11 +60,6 @@ def parts_of(features: Features, parties: int, input_shape: tuple[int, ...]) -> 
 
     Args:
         features: ``strips``: columns that stand side by side, of a table or of an image; ``quadrants`` of an image.
-        parties: how many.
-        input_shape: of a whole example.
-
-    Raises:
-        BadInput: it can't be split so.
     """
     if features == "quadrants":
         if parties != 4 or len(input_shape) != 3 or min(input_shape[1:]) < 2:
@@ -96,7 +91,6 @@ def halves(model: nn.Module, cut: str | int) -> tuple[nn.Sequential, nn.Sequenti
     """Return the layers of ``model`` up to ``cut``, which the client has, and those after it, the server's.
 
     Args:
-        model: a sequence of layers.
         cut: the client's last layer, by its name or its number (from 1).
 
     Raises:

@@ -145,11 +145,7 @@ class AuditComparison:
 
 
 def open_audit(path: Path) -> tuple[AuditResult, Path]:
-    """Return the result that ``path`` (a results.json, or the folder with it) holds, and its folder.
-
-    Raises:
-        BadInput: there is none, or it can't be read.
-    """
+    """Return the result that ``path`` (a results.json, or the folder with it) holds, and its folder."""
     file = path / "results.json" if path.is_dir() else path
     if not file.exists():
         raise BadInput(f"there is no audit in '{path}'; give its folder, or its results.json")

@@ -230,11 +230,7 @@ def join_audits(sites: dict[str, tuple[AuditResult, bool]]) -> Joined:
 
 
 def write_joined(joined: Joined, folder: Path) -> None:
-    """Write ``joined.html`` and ``joined.json`` into ``folder``, in place of those that are there.
-
-    Raises:
-        BadInput: the folder can't be written to.
-    """
+    """Write ``joined.html`` and ``joined.json`` into ``folder``, in place of those that are there."""
     check_folder(folder)
     page = render(
         "joined.html.j2",

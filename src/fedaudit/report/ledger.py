@@ -28,11 +28,7 @@ class Row(NamedTuple):
 
 
 def write_ledger(ledgers: Sequence[Ledger], folder: Path) -> None:
-    """Write ``ledger.html`` and ``ledger.json`` into ``folder``, in place of those that are there.
-
-    Raises:
-        BadInput: the folder can't be written to.
-    """
+    """Write ``ledger.html`` and ``ledger.json`` into ``folder``, in place of those that are there."""
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     chapters = [

@@ -23,10 +23,7 @@ _COLOURS = {3: "#b3261e", 2: "#9a6700", 1: "#1a7f37", 0: "#57606a"}  # by severi
 def as_html(result: AuditResult, image_files: Mapping[str, Tensor]) -> str:
     """Return the audit as an HTML fragment that needs no script, no style sheet and no other file.
 
-    Args:
-        result: the audit's.
-        image_files: relative path to (C, H, W) pixels in [0, 1], as in :class:`fedaudit.Audit`; what is missing is
-            left out.
+    Of ``image_files`` (as in :class:`fedaudit.Audit`) those that are missing are left out.
     """
     said = headline(result)
     lines = [f"<strong>{_text(said.title)}</strong>", *(_text(line) for line in (said.setting, said.tested) if line)]

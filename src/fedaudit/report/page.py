@@ -58,14 +58,7 @@ class Plots(NamedTuple):
 def write_report(result: AuditResult, folder: Path, path: Path) -> None:
     """Write the report of ``result`` to ``path``: one HTML page that needs no other file and no network.
 
-    Args:
-        result: what the audit found.
-        folder: where the images' relative paths in ``result`` begin.
-        path: the page to write; an old one is replaced.
-
-    Raises:
-        BadInput: an image is no PNG or lies outside ``folder``, or a finding names an unknown federation.
-        MissingData: an image is missing.
+    Relative paths of images begin in ``folder``. Every image must be there, be a PNG and lie inside of it.
     """
     path.write_text(render_report(result, folder), encoding="utf-8")
 

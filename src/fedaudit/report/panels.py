@@ -58,12 +58,7 @@ class ImageReader:
     _read: dict[str, PageImage] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> PageImage:
-        """Return the image at ``name``, relative to the folder.
-
-        Raises:
-            BadInput: the path leaves the folder, or the file is no PNG.
-            MissingData: there is no such file.
-        """
+        """Return the PNG at ``name``, relative to the folder, which it mustn't leave."""
         if name not in self._read:
             self._read[name] = _read_image(self.folder, name)
         return self._read[name]

@@ -215,7 +215,6 @@ def share(folder: Path, out: Path, *, truth: Path | None = None) -> SharedRecord
 
     Args:
         folder: of the audit, with its images and findings, or its results.json.
-        out: folder to write to.
         truth: file or folder with the ground truth; default: what lies beside the audit, if anything does.
 
     Returns:
@@ -253,11 +252,7 @@ def share(folder: Path, out: Path, *, truth: Path | None = None) -> SharedRecord
 
 
 def check_fields(text: str) -> None:
-    """Refuse a results.json in which something is that isn't meant to be shared, whatever wrote it.
-
-    Raises:
-        BadInput: there is; the message says under which key.
-    """
+    """Refuse, by its key, what isn't meant to be shared in a results.json, whatever wrote it."""
     result = AuditResult.model_validate(from_json(text), context=READING)
     again = shareable(result).model_copy(update={"shared": result.shared}).model_dump(mode="json")
     for key, value in result.model_dump(mode="json").items():
@@ -266,13 +261,5 @@ def check_fields(text: str) -> None:
 
 
 def check_shared(path: Path) -> str | None:
-    """Check that a shared results.json is as it was written.
-
-    Returns:
-        A note where the file carries no digest; else None.
-
-    Raises:
-        CorruptTranscript: it was changed.
-        BadInput: it can't be checked with the key that there is.
-    """
+    """Check that a shared results.json is as it was written; return a note where it carries no digest."""
     return check(path, ABOUT, remedy="ask the site for it again")

@@ -118,11 +118,7 @@ def traces_of(result: AuditResult, folder: Path, truth: Path | None = None) -> T
 
     Args:
         result: all of it, not a shared version.
-        folder: with its images, findings and scenario.
         truth: file or folder of the ground truth; None: what lies beside the audit, if anything does.
-
-    Raises:
-        BadInput: a file beside the audit can't be read.
     """
     from fedaudit.transcript.truth import examples_in, truth_beside
 
@@ -159,15 +155,7 @@ def traces_of(result: AuditResult, folder: Path, truth: Path | None = None) -> T
 
 
 def refuse_victims(files: Mapping[str, str], traces: Traces) -> None:
-    """Refuse to share texts in which a trace of a victim is.
-
-    Args:
-        files: by name what would be shared.
-        traces: what mustn't be in them.
-
-    Raises:
-        BadInput: one of them has something; the message says what and in which line, but not the thing itself.
-    """
+    """Refuse to share texts, by name, with a trace of a victim: say what and in which line, not the thing itself."""
     for name, text in files.items():
         if picture := _PICTURE.search(text):
             _refuse(name, text, picture.start(), "an embedded picture or file")

@@ -61,15 +61,7 @@ class _Alarm:
 
 
 def write_site(rounds: Sequence[SiteRound], folder: Path) -> None:
-    """Write ``guard.html`` and ``guard.prom`` into ``folder``, each at once, in place of those that are there.
-
-    Args:
-        rounds: that stand in the site's file.
-        folder: which exists.
-
-    Raises:
-        OSError: they can't be written.
-    """
+    """Write ``guard.html`` and ``guard.prom`` into ``folder``, which exists, each at once, in place of those there."""
     write_whole(folder / PAGE, page(rounds).encode())
     write_whole(folder / METRICS, metrics(rounds).encode())
 

@@ -16,11 +16,7 @@ FILES = {"sarif": "results.sarif", "junit": "junit.xml", "markdown": "summary.md
 
 
 def check_formats(formats: Iterable[str]) -> list[str]:
-    """Return the formats, each once.
-
-    Raises:
-        BadInput: one isn't known.
-    """
+    """Return the formats, each once; BadInput where one isn't known."""
     if isinstance(formats, str):
         raise BadInput(f"write: give a list of formats, such as ['{formats}']")
     found = list(dict.fromkeys(formats))
@@ -36,13 +32,8 @@ def write_outputs(
     """Write ``result`` in ``formats`` to ``folder``, under the names of :data:`FILES`; return the files.
 
     Args:
-        result: of the audit.
-        folder: with results.json and the report.
         formats: sarif, junit, markdown.
         scenario: the file that SARIF names as the place of every result, as a path from the root of the sources.
-
-    Raises:
-        BadInput: a format isn't known, or a file can't be written.
     """
     from fedaudit.report import junit, markdown, sarif
 
@@ -60,11 +51,7 @@ def write_outputs(
 
 
 def remove_outputs(folder: Path) -> None:
-    """Delete what an earlier audit wrote here in these formats: it would contradict the new results.
-
-    Raises:
-        BadInput: a file can't be deleted.
-    """
+    """Delete what an earlier audit wrote here in these formats: it would contradict the new results."""
     for name in FILES.values():
         try:
             (folder / name).unlink(missing_ok=True)

@@ -50,12 +50,7 @@ def _native() -> bool:
 
 
 def runs_fast(model: nn.Module, inputs: Tensor) -> bool:
-    """Return whether ``model`` can be trained so: it is on the CPU, and no part of it needs the usual order.
-
-    Args:
-        model: a copy of which is tried.
-        inputs: (n, ...) as the model sees them.
-    """
+    """Return whether ``model`` can be trained so: it is on the CPU, and no part of it needs the usual order."""
     if any(p.device.type != "cpu" for p in model.parameters()):
         return False
     if any(isinstance(m, nn.Conv2d) and is_miscomputed(m.weight.shape, m.stride) for m in model.modules()):

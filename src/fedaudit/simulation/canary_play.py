@@ -95,11 +95,7 @@ class CanaryPlay:
         self.last = state["last"]
 
     def _check_joint(self, dp: Sanitiser) -> None:
-        """Refuse joint noise where one draw can't stand for many.
-
-        Raises:
-            BadInput: it can't.
-        """
+        """Refuse joint noise where one draw can't stand for many."""
         if not self.joint:
             return
         if type(dp) is not DifferentialPrivacy or self.unit != "client" or self.rows:
@@ -195,14 +191,7 @@ class CanaryPlay:
         before: dict[str, Tensor],
         after: dict[str, Tensor],
     ) -> None:
-        """Note what is read of the canaries in the round that is over.
-
-        Args:
-            updates: of the clients.
-            canary_updates: of the canaries, where they are clients.
-            before: the global model that they started from.
-            after: the next one.
-        """
+        """Note what is read of the canaries in the round that is over; ``canary_updates`` where they are clients."""
         total = torch.zeros(self.directions.size)
         if canary_updates is not None:
             for sent in (canary_updates.total, *(update.tensors for update in updates)):

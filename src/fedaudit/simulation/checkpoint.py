@@ -52,11 +52,7 @@ class Checkpoint:
         return dict(saved["state"])
 
     def save(self, key: Callable[[], str], state: Callable[[], State], last: bool) -> None:
-        """Write the state if it is time, or the last one of several; a kill meanwhile leaves the file before.
-
-        Raises:
-            BadInput: it can't be written.
-        """
+        """Write the state if it is time, or the last one of several; a kill meanwhile leaves the file before."""
         if time.monotonic() - self.written < EVERY and not (last and self.path.exists()):
             return
         draft = self.path.with_name(self.path.name + ".part")

@@ -203,13 +203,7 @@ class Client:
         return [self._next() for _ in range((self.spec.local_epochs or 1) * per_epoch)]
 
     def train(self, model: nn.Module, index: int, start: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Train ``model`` in place for round ``index``; return gradient or ΔW, on the CPU, and the rows of each batch.
-
-        Args:
-            model: with the weights of the round, on the federation's device.
-            index: of the round.
-            start: these weights on the CPU, which training doesn't change.
-        """
+        """Train ``model`` in place for round ``index``; return gradient or ΔW, on the CPU, and each batch's rows."""
         self.due = []
         rows = self._batches()
         self.used[torch.cat(rows)] = True
@@ -277,14 +271,7 @@ class Client:
     def run_round(
         self, model: nn.Module, index: int, start: dict[str, Tensor], history: History
     ) -> tuple[Update, Tensor]:
-        """Return the update of round ``index`` as it arrives, and the rows of the examples it was made from, in order.
-
-        Args:
-            model: with the weights of the round.
-            index: of the round.
-            start: these weights.
-            history: is told what it cost.
-        """
+        """Return the update of round ``index`` as it arrives, and the rows of the examples it was made of, in order."""
         spec = self.spec
         began = time.perf_counter()
         tensors, rows = self.train(model, index, start)

@@ -21,11 +21,8 @@ def encode(tensors: Mapping[str, Tensor], names: Sequence[str]) -> bytes:
     """Return ``tensors`` as bytes; both sides know the model, so names and shapes needn't travel.
 
     A tensor is written as it is; or as the positions (4 bytes each, or a bitmap) and values of what isn't zero; or,
-    where all its elements are ±a, as a and one bit each. Without loss, whichever is shortest.
-
-    Args:
-        tensors: some of the model's.
-        names: of all tensors of the model, in its order.
+    where all its elements are ±a, as a and one bit each. Without loss, whichever is shortest. ``names`` are of all
+    tensors of the model, in its order.
     """
     parts = []
     for name, tensor in tensors.items():

@@ -90,13 +90,7 @@ class History:
     ) -> None:
         """Measure the model's accuracy if it is time; its mode and buffers stay as they were.
 
-        Args:
-            model: global.
-            task_info: its preprocessing.
-            held_out: examples that no client holds.
-            client_data: what each client holds; only its classes count.
-            finished: rounds.
-            last: no more rounds follow.
+        It is measured on what no client holds, of the clients' classes alone.
         """
         due = finished % self.every == 0 or last if self.every else last and self.at_end
         if task_info.task_kind == "regression" or not due:

@@ -41,11 +41,8 @@ def on_device(loss: Loss, device: str) -> Loss:
 def draws_at_random(model: nn.Module, inputs: Tensor) -> bool:
     """Return whether training mode draws masks: dropout, functional or inside of other layers, or its kin.
 
-    A model that fails in training mode draws none: its training says why it fails.
-
-    Args:
-        model: of which two passes in training mode are compared; its modes and buffers stay as they are.
-        inputs: (n, ...) as the model sees them.
+    A model that fails in training mode draws none: its training says why it fails. Two passes are compared, and the
+    model's modes and buffers stay as they are.
     """
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in model.modules()):
         return True
@@ -65,11 +62,7 @@ def draws_at_random(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that training changes, by name.
-
-    Raises:
-        BadInput: there are none.
-    """
+    """Return the parameters that training changes, by name; BadInput where there are none."""
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not found:
         raise BadInput("the model has no trainable parameter; nothing would travel in this federation")
@@ -83,9 +76,6 @@ def gradient(
 
     ``gradients`` takes its place where a defence changes the training itself: of (model, loss, batch) one tensor a
     parameter.
-
-    Raises:
-        BadInput: the gradient isn't finite, or the loss isn't one number.
     """
     parameters = trainable(model)
     grads: Sequence[Tensor | None]
@@ -183,11 +173,7 @@ def _sgd(learning_rate: float, momentum: float, weight_decay: float) -> Callable
 
 
 def batch_loss(model: Callable[[Tensor], object], loss: Loss, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the loss of a model on a batch, one number.
-
-    Raises:
-        BadInput: the model or the loss can't take the batch, or the loss isn't one number.
-    """
+    """Return the loss of a model on a batch, one number; BadInput where model or loss can't take it."""
     inputs, targets = batch
     try:
         value = loss(model(inputs), targets)

@@ -46,12 +46,7 @@ class RecordDraw:
     asked: tuple[str, int] | None = None
 
     def shares(self, held: Sequence[Split], used: Sequence[Tensor]) -> Tensor:
-        """Return (k,) the share with the property of what each client's updates used; -1 of those that sent none.
-
-        Args:
-            held: what each client holds.
-            used: masks of it.
-        """
+        """Return (k,) the share with the property of what each client's updates used (masks); -1 if it sent none."""
         if self.asked is None:
             return torch.zeros(0, dtype=torch.float64)
         name, value = self.asked
@@ -87,22 +82,15 @@ def draw_records(
     That is the split which the clients don't hold; where the model was trained on that, what is left of theirs.
 
     Args:
-        data: whose ``split`` (train or test) the clients hold.
-        split: train or test.
-        spec: of the federation.
         client_data: what each client holds; the honest ones first.
         seed: of the scenario; the same records under every defence.
         records: how many; half of them are clients' examples.
-        public: further examples of the same kind that the adversary holds.
         hidden: the attribute that the records lack, if any.
         wanted: the property of clients that the adversary is after, if any, as ``sex=Female``.
         own: clients that the adversary is itself; what they hold is no record.
         pretrained: the model was trained on the whole train split before: none of that is an example that nobody
             trained on.
         measured: whether accuracy will be.
-
-    Raises:
-        BadInput: there are too few examples, or no such attribute.
     """
     rest, held_out = (data.train, data.test) if split == "train" else (data.test, data.train)
     if pretrained:
@@ -179,18 +167,10 @@ def draw(
     that is empty, on what is left of ``rest``.
 
     Args:
-        records: how many.
-        public: how many further examples.
         client_data: what each client holds; the honest ones first.
-        honest: how many of them there are.
         rest: examples of the split that the clients hold, held or not; they may be theirs.
-        held_out: the other split.
-        generator: of all draws.
         hidden: an attribute and its name: it is taken out of the records, not out of public examples.
         asked: attribute and value of a property, which is told of the public examples.
-
-    Raises:
-        BadInput: there are too few examples.
     """
     rest, held_out = (_strangers(part, client_data) for part in (rest, held_out))
     half = records // 2

@@ -37,12 +37,13 @@ def replay(
 ) -> dict[str, Tensor]:
     """Return the whole state after training as ``training`` says, by torch's own optimisers on the CPU.
 
+    The state isn't finite where training diverged.
+
     Args:
         module: of which a copy is trained.
         loss: of (outputs, targets), the mean over the pass.
-        start: the state before.
+        training: a step has the passes that it lists, or one.
         passes: inputs (n, ...) as the model sees them and targets (n, ...) of each forward and backward pass, in order.
-        training: how; a step has the passes that it lists, or one.
         batch_norm, dropout: the mode of training, as of :func:`~fedaudit.models.set_training_mode`; None: the model has
             no BatchNorm.
         randomness: the state of torch's CPU generator before each pass, and each step without any example; empty: any.
@@ -50,9 +51,6 @@ def replay(
         private: how each step's gradient was clipped example by example, and given noise, which Opacus draws so.
         seed: of what is drawn where there is no ``randomness``.
         points: takes the parameters after each step.
-
-    Returns:
-        state of the model afterwards, which isn't finite where training diverged.
 
     Raises:
         BadInput: nobody can repeat such training here; state, passes or targets don't fit; the loss isn't one number.
@@ -134,8 +132,7 @@ def _of_examples(
 def relative_error(sent: Mapping[str, Tensor], replayed: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
     """Return ‖replayed − sent‖ / ‖sent − start‖ over what was sent.
 
-    Returns:
-        0 where they are equal; infinity where anything isn't finite, or only what was sent is the start.
+    It is 0 where they are equal, and infinity where anything isn't finite, or only what was sent is the start.
 
     Raises:
         BadInput: something was sent that the others don't have, or in another shape.

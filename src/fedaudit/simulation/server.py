@@ -77,13 +77,8 @@ class Server:
         treats every coordinate on its own; counters are the largest of those who weren't left out.
 
         Args:
-            weights: the global model's state that the clients started from.
-            updates: of the round.
             root: the server's own update, where the aggregator wants one.
             canary_updates: of canaries; their rows in the aggregate come after those of ``updates``.
-
-        Raises:
-            BadInput: the rule can't work with these updates, or one of them isn't finite.
         """
         updates = [*updates, *canary_updates.rows] if canary_updates else updates
         statistics: set[str] = set()

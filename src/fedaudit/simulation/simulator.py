@@ -197,9 +197,7 @@ class _Running:
     def play_round(self, report: Callable[[float], None] | None, workers: int) -> bool:
         """Play the next round, and return whether there was one: nobody may be left who may send.
 
-        Args:
-            report: called with the updates made so far.
-            workers: processes for the clients, where the rounds that are left are so long that it pays.
+        Up to ``workers`` processes run the clients, where the rounds that are left are so long that it pays.
         """
         federation, spec, index, history = self.federation, self.federation.spec, self.finished, self.history
         model, root, canaries = self.model, self.root, self.canaries
@@ -340,15 +338,6 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
     """Return what each client of ``spec`` holds; quick, so that what doesn't fit is found before any training.
 
     The parties of a vertical federation hold the same examples: these are returned once, with all features.
-
-    Args:
-        dataset: whose ``split`` (train or test) the clients hold.
-        split: train or test.
-        spec: of the federation.
-        seed: of the scenario.
-
-    Raises:
-        BadInput: there are too few examples, or the partition can't be made.
     """
     pool = dataset.train if split == "train" else dataset.test
     try:
@@ -391,11 +380,7 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
 
 
 def check(federation: Federation) -> None:
-    """Refuse what can't work before anything is simulated, not when it is reached.
-
-    Raises:
-        BadInput: a defence, a behaviour, the budget or this machine's memory doesn't fit; the message says what to do.
-    """
+    """Refuse what can't work (defences, behaviours, the budget, the memory it needs) before anything is simulated."""
     spec = federation.spec
     try:
         if spec.vertical is not None:

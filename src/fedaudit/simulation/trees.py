@@ -30,13 +30,9 @@ def play(federation: Federation, report: Callable[[float], None] | None = None) 
 
     Args:
         federation: checked by :func:`check_trees`.
-        report: called with the messages sent so far.
 
     Returns:
         What travelled; the truth, in which all rows of client c are under (0, c); how it went.
-
-    Raises:
-        BadInput: xgboost isn't installed.
     """
     spec, info = federation.spec, federation.task_info
     assert spec.trees is not None
@@ -86,18 +82,11 @@ def grow(
     more than this transcript.
 
     Args:
-        client_data: of every client.
-        spec: of the trees.
-        learning_rate: η.
-        rounds: how many.
         num_classes: 2, or None: a regression by squares.
         rng: of the columns that trees may use, and of noise.
         after: called after every round with how many there were, the model, and how many bytes a client sent.
         summed: clients of whose histograms only the sum is seen: all, or all but a client who looks and takes its own
             off; None: each is seen.
-
-    Raises:
-        BadInput: xgboost isn't installed.
     """
     booster = Booster(OBJECTIVES[num_classes is None], 0.0, client_data[0].inputs.shape[1], ())
     data = [(split.inputs.numpy().astype(np.float32), _targets(split)) for split in client_data]
@@ -182,15 +171,7 @@ def is_json(data: bytes) -> bool:
 
 
 def as_json(data: bytes, where: str) -> bytes:
-    """Return a model of xgboost as JSON, whether it was saved as JSON or as UBJSON, which xgboost itself reads.
-
-    Args:
-        data: what ``Booster.save_raw`` gives.
-        where: names it in errors.
-
-    Raises:
-        BadInput: it is neither, or is UBJSON, and xgboost isn't installed.
-    """
+    """Return a model of xgboost (``Booster.save_raw``) as JSON, be it JSON or UBJSON, which xgboost itself reads."""
     if is_json(data):
         return data
     if len(data) > BOOSTER.file:
@@ -246,13 +227,7 @@ def _with_sums(
 
 
 def replay_error(record: TreeRecord, message: TreeMessage, held: Split) -> float:
-    """Return how far the leaves' values that a client's rows give are from those that it sent, relative.
-
-    Args:
-        record: of the federation.
-        message: of the client.
-        held: its rows.
-    """
+    """Return how far the leaves' values that a client's rows give are from those that it sent, relative."""
     booster, x, y = message.booster, held.inputs.numpy().astype(np.float32), _targets(held)
     margin = np.full(len(x), booster.base, dtype=np.float32)
     for tree in record.before(message):
@@ -280,11 +255,7 @@ def truth_of(data: list[Split], clients: Iterable[int], federation: Federation) 
 
 
 def check_task(info: TaskInfo) -> None:
-    """Refuse what boosted trees of one output can't learn.
-
-    Raises:
-        BadInput: with what they can.
-    """
+    """Refuse what boosted trees of one output can't learn."""
     one = info.num_classes == 2 or (info.task_kind == "regression" and info.num_targets == 1)
     if (
         len(info.example_kind.axes) != 1
@@ -297,11 +268,7 @@ def check_task(info: TaskInfo) -> None:
 
 
 def check_trees(federation: Federation) -> None:
-    """Refuse what a federation of trees can't have, before anything is simulated.
-
-    Raises:
-        BadInput: with what to change.
-    """
+    """Refuse what a federation of trees can't have, before anything is simulated."""
     spec = federation.spec
     assert spec.trees is not None
     protocol, summed = spec.trees.protocol, federation.group_size > 1

@@ -35,13 +35,9 @@ def play(federation: Federation, report: Callable[[float], None] | None = None) 
 
     Args:
         federation: checked by :func:`check_vertical`.
-        report: called with the rounds made so far, times the parties.
 
     Returns:
         What travelled; the truth, in which example i is alone under (i, 0); how it went.
-
-    Raises:
-        BadInput: the training diverges.
     """
     spec, held, info = federation.spec, federation.client_data[0], federation.task_info
     history = History(federation.accuracy_every, federation.accuracy_examples)
@@ -86,17 +82,9 @@ def exchange(
 
     Args:
         model: with the weights of round 0; it isn't changed.
-        info: how examples are normalised.
-        loss: mean over a batch.
-        held: whole examples and their labels.
-        spec: of the federation.
-        draw: of the batches.
         after: called after every round with how many there were, the model, and how many numbers a party sent.
         device: on which they train; what is recorded lies on the CPU.
         server: who sends other gradients than the loss'; None: an honest one.
-
-    Raises:
-        BadInput: the training diverges.
     """
     vertical = spec.vertical
     assert vertical is not None
@@ -165,11 +153,7 @@ class MaliciousServer:
     name: str
 
     def answer(self, index: int, embeddings: Tensor, gradients: Tensor, client: nn.Module) -> Tensor:
-        """Return what comes down in round ``index``, checked; see :meth:`ServerBehaviour.answer`.
-
-        Raises:
-            BadInput: it isn't one finite gradient for each embedding.
-        """
+        """Return what comes down in round ``index``, checked; see :meth:`ServerBehaviour.answer`."""
         draws = generator(self.seed, self.name, "malicious server", index)
         public = self.task_info.normalise(self.public).to(embeddings.device)
         architecture = copy.deepcopy(client)
@@ -204,11 +188,7 @@ def truth_of(federation: Federation, used: Tensor) -> Truth:
 
 
 def check_vertical(federation: Federation) -> None:
-    """Refuse what a vertical federation can't have, before anything is simulated.
-
-    Raises:
-        BadInput: with what to change.
-    """
+    """Refuse what a vertical federation can't have, before anything is simulated."""
     spec, held, info = federation.spec, len(federation.client_data[0]), federation.task_info
     if spec.server is not None:
         _check_server(federation, spec.server)

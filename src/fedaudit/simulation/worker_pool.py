@@ -29,12 +29,7 @@ def run_round(
     """Return what each client sends in a round, as it arrives, and the rows of the examples it was made from.
 
     Args:
-        clients: that were chosen.
         model: the architecture; its weights are undefined afterwards.
-        index: of the round.
-        weights: of the round.
-        history: is told what it cost.
-        report: called with the clients of this round that are done.
         client_weights: client to what it is sent in place of ``weights``.
         workers: processes for the honest clients; 1 means this one. Malicious clients collude, so they run here, one
             after the other.

@@ -73,13 +73,7 @@ PATH = 4096  # characters of a path
 def opened(path: Path, bounds: Bounds) -> Iterator[IO[bytes]]:
     """Open a file to read its bytes, unless it is a pipe, a device or a folder, or too large; nothing waits.
 
-    Args:
-        path: of the file.
-        bounds: of the reader.
-
-    Raises:
-        BadInput: it is refused.
-        OSError: it can't be opened.
+    BadInput says what is refused; OSError, that it can't be opened.
     """
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -113,24 +107,13 @@ def check_file(path: Path, bounds: Bounds) -> None:
 
 
 def read_bytes(path: Path, bounds: Bounds) -> bytes:
-    """Return the bytes of a file.
-
-    Raises:
-        BadInput: see :func:`opened`.
-        OSError: it can't be read.
-    """
+    """Return the bytes of a file, see :func:`opened`."""
     with opened(path, bounds) as file:
         return file.read(bounds.file + 1)[: bounds.file]
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file says.
-
-    Raises:
-        BadInput: see :func:`opened`.
-        OSError: it can't be read.
-        ValueError: it isn't JSON, or nested too deeply.
-    """
+    """Return what a JSON file says, see :func:`opened`; ValueError where it isn't JSON, or nested too deeply."""
     from pydantic_core import from_json  # not above: commands that need no pydantic shall be quick
 
     return from_json(read_bytes(path, JSON))  # which goes no deeper than JSON.depth

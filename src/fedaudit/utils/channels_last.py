@@ -12,11 +12,7 @@ _BLOCK = 16
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` channels last, contiguous where it isn't of images or filters.
-
-    Args:
-        tensor: of any shape; (n, channels, height, width) is rearranged.
-    """
+    """Return ``tensor`` channels last, contiguous where it isn't of images or filters (n, channels, height, width)."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor.contiguous()
 
 
@@ -25,9 +21,6 @@ def usual_order(tensor: Tensor) -> Tensor:
 
     With one channel both orders have the same memory, and convolutions go by the strides, which ``contiguous()`` leaves
     as they are.
-
-    Args:
-        tensor: of any shape.
     """
     return tensor.clone(memory_format=torch.contiguous_format) if tensor.ndim == 4 else tensor.contiguous()
 
@@ -36,10 +29,7 @@ def is_miscomputed(filters: Sequence[int], stride: Sequence[int]) -> bool:
     """Return whether oneDNN may get a convolution's gradient on its filters wrong where the images are channels last.
 
     It writes past the end of its memory, which gives wrong numbers or ends the process
-    (https://github.com/uxlfoundation/oneDNN/issues/6035, still open; seen with torch 2.13).
-
-    Args:
-        filters: shape of the filters, (outputs, channels of a group, height, width).
-        stride: one step for each of the images' dimensions.
+    (https://github.com/uxlfoundation/oneDNN/issues/6035, still open; seen with torch 2.13). ``filters`` is a shape,
+    (outputs, channels of a group, height, width).
     """
     return {*filters[2:]} == {1} and max(stride) > 1 and filters[1] < _BLOCK

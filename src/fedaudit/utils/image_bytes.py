@@ -48,19 +48,11 @@ def decode(
 
 
 def decode_unit(data: bytes, where: str, white: float | None = None) -> tuple[np.ndarray[Any, Any], float]:
-    """Return the pixels of an image file's bytes, as colours in [0, 1], and the value that was white.
+    """Return an image file's colours, float32 (H, W, 3) in [0, 1], and the value that became 1.
 
     Args:
-        data: of the file.
-        where: it was found.
         white: the value that becomes 1; one above 255 in grey images of more than 8 bits a value alone (whole numbers
             or floats). None: the largest that whole numbers of that depth can be, and of floats 1.
-
-    Returns:
-        float32 (H, W, 3), and the value that became 1.
-
-    Raises:
-        BadInput: as :func:`decode`; or a value is no number, below 0 or beyond white.
     """
 
     def pixels(image: Image) -> tuple[np.ndarray[Any, Any], float]:
@@ -81,16 +73,7 @@ def decode_unit(data: bytes, where: str, white: float | None = None) -> tuple[np
 
 
 def dimensions(data: bytes, where: str, formats: tuple[str, ...] = FORMATS) -> tuple[int, int]:
-    """Return the width and the height of an image file's bytes, without decoding it.
-
-    Args:
-        data: of the file.
-        where: it was found.
-        formats: Pillow's names of those that are read.
-
-    Raises:
-        BadInput: as :func:`decode`, as far as the beginning tells.
-    """
+    """Return the width and the height of an image file's bytes, without decoding it; ``formats`` are Pillow's names."""
     return _read(data, where, formats, lambda image: (image.width, image.height))
 
 

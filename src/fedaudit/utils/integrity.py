@@ -41,9 +41,7 @@ def blank() -> str:
 def sealed(text: str, about: str = "") -> bytes:
     """Return a JSON text, one field of which is a :func:`blank` ``digest``, in UTF-8 and with the digest in place.
 
-    Args:
-        text: of the file.
-        about: what it is about; :func:`check` must be given the same.
+    :func:`check` must be given the same ``about``.
     """
     data = text.encode()
     place, value = _digest(io.BytesIO(data), about, keyed=bool(_secret()))
@@ -57,11 +55,7 @@ def digest_in(data: bytes) -> str | None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a small file at once: whoever reads it sees all of it, or what it was before.
-
-    Raises:
-        OSError: it can't be written.
-    """
+    """Write a small file at once: whoever reads it sees all of it, or what it was before."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_bytes(data)
     draft.replace(path)
@@ -71,15 +65,10 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, 
     """Write a sealed safetensors file; whoever is interrupted leaves no half-written one.
 
     Args:
-        path: of the file.
         tensors: by name; no two of them share memory.
         values: what JSON can hold, without ``digest``; they stand in the metadata's ``about``, the only one: of
             several, safetensors would write the order anew every time.
         about: what the file is about; :func:`load_sealed` must be given the same.
-
-    Raises:
-        OSError: it can't be written.
-        ValueError: a tensor's type is none that can be.
     """
     from fedaudit.utils.tensor_files import pieces, write
 
@@ -105,8 +94,6 @@ def load_sealed(
     """Return what :func:`save_sealed` wrote: values, tensors, and the note of :func:`check`.
 
     Args:
-        path: of the file.
-        about: that it was saved with.
         own: names that its values may have.
         remedy, needed: as of :func:`check`.
 
@@ -131,8 +118,6 @@ def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None
     """Check the digest in a file.
 
     Args:
-        path: of the file.
-        about: what it was sealed with.
         remedy: what to do where the digest doesn't fit, as the end of a sentence.
         data: what was read of the file, where it was read already.
         needed: what the file has to be, where one without a digest is refused; else empty.
@@ -203,11 +188,7 @@ def _judge(where: str, found: str | None, fitting: Callable[[bool], str], remedy
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, as ``sha256sum`` prints it.
-
-    Raises:
-        OSError: it can't be read.
-    """
+    """Return the SHA-256 of a file, as ``sha256sum`` prints it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -98,11 +98,7 @@ def _recurrent_without_cudnn() -> Iterator[None]:
 
 @contextmanager
 def computing_on(device: str) -> Iterator[None]:
-    """Compute as exactly as :func:`full_precision` says, and name in one line a GPU that is too small.
-
-    Raises:
-        BadInput: the GPU's memory isn't enough.
-    """
+    """Compute as exactly as :func:`full_precision` says; BadInput names in one line a GPU that is too small."""
     import torch
 
     try:

@@ -52,11 +52,7 @@ def path() -> Path:
 
 @cache
 def kernels() -> ctypes.CDLL:
-    """Return the native code.
-
-    Raises:
-        Unavailable: it wasn't built, or can't be loaded; the message says what to do.
-    """
+    """Return the native code; Unavailable says what to do where it wasn't built, or can't be loaded."""
     library = path()
     if not library.is_file():
         others = any(library.parent.glob("winograd-*.so"))
@@ -69,11 +65,7 @@ def kernels() -> ctypes.CDLL:
 
 
 def build() -> Path:
-    """Compile the native code, if it isn't there, and return where it lies.
-
-    Raises:
-        Unavailable: there is no C++ compiler, or it fails, or the cache can't be written.
-    """
+    """Compile the native code, if it isn't there, and return where it lies; Unavailable where that can't be."""
     library = path()
     if library.is_file():
         return library

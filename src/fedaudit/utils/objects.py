@@ -11,11 +11,7 @@ from fedaudit.utils.errors import BadInput
 
 
 def load_object(name: str, what: str) -> Any:
-    """Return what ``name``, ``package.module:attribute``, stands for; modules in the working directory are found, too.
-
-    Raises:
-        BadInput: there is no such thing, or importing it fails; ``what`` says what is looked for.
-    """
+    """Return what ``package.module:attribute`` is, also in the working directory; ``what`` names it in errors."""
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise BadInput(f"{what} '{name}': give package.module:name, for example my_app.task:Net")

@@ -20,7 +20,6 @@ def check_program(program: Any, most: int | None, admitted: Collection[str] | No
     """Raise where a pickle could exhaust the process's stack (the hash of a deep tuple, as a key) or its memory.
 
     Args:
-        program: its bytes, or a file of them.
         most: instructions; None: any number.
         admitted: names of the instructions that it may have; None: all of them.
 

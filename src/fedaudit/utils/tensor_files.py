@@ -31,11 +31,7 @@ _CHUNK = 1 << 18  # a write of many megabytes at once takes several times as lon
 
 
 def write(file: IO[bytes], memory: Iterable[bytes | memoryview], digest: Any = None) -> None:
-    """Write :func:`pieces` and update a digest of :mod:`hashlib`, if one is given, beside it: that takes as long.
-
-    Raises:
-        OSError: it can't be written.
-    """
+    """Write :func:`pieces` and update a digest of :mod:`hashlib`, if one is given, beside it: that takes as long."""
     with ThreadPoolExecutor(1) as beside:
         for piece in memory:
             if digest is not None:
@@ -48,14 +44,8 @@ def pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = N
     """Return a safetensors file in pieces: its header, then the memory of every tensor, none of it copied.
 
     The pieces live as long as the tensors aren't changed. The format is Hugging Face's: the header's length in eight
-    bytes, the header in JSON, the tensors one after the other, those of the widest type first.
-
-    Args:
-        tensors: by name, on the CPU and contiguous; no two of them share memory.
-        metadata: texts, which readers get apart from the tensors.
-
-    Raises:
-        ValueError: a tensor's type is none that the format has here.
+    bytes, the header in JSON, the tensors one after the other, those of the widest type first. Tensors are on the CPU
+    and contiguous, no two of them share memory, and a ValueError tells of a type that the format lacks.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     found: list[bytes | memoryview] = []

@@ -50,22 +50,14 @@ def no_boolean(value: Any) -> Any:
 
 
 def of_use(value: float) -> float:
-    """Return ``value`` unless single precision, in which models are trained, can't compute with it.
-
-    Raises:
-        ValueError: it can't.
-    """
+    """Return ``value``; ValueError where single precision, in which models are trained, can't compute with it."""
     if abs(value) > LARGEST:
         raise ValueError(f"{value:g} is too large to compute with: {LARGEST:g} is the most")
     return value
 
 
 def not_tiny(value: float) -> float:
-    """Return ``value`` unless it is so near 0, or so far from it, that single precision can't tell.
-
-    Raises:
-        ValueError: it is.
-    """
+    """Return ``value``; ValueError where it is so near 0, or so far from it, that single precision can't tell."""
     of_use(value)  # of several such validators on one field pydantic 2.9 keeps the last
     if 0 < value < SMALLEST:
         raise ValueError(f"{value:g} is too near 0 to compute with: {SMALLEST:g} is the least above it")
@@ -83,11 +75,7 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 
 
 def safe_name(name: str) -> str:
-    """Return ``name`` if it can be part of a file's name everywhere.
-
-    Raises:
-        ValueError: it can't.
-    """
+    """Return ``name`` if it can be part of a file's name everywhere; else ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
         shown = reprlib.repr(name)
         raise ValueError(
@@ -97,22 +85,14 @@ def safe_name(name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` if it is one line of 1 to 200 characters that can be shown.
-
-    Raises:
-        ValueError: it isn't.
-    """
+    """Return ``text`` if it is one line of 1 to 200 characters that can be shown; else ValueError."""
     if not 1 <= len(text) <= 200 or not text.isprintable():
         raise ValueError("give 1 to 200 characters on one line, without control characters")
     return text
 
 
 def path_of(path: Path) -> Path:
-    """Return ``path`` if a file may have it.
-
-    Raises:
-        ValueError: none may.
-    """
+    """Return ``path`` if a file may have it; else ValueError."""
     text = str(path)
     if len(text) > PATH or not text.isprintable() or any(len(part.encode()) > 255 for part in path.parts):
         raise ValueError(f"{reprlib.repr(text)} can't be the path of a file")
@@ -125,15 +105,7 @@ Title = Annotated[str, AfterValidator(printable)]
 
 
 def check_memory(needed: float, what: str) -> None:
-    """Refuse what can't fit into this machine's memory before it is tried.
-
-    Args:
-        needed: bytes.
-        what: that needs them.
-
-    Raises:
-        BadInput: there isn't so much.
-    """
+    """Refuse, before it is tried, ``what`` needs more bytes of memory than this machine has."""
     if not hasattr(os, "sysconf"):
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -34,9 +34,6 @@ def convolve(x: Tensor, w: Tensor, padding: int) -> Tensor:
         x: (n, c, height, width) float32 images on the CPU; c and k multiples of 32.
         w: (k, c, 3, 3) filters.
         padding: zeros on each side.
-
-    Raises:
-        Unavailable: there is no native code here.
     """
     x, w = _channels_last(x), _channels_last(w)
     y = _like_output(x, w, padding)
@@ -47,19 +44,7 @@ def convolve(x: Tensor, w: Tensor, padding: int) -> Tensor:
 def convolve_backward(
     dy: Tensor, x: Tensor, w: Tensor, padding: int, wants_images: bool, wants_filters: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of :func:`convolve` on the images and on the filters, empty where they aren't wanted.
-
-    Args:
-        dy: the gradient on the result.
-        x: as for :func:`convolve`.
-        w: as for :func:`convolve`.
-        padding: as for :func:`convolve`.
-        wants_images: whether the first one is wanted.
-        wants_filters: whether the second one is.
-
-    Raises:
-        Unavailable: there is no native code here.
-    """
+    """Return :func:`convolve`'s gradients on the images and on the filters, empty where they aren't wanted."""
     dy, x, w = _channels_last(dy), _channels_last(x), _channels_last(w)
     dx, dw = _like_gradients(dy, x, w, padding, wants_images, wants_filters)
     kernels().convolve_backward(
@@ -209,10 +194,6 @@ def conv2d(layer: nn.Conv2d, x: Tensor, w: Tensor, bias: Tensor | None) -> Tenso
         layer: whose stride, zero padding, dilation and groups are taken.
         x: (n, c, height, width) images.
         w: (k, c / groups, height, width) filters.
-        bias: (k,); None: no bias.
-
-    Raises:
-        Unavailable: there is no native code here.
     """
     padding = layer.padding
     shapes_fit = x.ndim == 4 and x.shape[1] == w.shape[1]

@@ -55,10 +55,7 @@ def _decoder(embedding: tuple[int, ...], image: tuple[int, ...]) -> nn.Sequentia
 
 
 def discriminator(embedding: tuple[int, ...]) -> nn.Sequential:
-    """Return a network from embeddings (K, *embedding) to a number each (K, 1): two hidden layers, no normalisation.
-
-    Its weights are still to be drawn.
-    """
+    """Return a network, its weights still to be drawn, from embeddings (K, *embedding) to a number each (K, 1)."""
     with torch.device("meta"):
         network = _discriminator(embedding)
     network.to_empty(device="cpu")

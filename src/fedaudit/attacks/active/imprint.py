@@ -47,15 +47,7 @@ class Bins(NamedTuple):
 
 
 def measured(observation: Observation, attack: str) -> tuple[WithInsertedModule, Tensor]:
-    """Return the network with its inserted module, as it was sent, and what the message says of the measuring layer.
-
-    Args:
-        observation: of one message of a network with an inserted module.
-        attack: by whose name a message that can't be read is refused.
-
-    Raises:
-        NotApplicable: the message doesn't tell the layer's gradient.
-    """
+    """Return the network with its inserted module, as it was sent, and what the message says of the measuring layer."""
     message = observation.single()
     module = as_trained(observation.module, observation.task_info, message.weights)
     assert isinstance(module, WithInsertedModule)
@@ -68,8 +60,6 @@ def edges(units: int, mean: float, spread: float, *, bounded: bool) -> Tensor:
     """Return (units + 1,) ascending edges (float64) of bins that a normal measurement hits equally often.
 
     Args:
-        units: how many bins.
-        mean, spread: of the measurement.
         bounded: the outermost bins end, too, since units pass nothing on above their bin: half a bin's share of the
             examples lies beyond them on each side. Otherwise the first begins below all examples.
     """
@@ -94,9 +84,6 @@ def read(product: Tensor, message: Message, prefix: str, *, bounded: bool) -> Bi
 
     Args:
         product: (units, inputs + 1) a multiple of the layer's gradient, the bias' last.
-        message: whose update it is.
-        prefix: of the inserted module's names in it.
-        bounded: whether units pass nothing more on above their bin.
     """
     back = message.weights[f"{prefix}.back.weight"].double().cpu()
     rows = product * torch.sign(back.T @ back[:, 0])[:, None]
@@ -121,7 +108,6 @@ def in_their_bins(found: Bins, weight: Tensor, low: Tensor, high: Tensor) -> Ten
     Of differences of weights the bias' is the least exact, as the biases are large: it tells no more than the bin does.
 
     Args:
-        found: of the bins.
         weight: (units, inputs) of the layer.
         low, high: (units,) between which weight · x lies in each bin.
     """
@@ -137,13 +123,7 @@ def labels_of(module: WithInsertedModule, observation: Observation, inputs: Tens
     """Return (r,) the label of each example, with which its own δ is the one by which its bin holds it.
 
     Of several local steps it is compared with what the step that used the example would have given at the weights that
-    were sent.
-
-    Args:
-        module: that the client was sent, in float64.
-        observation: for the loss, the classes and the size of a batch.
-        inputs: (r, numbers) the examples, as the model sees them.
-        shares: (r,) δ over the batch.
+    were sent. ``inputs`` are (r, numbers), as the model sees them, and ``shares`` (r,) is δ over the batch.
     """
     info, update = observation.task_info, observation.single().update
     stepped = update.training is not None and update.kind == "weights"

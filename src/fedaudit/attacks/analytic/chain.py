@@ -88,10 +88,6 @@ def chain(module: nn.Module, input_shape: tuple[int, ...]) -> list[Block]:
 
     Args:
         module: on the CPU in float64, in the mode (BatchNorm, dropout) of the client's training.
-        input_shape: of one example.
-
-    Raises:
-        NotApplicable: something in it can't be gone back through; the message says what and what to do.
     """
     try:
         graph = fx.symbolic_trace(module)
@@ -144,11 +140,7 @@ def chain(module: nn.Module, input_shape: tuple[int, ...]) -> list[Block]:
 
 
 def refuse(what: str, why: str = "which can't be undone") -> NoReturn:
-    """Raise the refusal of all that go back through a network.
-
-    Raises:
-        NotApplicable: always.
-    """
+    """Raise the NotApplicable of all that go back through a network."""
     raise NotApplicable(
         f"{what}, {why}: the network can't be gone back through layer by layer; run an attack that optimises "
         "(invg, agic), or use a chain of convolutions and linear layers with invertible activations (model leaky-cnn)"
@@ -187,11 +179,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 def _affine_step(node: fx.Node, modules: Mapping[str, nn.Module], values: Mapping[fx.Node, Any]) -> Step:
-    """Return the affine step at ``node``.
-
-    Raises:
-        NotApplicable: it is none.
-    """
+    """Return the affine step at ``node``."""
     run, name = _runner(node, modules, values), str(node.target)
     if node.op != "call_module":
         if node.target not in _PLAIN_FUNCTIONS:

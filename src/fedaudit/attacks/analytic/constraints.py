@@ -111,11 +111,7 @@ def _smallest_singular_value(triangle: Tensor) -> float:
 
 
 def check_size(block: Block) -> None:
-    """Raise unless the equations of ``block`` fit into memory.
-
-    Raises:
-        NotApplicable: they don't.
-    """
+    """Raise NotApplicable unless the equations of ``block`` fit into memory."""
     needed = 8 * 3 * block.unknowns * (block.unknowns + math.prod(block.output_shape))
     if needed > _MOST_BYTES:
         raise NotApplicable(
@@ -125,11 +121,7 @@ def check_size(block: Block) -> None:
 
 
 def weight_constraints(block: Block, before: Tensor | None = None) -> Equations:
-    """Return A·x = z − c.
-
-    Args:
-        before: (*output_shape) z; None leaves ``values`` out.
-    """
+    """Return A·x = z − c; ``before`` is z (*output_shape), and None leaves ``values`` out."""
     matrix, constant = _affine_matrix(block.steps, block.input_shape)
     values = None if before is None else before.flatten() - constant
     return Equations(matrix, values, len(matrix), (matrix,))
@@ -336,10 +328,6 @@ def rank_analysis(
     Args:
         module: in the mode (BatchNorm, dropout) of the client's training; it isn't changed. See
             :func:`fedaudit.attacks.analytic.r_gap.as_trained`.
-        input_shape: of one example, (C, H, W) or (d,).
-        loss: of the client's training.
-        num_classes: outputs of the network.
-        generator: of the random input and label.
 
     Raises:
         NotApplicable: the network is no chain of affine layers and invertible activations; or it is too large.

@@ -52,11 +52,7 @@ class ClosedForm(Attack):
 
     @abstractmethod
     def _prepare(self, observation: Observation) -> Any:
-        """Return what the attack works with.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Return what the attack works with; NotApplicable says why it can't."""
 
     def _returned(
         self, observation: Observation, inputs: Tensor, labels: Tensor, certified: Tensor | None, notes: tuple[str, ...]
@@ -129,12 +125,8 @@ class FirstLayer:
 def first_layer(model: nn.Module, shape: tuple[int, ...]) -> FirstLayer:
     """Return the model's first layer, found by what it does to probes: so a user's own module is recognised, too.
 
-    Args:
-        model: in float64 on the CPU, in the mode of the client's training.
-        shape: of one example.
-
-    Raises:
-        NotApplicable: the inputs don't go into one fully connected layer with a bias, as they are.
+    ``model`` is in float64 on the CPU, in the mode of the client's training. Inputs must go into one layer with a bias,
+    as they are.
     """
     numbers = torch.Size(shape).numel()
     calls: list[tuple[str, Tensor, Tensor]] = []
@@ -195,9 +187,6 @@ def layer_product(message: Message, layer: FirstLayer, attack: str) -> Tensor:
     Of local training by SGD, whatever its steps, rates, momentum and clipping of norms, W_T = α·W_0 − Σ c_t·g_t: what
     decay and FedProx's term make of α is known and taken off, and the c_t are the same for the weight and its bias. So
     an update of several steps is a product of the same form as one gradient (float64).
-
-    Raises:
-        NotApplicable: the update lacks one of them, or treats them differently.
     """
     update, training = message.update, message.update.training
     prefix = f"{layer.name}." if layer.name else ""
@@ -266,14 +255,8 @@ def own_labels(
 ) -> tuple[Tensor, Tensor]:
     """Return, for each example, the label whose gradient is most like its column, and how unlike: |difference| (r,).
 
-    With the label, ∂ℓ/∂z at the example is known up to a number, which is its share in the mean.
-
-    Args:
-        module: in float64.
-        observation: for the loss and the classes.
-        layer: whose outputs are z.
-        inputs: (r, inputs) of the layer.
-        columns: (r, outputs), each a multiple of ∂ℓ/∂z at an example.
+    With the label, ∂ℓ/∂z at the example is known up to a number, which is its share in the mean. ``module`` is in
+    float64, ``inputs`` are (r, inputs) of the layer, ``columns`` (r, outputs) multiples of ∂ℓ/∂z.
     """
     columns = nn.functional.normalize(columns, dim=1)
     flows = own_gradients(module, observation, layer, inputs)

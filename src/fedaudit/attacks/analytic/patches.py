@@ -45,9 +45,7 @@ def patch_embedding(model: nn.Module, task_info: TaskInfo) -> PatchEmbedding | N
     """Return the model's patch embedding, found by what gradients do on probes; None where there is none.
 
     The gradient of a position embedding that is added to the patches, and to nothing else, is that of the patches.
-
-    Args:
-        model: in float64 on the CPU.
+    ``model`` is in float64 on the CPU.
     """
     if len(task_info.input_shape) != 3:
         return None
@@ -110,11 +108,7 @@ def equal(one: Tensor, other: Tensor) -> bool:
 
 
 def patches_of(module: nn.Module, observation: Observation, attack: str) -> Recovered:
-    """Return the image behind the gradients of a patch embedding and of a position embedding.
-
-    Raises:
-        NotApplicable: the update isn't one image's, lacks a gradient, or there are more patches than channels.
-    """
+    """Return the one image behind the gradients of a patch embedding and of a position embedding."""
     message, task_info = observation.single(), observation.task_info
     update = message.update
     embedding = patch_embedding(module, task_info)
@@ -152,11 +146,7 @@ def patches_of(module: nn.Module, observation: Observation, attack: str) -> Reco
 
 
 def gradients_of(message: Message, names: Sequence[str], attack: str) -> list[Tensor]:
-    """Return the gradients of some parameters in float64, or sums over steps of them, all times the same number.
-
-    Raises:
-        NotApplicable: one wasn't sent or isn't trained, or only signs were sent.
-    """
+    """Return the gradients of some parameters in float64, or sums over steps of them, all times the same number."""
     update, training = message.update, message.update.training
     missing = [name for name in names if name not in update.tensors]
     if missing:
@@ -229,11 +219,8 @@ def _attention(model: nn.Module, task_info: TaskInfo) -> Receiver | None:
 def first_attention(model: nn.Module, task_info: TaskInfo, attack: str) -> FirstAttention:
     """Return the model's first attention, found by what gradients do on probes: so a user's own is recognised, too.
 
-    Args:
-        model: in float64 on the CPU.
-
-    Raises:
-        NotApplicable: something else than the attention uses the embedding, or no position embedding is added to it.
+    ``model`` is in float64 on the CPU. Nothing else may use the embedding, and a position embedding must be added to
+    it.
     """
     receiver = _attention(model, task_info)
     assert receiver is not None  # whoever calls has asked
@@ -374,11 +361,7 @@ class _Embedding:
         return torch.from_numpy(found).view(self._shape)
 
     def check(self, attack: str) -> None:
-        """Raise unless the map is linear and an image comes back through it.
-
-        Raises:
-            NotApplicable: with the reason.
-        """
+        """Raise NotApplicable unless the map is linear and an image comes back through it."""
         rng = torch.Generator().manual_seed(1)
         one, other = (torch.randn(self._shape, generator=rng).double() for _ in range(2))
         whole = self._reached(one + other) + self.blank

@@ -135,9 +135,6 @@ def _exact_gradient(message: Message) -> dict[str, Tensor]:
 
     Of one local step of SGD it is −ΔW/μ − λW, λ being the weight decay; momentum and FedProx's term are zero there. A
     clipped gradient is the gradient times a number.
-
-    Raises:
-        NotApplicable: the update is something else.
     """
     update, training = message.update, message.update.training
     remedy = "run an attack that optimises (invg, agic), or audit batch_size: 1"
@@ -162,11 +159,7 @@ def _exact_gradient(message: Message) -> dict[str, Tensor]:
 
 
 def _last_layer(blocks: list[Block]) -> tuple[str, nn.Linear]:
-    """Return the name and the module of the fully connected layer at the end.
-
-    Raises:
-        NotApplicable: the model ends in something else.
-    """
+    """Return the name and the module of the fully connected layer with which the model must end."""
     step = blocks[-1].steps[-1] if blocks and blocks[-1].steps else None
     if step is None or not isinstance(step.module, nn.Linear) or len(blocks[-1].output_shape) != 1:
         refuse("the model doesn't end in a fully connected layer", "where r-gap begins")
@@ -178,11 +171,7 @@ def _last_layer(blocks: list[Block]) -> tuple[str, nn.Linear]:
 def _candidates(
     last: tuple[str, nn.Linear], gradient: dict[str, Tensor], loss: Loss, granted: Tensor | None
 ) -> list[Tensor]:
-    """Return the possible k = ∂L/∂logits, (classes,) each.
-
-    Raises:
-        NotApplicable: it can't be known.
-    """
+    """Return the possible k = ∂L/∂logits, (classes,) each; NotApplicable where it can't be known."""
     name, module = last
     if f"{name}.bias" in gradient:
         k = gradient[f"{name}.bias"]
@@ -220,13 +209,8 @@ def _candidates(
 def _scales(direction: Tensor, label: int, logits: Tensor, bias: Tensor) -> list[tuple[float, Tensor]]:
     """Return every k = a·``direction`` with 1 − softmax(``logits``/a + bias)[label] = −k[label], and how well it fits.
 
-    How well the other classes' equations hold is what tells the right root from another.
-
-    Args:
-        direction: (classes,) of length one.
-        label: its only negative entry.
-        logits: (classes,) W·v·s, the logits times a.
-        bias: (classes,) of the last layer.
+    How well the other classes' equations hold is what tells the right root from another. ``direction`` (classes,) is of
+    length one and negative at ``label`` alone, and ``logits`` are W·v·s, the logits times a.
     """
     own = -float(direction[label])
 

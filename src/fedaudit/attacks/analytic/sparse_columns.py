@@ -72,7 +72,6 @@ def low_rank(product: Tensor, most: int, generator: torch.Generator) -> LowRank:
 
     Args:
         product: (rows, columns), float64, with more of either than ``most``.
-        most: examples.
     """
     live = product.abs().amax(dim=1) > 0
     rows = product[live]
@@ -145,10 +144,6 @@ def search(parts: LowRank, known: Directions, starts: int, generator: torch.Gene
     A subgradient of ‖U·q‖₁ on the sphere (Bai, Jiang & Sun 2019), U the scores with orthonormal columns, all starts in
     one matrix; then reweighted least squares, which narrows what counts as nearly zero; last the zero set's own null
     vector.
-
-    Args:
-        known: that needn't be found again.
-        starts: how many.
     """
     if parts.rank == 1:  # the only one
         return certify(parts, parts.scores.new_ones(1, 1))
@@ -366,9 +361,7 @@ def alternate(
     easier. An example is fitted to its zeros by least squares of its activations on signs, as in Fisher's discriminant.
 
     Args:
-        layer: whose gradient it is.
         known: independent directions, fewer than the rank.
-        starts: how many mixtures.
     """
     if len(known) >= parts.rank:
         return none_yet(parts)

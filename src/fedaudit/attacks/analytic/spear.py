@@ -200,9 +200,7 @@ def _more(
 ) -> Directions:
     """Return ``found`` and the certain directions that the next way finds which leads to any that are new.
 
-    Args:
-        found: all certain directions so far.
-        known: the independent ones among them that the search builds on.
+    ``known`` are the independent ones among ``found`` that the search builds on.
     """
     parts, layer = factored.parts, factored.layer
     parallel = factored.observation.task_info.num_classes == 2  # columns may be

@@ -230,19 +230,11 @@ def halving(
     these, and else in runs that take half of it. A candidate that diverges is out.
 
     Args:
-        attack: whose settings the candidates change.
-        observation: of one update, of the victims.
         examples: (m, C, H, W) in [0, 1] and (m,) labels of one's own.
-        generator: of the own updates and the starts; it is advanced.
-        device: where the attack computes.
         iterations: of all runs together, about.
-        progress: called with (done, total) iterations.
 
     Returns:
         The rungs, the chosen settings last, and the number of own images.
-
-    Raises:
-        NotApplicable: no candidate gives anything; there are too few examples; nobody can repeat such training.
     """
     each, whole, info = distinct(observation), attack.effort(), observation.task_info
     most = max(1, min(_OWN_UPDATES, _OWN_IMAGES // each, len(examples[0]) // each))
@@ -344,11 +336,7 @@ def distinct(observation: Observation) -> int:
 
 
 def check_repeatable(observation: Observation) -> None:
-    """Raise unless one update can be made of own examples as the observed one was made.
-
-    Raises:
-        NotApplicable: with the reason.
-    """
+    """Raise NotApplicable unless one update can be made of own examples as the observed one was made."""
     message = observation.single()
     update, training = message.update, message.update.training
     if update.members and update.kind == "weights":
@@ -382,14 +370,8 @@ def own_update(
     strong.
 
     Args:
-        observation: of one update.
         inputs: (m, ...) as in a data set, images in [0, 1].
-        labels: (m,).
         order: (num_examples,) which of them it uses, in the order of use.
-        generator: of noise.
-
-    Raises:
-        NotApplicable: nobody can repeat such training.
     """
     check_repeatable(observation)
     message, task_info = observation.single(), observation.task_info
@@ -443,12 +425,7 @@ def own_client(observation: Observation, examples: tuple[Tensor, Tensor], genera
     It goes through its examples in new orders, again and again, as clients do.
 
     Args:
-        observation: of one client.
         examples: (m, ...) inputs and (m,) labels, of which it holds the first.
-        generator: of the orders, and of noise.
-
-    Raises:
-        NotApplicable: there are too few examples; nobody can repeat such training.
     """
     count, total = distinct(observation), sum(message.update.num_examples for message in observation.messages)
     if len(examples[0]) < count:
@@ -465,11 +442,7 @@ def own_client(observation: Observation, examples: tuple[Tensor, Tensor], genera
 def own_updates(
     observation: Observation, examples: tuple[Tensor, Tensor], count: int, generator: torch.Generator
 ) -> list[Own]:
-    """Return ``count`` own clients, each with other examples while there are enough.
-
-    Raises:
-        NotApplicable: as :func:`own_client`.
-    """
+    """Return ``count`` own clients, each with other examples while there are enough."""
     inputs, labels = examples
     shuffled = torch.randperm(len(inputs), generator=generator)
     size = distinct(observation)
@@ -486,9 +459,7 @@ def likely_labels(observation: Observation, inputs: Tensor, generator: torch.Gen
     has as many pixels: its borders are the example's.
 
     Args:
-        observation: of one update.
         inputs: (m, C, ...) as a data set has them.
-        generator: of the draws.
     """
     info = observation.task_info
     if info.task_kind == "regression":
@@ -508,12 +479,7 @@ def likely_labels(observation: Observation, inputs: Tensor, generator: torch.Gen
 
 
 def psnr_of(images: Tensor, true: Tensor) -> list[float]:
-    """Return the PSNR in dB of each true image, matched to the images so that the squared errors are least.
-
-    Args:
-        images: (k, C, H, W) in [0, 1].
-        true: (n, C, H, W) in [0, 1], n at most k.
-    """
+    """Return the PSNR in dB of n true images in [0, 1], matched to k ≥ n so that squared errors are least."""
     errors = torch.cdist(true.flatten(1).double(), images.flatten(1).double()).square() / true[0].numel()
     rows, columns = linear_sum_assignment(errors.numpy())
     return [min(CAP, -10 * math.log10(max(float(errors[r, c]), 1e-12))) for r, c in zip(rows, columns, strict=True)]

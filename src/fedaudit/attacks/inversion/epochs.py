@@ -197,7 +197,6 @@ def joint(terms: Sequence[tuple[float, Objective, Tensor]], part: Tensor, device
     Args:
         terms: γ, the distance of one update, and which images are its batch, in the order of its labels.
         part: (n,) those images that are optimised here, ascending.
-        device: of the images.
     """
     position = {int(image): i for i, image in enumerate(part)}
     placed = [
@@ -217,18 +216,10 @@ def joint(terms: Sequence[tuple[float, Objective, Tensor]], part: Tensor, device
 
 
 def match(first: Tensor, second: Tensor, labels: Tensor | None, other_labels: Tensor | None, pooling: bool) -> Tensor:
-    """Pair each of ``first`` with one of ``second``, greedily, the most similar images first.
+    """Pair each of ``first`` with one of ``second``, greedily, the most similar first; return (n,) partners' indices.
 
     Xu et al. 2022, Section IV-B, step 1: mean squared error after 2×2 average pooling, pairs of equal label before all
     others.
-
-    Args:
-        first, second: (n, C, H, W) images of two epochs.
-        labels, other_labels: (n,) of theirs; None for no label filter.
-        pooling: whether to pool.
-
-    Returns:
-        (n,) for each of ``first`` the index of its partner.
     """
     a, b = (nn.functional.avg_pool2d(x, min(_POOL, *x.shape[2:])) if pooling else x for x in (first, second))
     cost = torch.cdist(a.flatten(1).double(), b.flatten(1).double()).square() / a[0].numel()
@@ -244,11 +235,7 @@ def match(first: Tensor, second: Tensor, labels: Tensor | None, other_labels: Te
 
 
 def chain(partners: Sequence[Tensor], count: int) -> Tensor:
-    """Return (epochs, count): the place of each of the first epoch's images in every epoch.
-
-    Args:
-        partners: from every epoch to the next, as :func:`match` returns them.
-    """
+    """Return (epochs, count), the place of each of the first epoch's images in each, by :func:`match`'s pairs."""
     places = [torch.arange(count)]
     for partner in partners:
         places.append(partner[places[-1]])

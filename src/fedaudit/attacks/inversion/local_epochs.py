@@ -34,10 +34,8 @@ def same_set(epochs: int) -> Objective:
     """Return the epoch-order-invariant prior of Dimitrov et al. 2022: 1/E² Σ ‖g(X_a) − g(X_b)‖² over pairs of epochs.
 
     g is the mean over an epoch's images, whose order so doesn't matter; the squared distance is per pixel. Departure:
-    of the aggregates that the paper considers this is the only one.
-
-    Args:
-        epochs: E; the prior is of (E·n, C, H, W) images, epoch after epoch.
+    of the aggregates that the paper considers this is the only one. The prior is of (E·n, C, H, W) images, epoch after
+    epoch.
     """
 
     def prior(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,12 +69,8 @@ def search_epochs(
 
     Args:
         objective: of (E·n, C, H, W) images, epoch after epoch.
-        initial: these images' first values.
-        labels: (E·n,) theirs.
-        epochs: E.
         iterations: of both parts together; the schedule of the learning rate goes through both.
         separate: share of the iterations before images are shared.
-        pixel_range, generator, progress, settings: as of :func:`.reconstruct`.
 
     Returns:
         The E·n images, n of which differ, and the trace.
@@ -126,13 +120,7 @@ def _of_shared(objective: Objective, example: Tensor) -> Objective:
 def agreed(images: Tensor, labels: Tensor, epochs: int) -> Tensor:
     """Return the images, each replaced by the mean of all epochs' images of the same example (Dimitrov et al. 2022).
 
-    Args:
-        images: (s, E·n, C, H, W): s stages of the search, epoch after epoch; the first stage decides who is matched.
-        labels: (E·n,) of the images.
-        epochs: E.
-
-    Returns:
-        As ``images``; n of a stage's images differ.
+    ``images`` are (s, E·n, C, H, W), s stages of the search, epoch after epoch; the first stage decides who is matched.
     """
     if epochs == 1:
         return images
@@ -144,12 +132,7 @@ def examples_of(images: Tensor, labels: Tensor, epochs: int) -> Tensor:
     """Return (E·n,) which of the first epoch's n examples each image is of.
 
     As in Dimitrov et al. 2022 every epoch's images are matched to the first epoch's by the assignment of least squared
-    error. Departure: images of equal label before all others.
-
-    Args:
-        images: (E·n, C, H, W), epoch after epoch.
-        labels: (E·n,) theirs.
-        epochs: E.
+    error. Departure: images of equal label before all others. ``images`` are (E·n, C, H, W), epoch after epoch.
     """
     classes = labels.view(epochs, -1)
     vectors = images.view(*classes.shape, -1).double()

@@ -167,12 +167,8 @@ def adaptive_distance(
     priors against a sum of lengths: for it the cosine is multiplied by √d, the length of d softened elements.
 
     Args:
-        name: of the method's own distance.
-        way: how the attack uses the update.
         message: the update, and the weights that it was made from.
-        names: of the tensors to be matched, in order.
         target: the mean steps (``one batch``) or the pseudo-gradient (``simulation``).
-        weights: of each tensor.
     """
     update = message.update
     sparse = update.sanitised is not None and update.sanitised.sparse
@@ -209,7 +205,6 @@ def one_sided(values: Sequence[Tensor], known: Sequence[Tensor], weights: Sequen
     Args:
         values: the gradient, or its sign times a lower bound of its size, one tensor per parameter.
         known: where it is the gradient.
-        weights: one per tensor, or one per element; 0 leaves it out.
     """
     flat, certain = flatten(values), flatten(known)
     sign, bound = flat.sign(), flat.abs()
@@ -222,12 +217,7 @@ def one_sided(values: Sequence[Tensor], known: Sequence[Tensor], weights: Sequen
 
 
 def soft_signs(values: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
-    """Return one minus the cosine of the dummy gradient, softened as by :func:`one_sided`, to mean steps.
-
-    Args:
-        values: the mean steps, between −1 and 1, one tensor per parameter.
-        weights: one per tensor, or one per element; 0 leaves it out.
-    """
+    """Return one minus the cosine of the dummy gradient, softened as by :func:`one_sided`, to mean steps in [−1, 1]."""
     flat = flatten(values)
     return _softened(values, weights, lambda _vector, _spread: flat)
 
@@ -278,11 +268,7 @@ def distance_to(
     - Signs: how far the signs agree, tanh(g/a) in place of the sign of g, a being the magnitude that was sent.
 
     Args:
-        name: of the distance in ``DISTANCES``.
-        update: with what is known of its defence.
-        names: of the tensors to be matched, in order.
         target: the observed gradient, or pseudo-gradient; the update times a number.
-        weights: of each tensor.
     """
     known = update.sanitised
     targets = [target[n] for n in names]
@@ -322,12 +308,8 @@ def bounded(distance: Distance, target: Sequence[Tensor], bound: float) -> Dista
 
     Its derivative is that at the clipped vector, passed on to the vector itself: clipping has none beyond the bound,
     and an element that is large and wrong would stay so. Only where the target is at the bound, and the element is
-    there or beyond with the same sign, it is 0: nothing more can be known of that one.
-
-    Args:
-        distance: to the target.
-        target: what was sent, one tensor per parameter.
-        bound: in the target's units.
+    there or beyond with the same sign, it is 0: nothing more can be known of that one. ``bound`` is in the target's
+    units.
     """
     flat = flatten(target)
     full, sign = flat.abs() >= bound * (1 - 1e-5), flat.sign()  # but for rounding
@@ -350,10 +332,7 @@ def bounded(distance: Distance, target: Sequence[Tensor], bound: float) -> Dista
 def shortened(distance: Distance, target: Sequence[Tensor], length: float) -> Distance:
     """Return ``distance`` of a vector that is scaled down to ``length`` where it is longer and the target is as long.
 
-    Args:
-        distance: to the target.
-        target: what was sent, one tensor per parameter.
-        length: to which it was clipped, in the target's units.
+    ``length``, to which it was clipped, is in the target's units.
     """
     if float(flatten(target).norm()) < length * (1 - 1e-4):  # but for rounding: it wasn't clipped
         return distance
@@ -377,10 +356,6 @@ def orthogonal(target: Sequence[Tensor], weights: Sequence[float]) -> Distance:
 
     Σ w·((‖g‖/‖t‖ − 1)² + cos²(g, t)) / Σ w over the tensors whose target isn't zero: two numbers a tensor, and what
     CENSOR leaves (Zhang et al. 2025).
-
-    Args:
-        target: one tensor per parameter.
-        weights: one per tensor.
     """
     sizes, flat = [t.numel() for t in target], flatten(target)
     lengths = [float(t.norm()) for t in target]
@@ -411,9 +386,6 @@ def smooth_signs(target: Sequence[Tensor]) -> Distance:
     """Return one minus the mean of sᵢ·tanh(gᵢ/aᵢ), where ±a = s·a is what was sent.
 
     Its derivative is −s·(1 − tanh²(g/a))/(a·d).
-
-    Args:
-        target: ± the magnitude, one tensor per parameter.
     """
     flat = flatten(target)
     sign = torch.where(flat >= 0, 1.0, -1.0) / len(flat)
@@ -431,11 +403,6 @@ def shape_values(shape: str, end: float, count: int) -> list[float]:
 
     ``linear`` is Eq. 7; ``logarithmic`` a·log x + b and ``exponential`` a·eˣ + b are the other shapes of Table I,
     whose decreasing rows are ``end`` = 0.5. With a single layer there is one point only: (1, 1).
-
-    Args:
-        shape: of the curve.
-        end: β, the last value.
-        count: number of convolutions.
     """
     if count == 1:
         return [1.0]
@@ -471,10 +438,7 @@ def layer_weights(
 
     Args:
         layers: in forward order.
-        gradient: the observed gradient, by parameter name.
         end: β; 1 with ``relu_modifier=False`` means equal weights.
-        shape: of the curve through (1, 1) and (N_conv, β).
-        relu_modifier: whether to apply 1/(1 − p_i).
         others: what biases and normalisations weigh.
     """
     convolutions = [layer for layer in layers if layer.kind == "conv"]

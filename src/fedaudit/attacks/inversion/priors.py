@@ -27,10 +27,7 @@ def total_variation(images: Tensor) -> Tensor:
     """Return the mean absolute difference of neighbouring pixels, summed over the axes: vertical plus horizontal.
 
     Rudin et al. 1992, in the anisotropic form that Geiping et al. 2020 use. Of volumes and signals it is the same over
-    three axes and one.
-
-    Args:
-        images: (n, C, ...), as images (n, C, H, W); an axis of length 1 has no neighbours, and adds nothing.
+    three axes and one. An axis of length 1 has no neighbours, and adds nothing.
     """
     return sum((difference.abs().mean() for _, difference in _differences(images)), images.new_zeros(()))
 
@@ -64,9 +61,6 @@ def fading_smoothness(evaluations: int) -> Objective:
 
     A trained network needs much of it to get away from noise, and in the end it costs the edges. The value doesn't
     fade, so that what is compared by the objective is compared by the same measure all the way.
-
-    Args:
-        evaluations: how often the prior will be asked, after which it stays as it is.
     """
     asked = 0
 
@@ -87,11 +81,7 @@ def image_l2(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def outside_range(pixel_range: tuple[Tensor, Tensor]) -> Objective:
-    """Return the squared distance to the valid pixel range: clipping (Geng et al. 2021).
-
-    Args:
-        pixel_range: normalised black and white, (1, C, H, W) each.
-    """
+    """Return the squared distance to the normalised pixel range, (1, C, H, W) an end: clipping (Geng et al. 2021)."""
 
     def prior(images: Tensor) -> tuple[Tensor, Tensor]:
         beyond = images - images.clamp(*pixel_range)
@@ -103,10 +93,7 @@ def outside_range(pixel_range: tuple[Tensor, Tensor]) -> Objective:
 def off_scale(pixel_range: tuple[Tensor, Tensor]) -> Objective:
     """Return the squared distance of every image to itself scaled to fill the pixel range: scaling (Geng et al. 2021).
 
-    The scaled image is taken as constant, so that the gradient pulls towards it.
-
-    Args:
-        pixel_range: normalised black and white, (1, C, H, W) each; finite.
+    The scaled image is taken as constant, so that the gradient pulls towards it. The range must be finite.
     """
     black, white = pixel_range
 
@@ -122,11 +109,7 @@ def off_scale(pixel_range: tuple[Tensor, Tensor]) -> Objective:
 
 
 def label_regulariser(victim: Victim, labels: Tensor) -> Objective:
-    """Return ‖softmax(F(x)) − y‖² over the batch: CPL's label term (Wei et al. 2020, Algorithm 1).
-
-    Args:
-        labels: (n,) that the images shall have.
-    """
+    """Return ‖softmax(F(x)) − y‖² over the batch: CPL's label term (Wei et al. 2020, Algorithm 1)."""
 
     def value(images: Tensor) -> Tensor:
         outputs = class_logits(victim.outputs(images)).softmax(dim=1)
@@ -140,9 +123,6 @@ def batch_norm_statistics(victim: Victim) -> Objective:
 
     Σ over BatchNorm layers of ‖mean − running mean‖₂ + ‖variance − running variance‖₂ over the channels of
     the layer's input.
-
-    Args:
-        victim: the model, with running statistics among its constants.
     """
     layers = {
         name: part
@@ -192,17 +172,10 @@ def differentiated(value: Callable[[Tensor], Tensor]) -> Objective:
 
 
 def registered_mean(group: Tensor, how: str) -> Tensor:
-    """Return the mean of a group of images of the same thing, each aligned to the group's plain mean beforehand.
+    """Return the mean (C, H, W) of a group (G, C, H, W) of images of the same thing, each aligned to its plain mean.
 
     Yin et al. 2021 (Section 3.3) align by a pretrained RANSAC-flow network. Here scikit-image does:
     ``translation`` by phase correlation, ``flow`` by dense TV-L1 optical flow, ``none`` not at all.
-
-    Args:
-        group: (G, C, H, W), G images of the same thing.
-        how: none, translation or flow.
-
-    Returns:
-        (C, H, W).
     """
     mean = group.mean(dim=0)
     if how == "none" or len(group) < 2:
@@ -259,12 +232,7 @@ class Denoiser(nn.Module):
         self.noise = nn.Sequential(*layers, nn.Conv2d(width, 3, 3, padding=1))
 
     def forward(self, images: Tensor, strength: Tensor) -> Tensor:
-        """Return the images without their noise.
-
-        Args:
-            images: (n, 3, H, W) in [0, 1], and the noise.
-            strength: (n,) or (1,), its standard deviation.
-        """
+        """Return (n, 3, H, W) images in [0, 1] without their noise, of standard deviation ``strength`` (n,) or (1,)."""
         given = strength.view(-1, 1, 1, 1).expand(len(images), 1, *images.shape[-2:])
         noise: Tensor = self.noise(torch.cat([images, given], dim=1))
         return images - noise
@@ -291,7 +259,6 @@ def looks_like_photographs(pixel_range: tuple[Tensor, Tensor], evaluations: int)
     Args:
         pixel_range: normalised black and white, (1, C, ...) each; C is 3, or 1 for grey, which D sees as three
             channels that are alike.
-        evaluations: how often the prior will be asked, after which it stays as it is.
     """
     black, white = pixel_range
     asked = 0
@@ -356,7 +323,6 @@ def subspaces(
     product of so many patches: with noise, sparse, or from local steps between which the model moved.
 
     Args:
-        gradient: the observed one, by parameter name.
         images: (n, C, ...), as many as were used for it, of any values.
         defended: whether the update was changed before it was sent: layers whose rank can't tell, because they have
             no more filters than patches, are left out, too.
@@ -380,9 +346,6 @@ def telling(known: Mapping[str, Subspace], count: int) -> tuple[dict[str, Subspa
     Of a single image, where the gradients of at least half of the layers span all of their patches, these layers, with
     weight 1: they find it by themselves. Else all, with 0.03: more leads astray, and in batches patches of different
     images change places (docs/results/agic-plus).
-
-    Args:
-        known: what :func:`subspaces` found.
     """
     based = {name: one for name, one in known.items() if one.basis is not None}
     return (based, 1.0) if count == 1 and 2 * len(based) >= len(known) else (dict(known), _WEAK)
@@ -398,9 +361,6 @@ def in_subspaces(victim: Victim, known: Mapping[str, Subspace]) -> Objective:
     the first term being what of the gradient no sum of patches explains, whatever the gradients δ on the outputs; the
     second, where there is a basis, what of the patches lies outside of it. Both are between 0 and 1, and for the true
     images 0, but for the ridge ε = 1e-4·‖A‖²/N.
-
-    Args:
-        known: of its layers, by name; at least one.
     """
     modules = {name: one.module for name, one in known.items()}
 
@@ -488,12 +448,7 @@ def _patches(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor
 
 
 def patches_seen(convolution: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
-    """Return (n, positions, C·kernel): the patches that a convolution's filters see, each in the order of a filter.
-
-    Args:
-        convolution: whose zero padding, stride and dilation are taken; without groups.
-        x: (n, C, ...), its inputs.
-    """
+    """Return (n, positions, C·kernel): patches of ``x`` that filters see, in their order; zero padding, no groups."""
     size, padding = convolution.kernel_size, convolution.padding
     assert not isinstance(padding, str)  # see _is_plain
     if isinstance(convolution, nn.Conv2d):

@@ -39,7 +39,6 @@ def reconstruct(
     Args:
         initial: variables; the first are the dummy images, (n, C, H, W) normalised.
         pixel_range: normalised black and white, (1, C, H, W) each.
-        generator: of the noise that is added in each step, if any.
         iterations: steps of the optimiser; one of L-BFGS evaluates the objective up to 25 times.
         average: share of the iterations, the last ones, whose mean iterate is the result (Polyak and Juditsky 1992);
             0 for the last iterate.
@@ -189,10 +188,7 @@ def affordable(budget: int, starts: int, start_iterations: int, axes: int = 2) -
     None where the budget pays neither for two starts nor for one and a round of moves: one descent is better then.
 
     Args:
-        budget: evaluations of the objective.
         starts: wanted; fewer where they cost more than the budget.
-        start_iterations: of the descent from each.
-        axes: along which images are shifted.
     """
     found = max(1, min(starts, budget // (start_iterations + 1)))
     rounds = max(0, budget - found * (start_iterations + 1)) // _round(axes)
@@ -231,14 +227,8 @@ def explore(
 
     Args:
         objective: of (n, C, H, W) normalised images, with its gradient.
-        start: returns new first images.
-        pixel_range: normalised black and white, (1, C, H, W) each.
-        generator: of the noise that is added in each step, if any.
         progress: called with (done, total) evaluations of the objective.
         at_first: what descents from the starts minimise in turn, if not ``objective``, which chooses among them.
-        starts: first images.
-        start_iterations: of the descent from each of them.
-        rounds: of moves.
         learning_rate: of the first round; in a stretch it falls linearly to zero.
         settings: of the optimiser, see :func:`make_step`.
 
@@ -298,14 +288,10 @@ def explore(
 
 
 def moves(size: tuple[int, ...], turn: int) -> list[tuple[int, ...]]:
-    """Return the moves of an image's ``turn``: whether to mirror it, and pixels to shift it along each axis.
+    """Return the moves of an image's ``turn`` (from 0): whether to mirror it, and pixels to shift it along each axis.
 
-    Shifts lie on a grid of 1/8 of the side, and in every other turn between its points: of images and signals up to
-    3/8 each way, of volumes, which have an axis more, up to 1/8. Staying isn't among them.
-
-    Args:
-        size: of an image, without its channels.
-        turn: from 0.
+    Shifts lie on a grid of 1/8 of the side, and in every other turn between its points: of images and signals up to 3/8
+    each way, of volumes, which have an axis more, up to 1/8. Staying isn't among them. ``size`` is without channels.
     """
     half, reach = turn % 2 / 2, _REACH[len(size)]
     steps = [k + half for k in range(-reach, reach + 1 - turn % 2)]
@@ -317,9 +303,8 @@ def moves(size: tuple[int, ...], turn: int) -> list[tuple[int, ...]]:
 def with_move(images: Tensor, place: int, flipped: int, *shift: int) -> Tensor:
     """Return the (n, C, ...) images with the one at ``place`` moved; its edge is repeated where nothing is left.
 
-    Args:
-        flipped: mirror it along its last axis.
-        shift: along each axis, in pixels; of an image down and to the right.
+    ``flipped`` mirrors it along its last axis; ``shift`` is in pixels along each axis, of an image down and to the
+    right.
     """
     image = images[place : place + 1]
     if flipped:

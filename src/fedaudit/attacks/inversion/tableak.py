@@ -242,7 +242,6 @@ def _decoding(table: Relaxation, labels: Tensor, chances: bool = False) -> Decod
     """Return how variables (…, n, v) become rows and labels.
 
     Args:
-        table: its columns.
         labels: (n,) or (n, k) that are known; (n, 0): the last variables of each row are its targets.
         chances: these are logits of labels that are 0 or 1.
     """

@@ -543,11 +543,7 @@ class Composed(Attack):
 
     @cached_property
     def method(self) -> GradientInversion:
-        """The method that is run.
-
-        Raises:
-            BadInput: it isn't one that can be.
-        """
+        """The method that is run; BadInput if it can't be."""
         settings = dict(self.attack)
         name = settings.pop("name", None)
         if not isinstance(name, str):

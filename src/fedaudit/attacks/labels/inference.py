@@ -62,11 +62,7 @@ LABEL_INFERENCES: Registry[LabelInference] = Registry("label inference")
 
 
 def check_label_inference(name: str) -> str:
-    """Return ``name`` if it is a label inference.
-
-    Raises:
-        ValueError: it isn't; the message says what is.
-    """
+    """Return ``name`` if it is a label inference; else a ValueError says what is."""
     known = ["auto", *LABEL_INFERENCES.names()]
     if name not in known:
         raise ValueError(unknown_name("label inference", name, known))
@@ -256,16 +252,10 @@ def evidence_of(
     """Return the evidence that ``gradient`` gives of the classifier of ``task_info``, with its loss's options.
 
     Args:
-        victim: the model, in the mode of the client's training.
         gradient: by parameter name; for a FedAvg update −ΔW in units of the gradient.
         task_info: of a classifier; a layer with the one row of class 1 against class 0 stands for two classes.
-        signs: whether only the signs of the gradient are known.
         batch_size: by which the gradient of a loss that is a sum is divided; of a mean it doesn't count.
         public: normalised public examples (n, C, H, W) and their (n,) labels, if the adversary holds any.
-
-    Raises:
-        NotApplicable: the model doesn't end in a fully connected layer with one row a class, or its gradient wasn't
-            sent.
     """
     num_classes = task_info.num_classes
     assert num_classes is not None
@@ -319,11 +309,7 @@ class LastLayer(NamedTuple):
 
 
 def last_layer(victim: Victim, layers: Sequence[Layer], gradient: dict[str, Tensor], outputs: int) -> LastLayer:
-    """Return the last fully connected layer, if it is the one with the model's outputs.
-
-    Raises:
-        NotApplicable: it isn't, or its gradient wasn't sent.
-    """
+    """Return the last fully connected layer; NotApplicable unless it gives the outputs and its gradient was sent."""
     for layer in reversed(layers):
         names = [n for n in layer.parameters if layer.kind == "linear" and n in gradient and gradient[n].ndim == 2]
         if names and len(gradient[names[0]]) == outputs:
@@ -368,14 +354,6 @@ def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Te
     ``auto`` is ``idlg`` for one example and ``ilrg-pooled`` for more, or of two classes ``bias-corrected``. Without a
     bias it is ``yin`` for as many examples as there are classes, and ``geng`` beyond. Where only signs are known it is
     ``signs`` for several examples.
-
-    Args:
-        method: a registered name or ``auto``.
-        evidence: of the last layer.
-
-    Raises:
-        NotApplicable: the method can't do it here.
-        BadInput: no such method.
     """
     name = method
     if method == "auto":
@@ -594,11 +572,7 @@ def _counted_off(sums: Tensor, left: Tensor, impact: float, total: int) -> Tenso
 
 
 def _layer(evidence: Evidence, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients and values of the last layer in float64.
-
-    Raises:
-        NotApplicable: there is no bias, or no values.
-    """
+    """Return gradients and values of the last layer in float64; NotApplicable where there is no bias, or no values."""
     if evidence.bias is None or evidence.offset is None or evidence.weight is None:
         raise NotApplicable(
             f"label inference '{name}' needs the last layer's bias and its gradient; use label_inference=geng "

@@ -100,13 +100,7 @@ def set_evidence_of(
 ) -> SetEvidence:
     """Return the evidence that ``gradient``, that of one batch which ``update`` stands for, gives of a network.
 
-    Args:
-        n: examples of that batch.
-        public: normalised public examples (m, ...), where the adversary holds any; else dummies take their place.
-
-    Raises:
-        NotApplicable: the loss is of the user's own, or the model doesn't end in a fully connected layer of one row a
-            label, or its gradient wasn't sent.
+    ``n`` are the examples of that batch; public ones (m, ...) are normalised, and without any dummies take their place.
     """
     if task_info.loss not in (BCE, MSE):
         raise NotApplicable(f"several labels are inferred from the losses {BCE} and {MSE}, not from one of your own")
@@ -138,11 +132,7 @@ def set_evidence_of(
 
 
 def infer_label_sets(evidence: SetEvidence, n: int) -> tuple[Tensor, Tensor, str]:
-    """Return (n, k) label sets in no order, (k,) estimated counts of the labels, and how they were inferred.
-
-    Raises:
-        NotApplicable: the last layer's gradient is zero.
-    """
+    """Return (n, k) label sets in no order, (k,) estimated counts of the labels, and how they were inferred."""
     if not torch.any(evidence.rows):
         raise NotApplicable("labels can't be inferred: the last layer's gradient is zero")
     if n == 1:
@@ -322,10 +312,7 @@ def _possible(k: int) -> Tensor:
 
 
 def dealt(counts: Tensor, n: int) -> Tensor:
-    """Return (n, k) label sets with these counts, rounded, where nothing tells which labels occur together.
-
-    Each label goes to the examples with the fewest so far.
-    """
+    """Return (n, k) label sets with these counts, rounded; each label goes to the examples with the fewest so far."""
     sets = torch.zeros(n, len(counts), dtype=torch.float64)
     for label in counts.argsort(descending=True, stable=True).tolist():
         order = sets.sum(dim=1).argsort(stable=True)

@@ -63,10 +63,8 @@ def fit_mapping(
     Args:
         sent: (n, p) θ.
         moved: (n, p) Δθ.
-        hidden: units of the hidden layer.
         whitened: G takes the principal coordinates of the weights sent, each of standard deviation 1; else θ as it is.
         span: where whitened, leave out directions in which they spread less than this, relative to the widest.
-        iterations: of Adam, on all rounds at once.
     """
     p = sent.shape[1]
     mean, basis = _whitening(sent, span) if whitened else (sent.new_zeros(p), torch.eye(p).to(sent))
@@ -106,15 +104,9 @@ def seek_zero(
     learning_rate: float,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, float]:
-    """Minimise ‖G(ŵ, θ)‖² over θ by Adam from ``start`` (Xu & Neglia 2021, Eq. 7).
+    """Minimise ‖G(ŵ, θ)‖² over θ (p,) by Adam from ``start`` (Xu & Neglia 2021, Eq. 7).
 
-    Args:
-        learned: G.
-        start: (p,) weights.
-        learning_rate: of Adam, in the coordinates' units.
-
-    Returns:
-        The (p,) iterate of least ‖G‖², and that, relative to the mean of ‖Δθ‖² over the rounds.
+    Returned are the (p,) iterate of least ‖G‖², and that, relative to the mean of ‖Δθ‖² over the rounds.
     """
     point = learned.coordinates(start[None]).requires_grad_()
     best, least = point.detach().clone(), float("inf")
@@ -169,15 +161,7 @@ class ExchangedModels:
 
 
 def exchanged(observation: Observation, rounds: int | None = None) -> ExchangedModels:
-    """Return the messages of ``observation`` as vectors: of the rounds in which the client sent every parameter.
-
-    Args:
-        observation: of one client.
-        rounds: only the first so many of these rounds; all if None.
-
-    Raises:
-        NotApplicable: there is none, they are of several clients, or a number in them is not finite.
-    """
+    """Return one client's messages as vectors: of the (first ``rounds``) rounds in which it sent every parameter."""
     observation.need_messages()
     messages = observation.messages
     if len({m.client for m in messages}) > 1:

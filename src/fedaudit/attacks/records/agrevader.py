@@ -95,11 +95,8 @@ class AgrEvaderClient(Behaviour):
 def turned(honest: dict[str, Tensor], towards: dict[str, Tensor], *, norm: float, cosine: float) -> dict[str, Tensor]:
     """Return ``honest`` turned towards another direction.
 
-    Args:
-        honest: an update, by name.
-        towards: a direction, by the same names.
-        norm: of the result, relative to that of ``honest``.
-        cosine: of the result to ``honest``; the rest of it is the part of ``towards`` that is orthogonal to that.
+    ``norm`` is relative to that of ``honest``; ``cosine`` is to ``honest``, and the rest is what of ``towards`` is
+    orthogonal to it.
     """
     h, a = (torch.cat([t[name].flatten().double() for name in honest]) for t in (honest, towards))
     length = h.norm()

@@ -51,11 +51,7 @@ class AttributeAttack(RecordsAttack):
 
     @abstractmethod
     def scores(self, observation: Observation, target: Target) -> Tensor:
-        """Return (n, k) float64: for each record and value, the higher the more likely.
-
-        Raises:
-            NotApplicable: the model has no features.
-        """
+        """Return (n, k) float64: for each record and value, the higher the more likely."""
 
     def _run(
         self, observation: Observation, generator: torch.Generator, _device: str, progress: Progress

@@ -55,11 +55,7 @@ class ScoringAttack(Attack):
     def scorer(
         self, observation: Observation, generator: torch.Generator, progress: Progress, /
     ) -> tuple[Score, tuple[str, ...]]:
-        """Return what scores examples, and what the user should know of how it was got.
-
-        Raises:
-            NotApplicable: it can't be made.
-        """
+        """Return what scores examples, and what the user should know of how it was got."""
 
     def decide(self, scores: Tensor) -> Tensor:
         """Return a mask of the scores that are taken for members', where no public examples set the threshold."""
@@ -86,11 +82,7 @@ class MembershipAttack(ScoringAttack, RecordsAttack):
     def score(
         self, observation: Observation, target: Target, generator: torch.Generator, progress: Progress, /
     ) -> Score:
-        """Return what scores examples.
-
-        Raises:
-            NotApplicable: it can't be made.
-        """
+        """Return what scores examples."""
 
     def scorer(
         self, observation: Observation, generator: torch.Generator, progress: Progress

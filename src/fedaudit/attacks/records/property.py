@@ -153,12 +153,9 @@ class PropertyInference(Attack):
         return sorted({message.client: message for message in order}.values(), key=lambda m: (m.round, m.client))
 
     def _scores(self, made: Tensor, seen: Tensor, generator: torch.Generator) -> Tensor:
-        """Return (k,) the scores of what was seen, in spreads of the stand-ins' own.
+        """Return (k,) the scores of what was seen (k, d), in spreads of the stand-ins' own (2·updates, d).
 
-        Args:
-            made: (2 * updates, d) of the stand-ins, the first half without the property.
-            seen: (k, d) of clients.
-            generator: of the forest.
+        The first half of the stand-ins is without the property.
         """
         centre, spread = made.mean(dim=0), made.std(dim=0)
         floor = _FLOOR * float(spread[spread > 0].median()) if bool((spread > 0).any()) else 1.0
@@ -262,11 +259,8 @@ class Stock:
     def pair(self, size: int, share: float, otherwise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return the rows (size,) of a stand-in with the property and of one without: the same classes, as often.
 
-        Nothing is drawn twice as long as there are enough examples of a class and sort.
-
-        Args:
-            size: examples of each.
-            share, otherwise: how many of them have the property, with and without.
+        Nothing is drawn twice as long as there are enough examples of a class and sort. ``share`` and ``otherwise`` are
+        how many of them have the property, with and without.
         """
         counts = torch.bincount(
             torch.multinomial(self.frequencies, size, replacement=True, generator=generator), minlength=len(self.cells)
@@ -280,15 +274,7 @@ class Stock:
 
 
 def stock(records: QuerySet | None, info: TaskInfo) -> Stock:
-    """Return the adversary's examples of which it knows the property, sorted by class, or by labels as far as it goes.
-
-    Args:
-        records: of which these are the public ones.
-        info: how examples are normalised.
-
-    Raises:
-        NotApplicable: it has none, or no class has examples of both sorts.
-    """
+    """Return the adversary's examples whose property it knows, sorted by class, or by labels as far as it goes."""
     if records is None or not len(records.public_property):
         raise NotApplicable(
             "the adversary knows no examples with and without a property; set threat.client_property, to 'sex=Female' "
@@ -342,16 +328,6 @@ def send(observation: Observation, message: Message, held: Stock, rows: Tensor, 
     """Return what a stand-in sends in place of ``message``'s client, (d,), as :func:`flat` has it.
 
     It receives the same weights, and trains in as many steps on batches as large, at the same rate.
-
-    Args:
-        observation: whose model it trains.
-        message: whose client it stands for.
-        held: the adversary's examples.
-        rows: those that the stand-in holds.
-        generator: of the order in which it goes through them, and of dropout.
-
-    Raises:
-        NotApplicable: its training fails.
     """
     info, update = observation.task_info, message.update
     module = copy.deepcopy(observation.module)

@@ -194,11 +194,7 @@ class LossSeries(ScoringAttack):
 
 
 def log_tails(values: Tensor) -> Tensor:
-    """Return for each client log P[N(μ, σ²) ≥ s], s being its statistic, μ and σ² mean and variance of the others'.
-
-    Args:
-        values: (k, n) statistics of k clients, three or more, for n records.
-    """
+    """Return log P[N(μ, σ²) ≥ s] of (k, n) statistics s of k ≥ 3 clients, by mean μ and variance σ² of the others'."""
     tails = []
     for own in range(len(values)):
         others = torch.cat([values[:own], values[own + 1 :]])

@@ -224,11 +224,7 @@ class ShadowAttack(MembershipAttack):
         return dataclasses.replace(found, again=torch.stack(again))
 
     def shadow_findings(self, observation: Observation, generator: torch.Generator, progress: Progress) -> list[Any]:
-        """Return what each shadow model says, a :class:`ShadowFinding`; they are trained now if they weren't before.
-
-        Raises:
-            NotApplicable: the architecture can't be trained anew, or the training diverged.
-        """
+        """Return what each shadow model says; they are trained now if they weren't before."""
         known: list[Any] = list(self.known)
         if not known:
             seed = int(torch.randint(2**31, (1,), generator=generator))
@@ -238,11 +234,7 @@ class ShadowAttack(MembershipAttack):
         return known
 
     def models(self, observation: Observation, generator: torch.Generator, progress: Progress) -> Shadows:
-        """Return the shadow models, trained now if they weren't before.
-
-        Raises:
-            NotApplicable: the architecture can't be trained anew, or the training diverged.
-        """
+        """Return the shadow models, trained now if they weren't before."""
         known = self.shadow_findings(observation, generator, progress)
         records = held(observation)
         inputs, labels = _all(records)

@@ -352,10 +352,7 @@ def _layer(
     """Return what the (outputs, width) gradient of a layer tells, and how many examples' inputs it could span.
 
     Args:
-        name: of its weight.
-        turned: see :class:`_Layer`.
         rank: of a single record's gradient.
-        examples: that the update was made of.
         noise: standard deviation in each number.
         floor: rounding of the gradient, relative; and what that of the weights leaves in each number.
         still: the layer received the same of an example in each step.

@@ -45,11 +45,7 @@ class Target:
     notes: tuple[str, ...] = ()
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Return what goes into the last linear layer that runs (n, d), float64, for (n, ...) examples.
-
-        Raises:
-            NotApplicable: there is none.
-        """
+        """Return (n, d) float64, what goes into the last linear layer that runs, for (n, ...) examples."""
         seen: list[Tensor] = []
         linear = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
         hooks = [layer.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for layer in linear]
@@ -157,11 +153,7 @@ class RecordsAttack(Attack):
             self._reconstructor.check(observation)
 
     def target(self, observation: Observation, generator: torch.Generator, progress: Progress | None = None) -> Target:
-        """Return the model that the attack queries.
-
-        Raises:
-            NotApplicable: it can't be reconstructed.
-        """
+        """Return the model that the attack queries; NotApplicable where it can't be reconstructed."""
         state = dict(observation.weights[-1])
         notes: tuple[str, ...] = ()
         if self.model != "global":
@@ -176,11 +168,7 @@ class RecordsAttack(Attack):
 
 
 def held(observation: Observation) -> QuerySet:
-    """Return the records that the adversary holds.
-
-    Raises:
-        NotApplicable: it has none.
-    """
+    """Return the records that the adversary holds; NotApplicable where it has none."""
     if observation.records is None:
         raise NotApplicable(
             "the adversary holds no records to ask about: where a federation is simulated, set threat.records=300; a "
@@ -190,11 +178,7 @@ def held(observation: Observation) -> QuerySet:
 
 
 def whole(observation: Observation) -> QuerySet:
-    """Return the records, if nothing is hidden in them.
-
-    Raises:
-        NotApplicable: there are none, or they lack an attribute.
-    """
+    """Return the records, if nothing is hidden in them; else NotApplicable."""
     records = held(observation)
     if len(records.columns):
         raise NotApplicable("the records lack an attribute; for membership leave threat.hidden_attribute out")
@@ -202,11 +186,7 @@ def whole(observation: Observation) -> QuerySet:
 
 
 def public(observation: Observation) -> tuple[Tensor, Tensor]:
-    """Return the public examples that the adversary holds, and their labels.
-
-    Raises:
-        NotApplicable: it has none.
-    """
+    """Return the public examples that the adversary holds, and their labels; NotApplicable where it has none."""
     records = held(observation)
     if not len(records.public_inputs):
         raise NotApplicable(

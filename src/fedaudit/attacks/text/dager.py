@@ -262,12 +262,7 @@ def _second(
 
     That with the most dimensions is taken, at least as many as the first check's: a token has more vectors where it
     depends on others. Where they have as many, it is the attention. Behind it only adapters' layers count, which
-    receive what it does.
-
-    Args:
-        later: layers whose inputs depend on other tokens, in the order in which a pass calls them.
-        gradient, tokens, steps: as of :func:`span_of`.
-        span: of the first check.
+    receive what it does. ``later``: those whose inputs depend on other tokens, in the order in which a pass calls them.
     """
     attentions = [place for place, r in enumerate(later) if r.attention]
     at = attentions[0] if attentions else len(later)
@@ -287,8 +282,7 @@ def _widest(
     """Return the layer by which an encoder's sequences are checked: the widest up to the second attention.
 
     The more dimensions its span leaves out, the better they tell sequences apart. Each token has one vector in every
-    layer, so that whose singular values show most dimensions tells how many the others' spans have. Arguments are those
-    of :func:`_second`.
+    layer, so that whose singular values show most dimensions tells how many the others' spans have.
     """
     at = next((place for place, r in enumerate(later) if r.attention), len(later))
     spans = [own for r in later[: at + 1] if (own := span_of(gradient, r, tokens, steps)) is not None and not own.full]

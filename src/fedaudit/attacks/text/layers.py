@@ -76,10 +76,7 @@ class Span:
         return self.rank >= self.width - 1
 
     def distances(self, inputs: Tensor) -> Tensor:
-        """Return (...,) how far inputs (..., width), brought to length 1, are from the span: up to 1 is inside.
-
-        1 is as far as noise explains.
-        """
+        """Return (...,) how far (..., width) inputs, scaled to length 1, are from the span; noise explains up to 1."""
         unit = _unit(inputs)
         parts = unit @ self.basis
         off = (unit - parts @ self.basis.T).norm(dim=-1)
@@ -107,8 +104,6 @@ def span_of(
     Each weight's gradient is brought to norm 1 first, because rounding is in proportion to it.
 
     Args:
-        gradient: by parameter name.
-        receiver: whose weights are all in it.
         tokens: that the gradient was made of, at most: the rank isn't higher.
         steps: of local training, over which the inputs moved.
         rank: of the span, if another layer's has shown it: singular values needn't show its end then.
@@ -158,11 +153,8 @@ def receivers(module: nn.Module, examples: Tensor) -> list[Receiver]:
     """Return the fully connected layers that take a vector a token or patch, in the order in which a pass calls them.
 
     Those of one input stand together, adapters of low rank (LoRA) with the layers that they are added to; three, or one
-    of three times its width, are an attention's.
-
-    Args:
-        module: in evaluation mode.
-        examples: (n, length) tokens, or (n, …) images, n above 1.
+    of three times its width, are an attention's. ``module`` is in evaluation mode; ``examples`` are (n, length) tokens,
+    or (n, …) images, n above 1.
     """
     seen: list[tuple[str, nn.Module, Any, Any]] = []
     with ExitStack() as stack, torch.no_grad():
@@ -221,14 +213,9 @@ def _receiver(width: int, members: Sequence[tuple[str, nn.Module, bool]]) -> Rec
 
 
 def sees(module: nn.Module, receiver: Receiver, tokens: Tensor, place: int, other: int) -> bool:
-    """Return whether what a receiver gets of a token depends on another token.
+    """Return whether what a receiver gets of a token at ``place`` depends on the token at ``other``.
 
-    Args:
-        module: in evaluation mode.
-        receiver: of the module.
-        tokens: (2, length) of two sequences that differ at the place ``other`` alone.
-        place: at which the receiver's input is compared.
-        other: place of the other token.
+    ``tokens`` are (2, length), two sequences that differ at ``other`` alone.
     """
     assert bool((tokens[0] != tokens[1])[other])
     inputs = inputs_of(module, receiver, tokens)
@@ -246,10 +233,7 @@ def takes(module: nn.Module, tokens: Tensor) -> bool:
 
 
 def inputs_of(module: nn.Module, receiver: Receiver, examples: Tensor, *, differentiable: bool = False) -> Tensor:
-    """Return (n, length, width) what a receiver gets where the model is given tokens (n, length) or images (n, …).
-
-    The pass ends there.
-    """
+    """Return (n, length, width) what a receiver gets, where the pass ends, of tokens (n, length) or images (n, …)."""
     caught: list[Tensor] = []
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

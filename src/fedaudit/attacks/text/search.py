@@ -61,10 +61,8 @@ def extend_prefixes(search: Search, beam: int) -> tuple[Tensor, Tensor]:
 
     A prefix that no token extends is a sequence. Where the search ends with more than the update was made from, the
     longest are taken, and of these the nearest. Where places are told by rotations alone, the first token's vector is
-    also that of any number of its repetitions: these count as one place, since they tell no more.
-
-    Args:
-        beam: prefixes that are kept for each sequence, those nearest to the span.
+    also that of any number of its repetitions: these count as one place, since they tell no more. Of each sequence the
+    ``beam`` prefixes nearest to the span are kept.
     """
     device = search.second[1].basis.device
     prefixes = torch.zeros((1, 0), dtype=torch.int64, device=device)
@@ -320,10 +318,7 @@ def whole_sequences(
     What is missing in the end is filled up by the nearest that aren't inside, if they are unlike those that are.
 
     Args:
-        lengths: that sequences may have.
         end: the token at the end of those that are shorter than ``search.length``, if there is one.
-        tries: sequences that are tried at most, in all.
-        progress: called with what was tried and ``tries``.
     """
     _, span = search.second
     coordinates = torch.randn(span.width, _COORDINATES, generator=generator, dtype=torch.float64).to(span.basis.device)

@@ -193,12 +193,7 @@ def membership(record: VerticalRecord) -> Tensor:
 
 
 def output_gradients(record: VerticalRecord, bias: str, member: Tensor) -> Tensor:
-    """Return (m, u) of every example the gradient of its own loss w.r.t. the layer's outputs: step 1, Algorithm 1.
-
-    Args:
-        bias: name of the layer's bias.
-        member: of :func:`membership`.
-    """
+    """Return (m, u) of every example its own loss's gradient w.r.t. the layer's outputs: step 1, Algorithm 1."""
     sums = record.batches.shape[1] * record.updates[bias].double()
     return torch.as_tensor(torch.linalg.lstsq(member, sums, driver="gelsd").solution)
 
@@ -206,10 +201,7 @@ def output_gradients(record: VerticalRecord, bias: str, member: Tensor) -> Tenso
 def layer_inputs(record: VerticalRecord, names: tuple[str, str], member: Tensor, place: Tensor) -> Tensor:
     """Return (m, d) the inputs of a layer, of every example: step 2, Algorithm 2, by its normal equations.
 
-    Args:
-        names: of the layer's weight and bias.
-        member: of :func:`membership`.
-        place: (N,) of every example its row there.
+    ``place`` (N,) is every example's row there.
     """
     weight, bias = names
     known = output_gradients(record, bias, member)
@@ -224,11 +216,7 @@ def layer_inputs(record: VerticalRecord, names: tuple[str, str], member: Tensor,
 
 
 def _first_layers(observation: Observation) -> list[_FirstLayer]:
-    """Return every party's first fully connected layer.
-
-    Raises:
-        NotApplicable: one has none, or one without a bias.
-    """
+    """Return every party's first fully connected layer; NotApplicable where one has none with a bias."""
     module = observation.module
     assert isinstance(module, VerticalModel)
     found = []

@@ -56,10 +56,6 @@ def trained_party(party: nn.Module, record: VerticalRecord) -> nn.Module:
     """Return the party's network after the last round, by its own steps of SGD again.
 
     With W its weights and g what came down for the embeddings f(W, x) of a batch: W ← W − rate·∂⟨g, f(W, x)⟩/∂W.
-
-    Args:
-        party: the architecture, on the CPU.
-        record: what the party sees, its features included.
     """
     prefix = f"parties.{record.party}."
     party = copy.deepcopy(party).eval()
@@ -91,7 +87,6 @@ def mixmatch(
         own: (n, ...) examples with labels.
         labels: (n, classes) theirs.
         others: (m, ...) examples without.
-        temperature: by which guesses are sharpened.
         weight: λ_u of the term on these.
         share: λ' of an example in what is mixed.
         order: (n + m,) with which of all examples each is mixed.

@@ -31,14 +31,7 @@ class Descent:
     def __call__(
         self, surrogate: nn.Module, target: Tensor, info: TaskInfo, progress: Progress
     ) -> tuple[Tensor, float]:
-        """Return images (m, C, H, W) in [0, 1], and the last mean squared error of what they give.
-
-        Args:
-            surrogate: network like the client's; it is trained.
-            target: (m, ...) what the client sent.
-            info: how images are normalised.
-            progress: told of the iterations.
-        """
+        """Train ``surrogate`` to give ``target`` (m, ...); return images (m, C, H, W) in [0, 1] and the last error."""
         low, high = info.example_kind.bounds or (0.0, 1.0)
         images = torch.full((len(target), *info.input_shape), (low + high) / 2, device=target.device).requires_grad_()
         weights = [p.requires_grad_() for p in surrogate.parameters()]
@@ -129,11 +122,7 @@ class UnSplit(Attack):
 
 
 def need_split(attack: str, observation: Observation) -> None:
-    """Raise unless a server, or an eavesdropper, reads what a split-learning client sends.
-
-    Raises:
-        NotApplicable: it doesn't.
-    """
+    """Raise NotApplicable unless a server, or an eavesdropper, reads what a split-learning client sends."""
     record = observation.vertical
     assert record is not None
     if record.spec.cut is None:

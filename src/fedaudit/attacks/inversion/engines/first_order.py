@@ -76,7 +76,6 @@ def traced(victim: Victim, notes: list[str], *, compiled: bool = False) -> Local
     parameters' values alone share what was traced.
 
     Args:
-        notes: what the user should know is added here while it runs.
         compiled: fuse the operations by torch.compile: needs a C++ compiler and, the first time, up to minutes; torch
             keeps the result on disk.
     """
@@ -270,7 +269,6 @@ def first_order(
         labels: (n,) of the images, in the order of use.
         training: the local training; :func:`reference.one_gradient` for gradient updates.
         distance: of the pseudo-gradient W − W_T to the observed one.
-        run_pass: a first-order pass of a local step, from :mod:`.passes`.
     """
     shapes = [p.shape for p in victim.parameters.values()]
     batches = list(training.batch_sizes)

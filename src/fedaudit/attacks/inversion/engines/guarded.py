@@ -57,13 +57,7 @@ def make_engine(
 
 
 def guarded(fast: Objective, exact: Objective, notes: list[str]) -> Objective:
-    """Return ``fast`` under guard: compared with ``exact`` now and then, and given up where they differ.
-
-    Args:
-        fast: first-order passes.
-        exact: double backward.
-        notes: that it was given up, or can't be compared, is added here.
-    """
+    """Return ``fast`` under guard: compared with ``exact`` at times, and given up, with a note, where they differ."""
     calls, fallen_back = 0, False
 
     def step(images: Tensor) -> tuple[Tensor, ...]:
@@ -121,7 +115,6 @@ def recorded(step: Objective, notes: list[str]) -> Objective:
     Args:
         step: of images on a GPU, of one shape; its kernels are the same whatever the values are, and the CPU waits for
             none of them.
-        notes: that it can't be recorded, which is slower, is added here.
     """
     calls = 0
     replayed: Objective | None = None

@@ -48,8 +48,6 @@ def reference(
             both. The loss must take class probabilities as targets for it. Of another task these are
             :func:`.soft_targets`.
         distance: of the pseudo-gradient W − W_T to the observed one.
-        softness: of Adam's step, see :func:`optimiser_step`.
-        task: what the model is asked for.
     """
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
     sizes = list(training.batch_sizes)
@@ -79,8 +77,6 @@ def unrolled(
     which pulls towards ``start``, is added to it; then it is clipped, and the optimiser takes its step.
 
     Args:
-        start: where the training begins.
-        images, labels: of each step.
         softness: of Adam's step, see :func:`optimiser_step`.
         gradient: how that of one pass is taken; by torch.autograd, unless told otherwise.
     """
@@ -134,8 +130,6 @@ def optimiser_step(training: TrainingConfig, names: Sequence[str], softness: flo
     """Return the optimiser's step from fresh state; it remembers what an optimiser does, so it serves one training.
 
     Args:
-        training: whose optimiser: that of Adam and AdamW where it says so, else SGD.
-        names: of the parameters, in the order of the tensors.
         softness: of Adam: of each tensor's root mean square so much is added to what its step is divided by, so that
             the step is smooth where a gradient changes its sign; 0 for the client's own step, which isn't.
     """

@@ -25,15 +25,7 @@ Decode = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def one_by_one(victim: Victim, training: TrainingConfig, distance: Distance, decode: Decode) -> Objective:
-    """Return the step of R restarts, one after another, by double backward.
-
-    Args:
-        distance: of its pseudo-gradient to the observed one.
-        decode: from what is optimised to examples and labels.
-
-    Returns:
-        A function of (R, n, v) variables: the sum of the restarts' distances, and its gradient.
-    """
+    """Return R restarts' step, one by one by double backward: (R, n, v) variables to summed distances and gradient."""
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
     sizes = list(training.batch_sizes)
 
