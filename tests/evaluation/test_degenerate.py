@@ -54,7 +54,7 @@ LEAKS = ("recovered", "identifiable", "inferred")
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of so few luck isn't excluded by cells, and whole rows are counted without any."""
-    for name in ("rows.DRAWS", "label_sets._DRAWS", "label_sets._FEWEST", "sequences._DRAWS", "sequences._WORD_DRAWS"):
+    for name in ("rows.DRAWS", "label_sets._DRAWS", "label_sets._FEWEST", "other_batches.DEALS", "shift._DEALS"):
         monkeypatch.setattr(f"fedaudit.evaluation.{name}", 99)
 
 

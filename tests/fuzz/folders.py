@@ -191,7 +191,8 @@ class _Two(nn.Module):
         self.head = nn.Linear(18, 3)
 
     def forward(self, x: Tensor, *, age: Tensor) -> Tensor:
-        return self.head(torch.cat([x.flatten(1), age], dim=1))
+        made: Tensor = self.head(torch.cat([x.flatten(1), age], dim=1))
+        return made
 
 
 def _of_parts(folder: Path) -> Target:

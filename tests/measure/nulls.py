@@ -369,7 +369,8 @@ def pictures(
 def marked(x: Tensor) -> Tensor:
     """Return images with a bright mark in the corner; of signals the first points are at the highest value."""
     x = x.clone()
-    x[(..., *(slice(0, -(-side // 4)) for side in x.shape[2:]))] = x.amax()
+    corner: tuple[Any, ...] = (..., *(slice(0, -(-side // 4)) for side in x.shape[2:]))
+    x[corner] = x.amax()
     return x
 
 

@@ -160,9 +160,11 @@ def test_all_parts_of_an_example_come_out_of_its_gradient() -> None:
         assert bool(finding.certified.all())
     assert len(exact) == 2
     result = fedaudit.evaluate(found, controls=False, progress=False).result
-    assert {s.attack: s.verdict for s in result.summaries} == dict.fromkeys(
-        ("exact-linear", "invg", "tableak"), "recovered"
-    )
+    assert {s.attack: s.verdict for s in result.summaries} == {
+        "exact-linear": "recovered",
+        "invg": "recovered",
+        "tableak": "inconclusive",  # one row an update and 13 others: no test of cells can reach 1 %
+    }
     inverted: Any = next(f for f in result.findings if f.attack == "invg")
     assert inverted.things == "examples"
     assert inverted.images[0].ssim is None
@@ -170,6 +172,7 @@ def test_all_parts_of_an_example_come_out_of_its_gradient() -> None:
     assert inverted.images[0].correlation > 0.9
     assert any(note.startswith("each input by itself, mean PSNR: [0] ") for note in inverted.notes)
     rows = next(f for f in result.findings if f.attack == "tableak")
+    assert all(row.exact for row in rows.rows)
     assert rows.columns[:2] == ["[0] 0,0,0", "[0] 0,0,1"]
     assert rows.columns[-1] == "[1] 4"
 

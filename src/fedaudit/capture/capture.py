@@ -830,8 +830,8 @@ class Capture:
         scale = getattr(optimiser, "grad_scale", None)
         private = private_step(optimiser)
         if private is not None and private.how == "ghost":  # the second backward pass has the clipping in its weights
-            for one in passes:
-                del one.weights[1:]
+            for seen in passes:
+                del seen.weights[1:]
         scale = None if scale is None else scale.detach().clone()
         self._keep(watched, Step(rates(optimiser), passes, edits, scale, private))
 
