@@ -83,14 +83,7 @@ def attacked(
 ) -> dict[str, CheckRecord]:
     """Attack an update; return what each attack says, with the seconds that it would take alone.
 
-    Args:
-        passing: the update.
-        attacks: by the name of the check.
-        index: of the round.
-        known: what else is known of it.
-
-    Raises:
-        BadInput: that can't be told.
+    ``attacks`` stand by the name of the check; ``index`` is the round's.
     """
     from fedaudit import api  # what attacks need takes seconds to import
 

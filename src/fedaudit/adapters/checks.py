@@ -102,12 +102,8 @@ class Checks:
     ) -> CheckResults:
         """Play what is due, and return what every check says.
 
-        Args:
-            kept: of the job and site.
-            who: the site and the round, in words.
-            index: of the round.
-            passing: the update; None where it can't be read, for which the ``problem`` is.
-            problem: see above.
+        ``who`` names the site and the round in words. Where the update can't be read, ``passing`` is None, and
+        ``problem`` says why.
         """
         names = list(self.attacks) if kept.plan.rounds % self.every == 0 else []
         names += [MEMBERS] * (kept.held_out is not None)

@@ -471,11 +471,7 @@ def clipped(passing: Passing, scale: float) -> dict[str, Tensor]:
 
 
 def _named(attacks: Sequence[str | dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return attacks by their names.
-
-    Raises:
-        BadInput: one is named twice.
-    """
+    """Return attacks by their names; BadInput where one is named twice."""
     specs = [{"name": attack} if isinstance(attack, str) else dict(attack) for attack in attacks]
     found = {str(spec.get("name", "")): spec for spec in specs}
     if len(found) < len(specs):

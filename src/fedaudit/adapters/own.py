@@ -14,11 +14,7 @@ from fedaudit.utils.objects import load_object
 
 
 def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
-    """Return the network that the federation agreed on: a module, or ``package.module:name`` of one or what makes it.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """Return the network that the federation agreed on: a module, or ``package.module:name`` of it or its maker."""
     made = _made(given, "agreed")
     if made is not None and not isinstance(made, nn.Module):
         raise BadInput(f"agreed is {type(made).__name__}; give a torch module, or package.module:name of what makes it")
@@ -29,9 +25,6 @@ def own_examples(given: tuple[Tensor, Tensor] | str | None, what: str = "example
     """Return a site's own examples and their classes: tensors, or ``package.module:name`` of them or what makes them.
 
     Several inputs of an example, in a tuple or by name, are packed.
-
-    Raises:
-        BadInput: there are none, or they don't fit together.
     """
     made = _made(given, what)
     if made is None:
@@ -45,11 +38,7 @@ def own_examples(given: tuple[Tensor, Tensor] | str | None, what: str = "example
 
 
 def own_loss(given: str | Loss | None) -> str | Loss | None:
-    """Return a site's loss: a registered name as it is, or a function, or what ``package.module:function`` names.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """Return a site's loss: a registered name as it is, or a function, or what ``package.module:function`` names."""
     if isinstance(given, str) and given not in LOSSES:
         if ":" not in given:
             raise BadInput(f"loss is '{given}'; give one of {', '.join(LOSSES)}, or package.module:function")

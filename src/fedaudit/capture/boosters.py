@@ -83,9 +83,6 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
 
     Returns:
         The transcript; the truth of the clients that rows are given of, or None.
-
-    Raises:
-        BadInput: a file is missing or can't be read, or they contradict each other.
     """
     facts = _facts(folder)
     files = {path.name: path for path in sorted(folder.iterdir())}
@@ -134,14 +131,7 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
 
 
 def convert_boosters(folder: Path, out: Path) -> tuple[str, ...]:
-    """Write what :func:`read_boosters` reads to ``out``, a new folder that ``fedaudit attack`` takes.
-
-    Returns:
-        Notes for the user.
-
-    Raises:
-        BadInput: likewise, or ``out`` is in use.
-    """
+    """Write what :func:`read_boosters` reads to ``out``, a new folder that ``fedaudit attack`` takes; return notes."""
     transcript, truth = read_boosters(folder)
     if truth is None:
         transcript.save(out)
@@ -190,10 +180,7 @@ def _added(boosters: dict[tuple[int, int], Booster]) -> dict[tuple[int, int], Bo
 def _check_step(booster: Booster, facts: BoosterFacts, where: str) -> None:
     """Refuse a learning rate that the sums of the trees contradict: in a node G is that of the leaves below it.
 
-    The weights of leaves are scaled by η, those of inner nodes aren't.
-
-    Raises:
-        BadInput: with what η is by the trees.
+    The weights of leaves are scaled by η, those of inner nodes aren't. The error says what η is by the trees.
     """
     below, own, penalty = list[float](), list[float](), facts.trees.reg_lambda
     for tree in booster.trees:

@@ -127,8 +127,6 @@ class BoosterRecorder:
         """Write one message.
 
         Args:
-            index: of the round, from 0.
-            client: its name.
             model: that it sent, JSON or UBJSON.
             start: the model that it was sent; empty: none.
             seen: while it trained.
@@ -169,11 +167,7 @@ class BoosterRecorder:
             self._rows[client] = None
 
     def close(self, records: Any | None = None) -> None:
-        """Write what was seen: ``trees.yaml``, the clients' rows and, as of :func:`pairs_of`, other people's.
-
-        Raises:
-            BadInput: no training was seen, so that the step isn't known.
-        """
+        """Write ``trees.yaml``, clients' rows and, as of :func:`pairs_of`, others'; BadInput: no training was seen."""
         if not self._settings:
             raise BadInput(
                 f"{'; '.join(self.notes)}; write learning_rate and trees into {self._folder / BOOSTERS}, then: "
@@ -192,11 +186,7 @@ class BoosterRecorder:
             np.savez(self._folder / "candidates.npz", inputs=inputs.numpy(), labels=labels.numpy())
 
     def _take_settings(self, booster: Any) -> None:
-        """Take from a booster what everybody in a federation knows of its training, and how columns are called.
-
-        Raises:
-            BadInput: the leaves aren't what their sums make them.
-        """
+        """Take from a booster what everybody in a federation knows of its training, and how columns are called."""
         found = json.loads(booster.save_config())["learner"]["gradient_booster"]["tree_train_param"]
         for name in ("reg_alpha", "max_delta_step"):
             if float(found[name]):
@@ -238,11 +228,7 @@ def _same(one: Tree, other: Tree) -> bool:
 
 
 def _rows_of(matrix: Any) -> Rows:
-    """Return the rows (n, d) of a DMatrix, NaN where a value is missing, and the labels (n,).
-
-    Raises:
-        ValueError: it holds bins, and what it was made of isn't known.
-    """
+    """Return a DMatrix's rows (n, d), NaN where missing, and labels (n,); ValueError: all that is known are bins."""
     source = matrix
     if "Quantile" in type(matrix).__name__:
         made_of = getattr(matrix, _MADE_OF, {})

@@ -85,8 +85,6 @@ def read_by_value(
 
     Args:
         logits: (n, classes), or (n, outputs, length).
-        labels: as the model was given them.
-        loss: its value.
         items: over how many targets a sum is divided; None: it is the mean.
         label_smoothing: of cross-entropy.
     """

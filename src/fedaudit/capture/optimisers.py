@@ -80,10 +80,7 @@ def step_by_hand(
 ) -> tuple[Settings, float] | None:
     """Return what step of SGD a change of weights is, and its rate; of kind ``other`` where it is another; None: none.
 
-    Args:
-        before: the parameters before it, on the CPU.
-        now: after it.
-        gradients: one a parameter, by which it was made.
+    The parameters before are on the CPU; ``gradients``, one a parameter, made the step.
     """
     changes = {name: p.detach().cpu().double() - before[name].double() for name, p in now.items() if name in before}
     moved = {name: p for name, p in now.items() if name in changes and bool(changes[name].any())}
@@ -113,9 +110,7 @@ def configured(
     """Return the optimiser's part of a :class:`~fedaudit.task.training.TrainingConfig`, and whether it tells all.
 
     Args:
-        settings: of the first step.
         steps: each step's rates, one a group.
-        named: the module's parameters.
         frozen: names of those that aren't trained whatever the optimiser holds.
     """
     names = {id(p): name for name, p in named.items()}

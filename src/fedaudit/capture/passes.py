@@ -216,9 +216,8 @@ def tagged(tensor: Tensor, key: str) -> tuple[Any, list[str]]:
 def same_elements(way: list[str], *, whole: bool = False) -> bool:
     """Whether operations leave every element as it is, but for its type and place.
 
-    Args:
-        way: names of the operations.
-        whole: as many elements come out as went in, so that what selects some of them selects all.
+    ``way`` are the operations' names. With ``whole`` as many elements come out as went in, so that what selects some of
+    them selects all.
     """
     return all(name in _SAME or (whole and name in _SELECT) for name in way)
 

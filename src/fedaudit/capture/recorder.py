@@ -585,11 +585,7 @@ class Recorder:
         return fault and f"{fault}; where they are something else, say what: Recorder(task=…)"
 
     def _observed(self, **values: Any) -> ObservedTask:
-        """Return what is known, with these values in its place.
-
-        Raises:
-            BadInput: one can't be used.
-        """
+        """Return what is known, with these values in its place."""
         try:
             return ObservedTask.model_validate(self._header.observed.model_dump() | values)
         except ValidationError as error:
@@ -603,11 +599,7 @@ class Recorder:
         )
 
     def _tensors(self, state: State) -> dict[str, Tensor]:
-        """Return a state as tensors by name; a list's names are the global model's, or the module's.
-
-        Raises:
-            BadInput: something in it is no array, or nobody knows the names.
-        """
+        """Return a state as tensors by name; a list's names are the global model's, or the module's."""
         if isinstance(state, Mapping):
             return tensors_of(state)
         names = list(self._weights) or ([] if self.module is None else list(self.module.state_dict()))
@@ -685,11 +677,7 @@ def _printable(name: str) -> str:
 
 
 def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return a state as tensors on the CPU that share no memory with each other.
-
-    Raises:
-        BadInput: something in it is no array.
-    """
+    """Return a state's arrays as tensors on the CPU that share no memory with each other."""
     found: dict[str, Tensor] = {}
     for name, value in state.items():
         try:

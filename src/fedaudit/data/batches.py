@@ -52,9 +52,6 @@ def read_pickled_batch(path: Path) -> dict[str, Any]:
     that ``numpy.core.multiarray._reconstruct`` and ``numpy.dtype`` rebuild. Only instructions that such dictionaries
     need are carried out, arrays of booleans, integers and floats of whole size are made from the file's own bytes, and
     whatever else a file says is refused. Nothing is imported, and nothing called that isn't in this module.
-
-    Raises:
-        BadInput: damaged, not such a dictionary, too large, or it asks for anything else.
     """
     with reading(path):
         data = read_bytes(path, PICKLE)

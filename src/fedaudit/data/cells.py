@@ -65,11 +65,7 @@ class Read(NamedTuple):
 
 
 def cell(value: Any, where: str) -> Any:
-    """Return a cell as None where it is empty, or as a text, a boolean, a number or a date.
-
-    Raises:
-        BadInput: it is of another type.
-    """
+    """Return a cell as None where it is empty, or as a text, a boolean, a number or a date."""
     if isinstance(value, np.generic):
         in_us = {"M": "datetime64[us]", "m": "timedelta64[us]"}.get(value.dtype.kind)
         value = (value.astype(in_us) if in_us else value).item()
@@ -92,17 +88,12 @@ def cell(value: Any, where: str) -> Any:
 
 
 def read(cells: Sequence[Any], kind: ColumnKind | None, where: str, name: str, decimal: DecimalPoint | None) -> Read:
-    """Return a column, read as numbers or as categories.
+    """Return a column, read as numbers or as categories; BadInput: it has several meanings, or a number is missing.
 
     Args:
         cells: as :func:`cell` gives them.
         kind: what the owner says that it is; then nothing is asked about it.
-        where: names the column in errors.
-        name: of the column.
         decimal: the decimal separator in texts; None: as they tell.
-
-    Raises:
-        BadInput: it can be meant in several ways, or a number is missing.
     """
     known = [value for value in cells if value is not None]
     if kind == "categorical" or (known and all(isinstance(value, bool) for value in known)):
@@ -125,8 +116,7 @@ def read(cells: Sequence[Any], kind: ColumnKind | None, where: str, name: str, d
 def check_classes(values: Tensor, where: str, choice: str) -> None:
     """Refuse whole numbers that are hardly classes: so many of them, or one that stands for what is missing.
 
-    Raises:
-        BadInput: they are such; ``where`` names them, and ``choice`` says what to do if they are classes.
+    ``where`` names them, and ``choice`` says what to do if they are classes.
     """
     known = values.unique()
     if len(known) > MANY and len(values) < MANY * len(known):
@@ -186,11 +176,7 @@ def _categories(cells: Sequence[Any]) -> Read:
 
 
 def _of_words(cells: Sequence[Any], known: Sequence[Any], where: str, name: str) -> Read:
-    """Return a column of texts as categories.
-
-    Raises:
-        BadInput: they are dates, names or identifiers, or a word has several spellings.
-    """
+    """Return a column of texts as categories; BadInput: dates, names or identifiers, or a word of several spellings."""
     counts = Counter(str(value) for value in known)
     dates = [v for v in map(str, known) if _OTHER_DATE.fullmatch(v) or _ISO.fullmatch(v)]
     if 2 * len(dates) > len(known):
@@ -242,11 +228,7 @@ def _numbers(
     name: str,
     decimal: DecimalPoint | None,
 ) -> Read:
-    """Return a column of numbers, some or all in texts.
-
-    Raises:
-        BadInput: a number is missing, a limit, perhaps a code, or can be read in several ways.
-    """
+    """Return a column of numbers, some or all in texts; BadInput: one is missing, a limit, or unclear."""
     bounds = [v for v in cells if v in parts and parts[v]["bound"]]
     codes = [v for v in cells if v in parts and re.match(r"[+-]?0\d", parts[v]["number"])]
     units = sorted({match["unit"] for match in parts.values() if match["unit"]})
@@ -293,11 +275,7 @@ def _complete(values: list[float], where: str, name: str) -> Tensor:
 
 
 def _point(numbers: Sequence[str], where: str, decimal: DecimalPoint | None) -> DecimalPoint:
-    """Return the decimal separator of numbers in texts.
-
-    Raises:
-        BadInput: it may be either, and the numbers differ by that, or it isn't the same in all.
-    """
+    """Return the decimal separator of numbers in texts; BadInput where that is open and matters, or varies."""
     odd = {point: [n for n in numbers if not written.fullmatch(n)] for point, written in _WRITTEN.items()}
     possible = [point for point in odd if not odd[point] and decimal in (None, point)]
     if not possible:
@@ -321,11 +299,7 @@ def _float(number: str, point: DecimalPoint) -> float:
 
 
 def _ask_of_numbers(numbers: Tensor, whole: bool, where: str, name: str) -> None:
-    """Raise where numbers may stand for something else.
-
-    Raises:
-        BadInput: one stands for what is missing; they are dates, or the numbers of rows or patients.
-    """
+    """Raise BadInput where numbers may stand for what is missing, be dates, or be the numbers of rows or patients."""
     count, choice = len(numbers), _choice(name, "takes them for numbers")
     _check_nines(numbers, where, choice)
     if not whole or count < MANY:

@@ -80,16 +80,11 @@ class Attribute:
 
 
 def with_column(whole: Dataset, name: str, columns: Sequence[int], values: Sequence[str]) -> Dataset:
-    """Return the table with an attribute that stands in some of its columns.
+    """Return the table with an attribute that stands in some of its columns; every example must have a value of it.
 
     Args:
-        whole: a table.
-        name: of the attribute.
         columns: that hold it: one of numbers, or several of which one is 1 and the others are 0.
         values: names; of one column's numbers in ascending order, or one for each column.
-
-    Raises:
-        BadInput: some example has none of the values.
     """
     chosen = list(columns)
     codes = torch.eye(len(chosen)) if len(chosen) > 1 else whole.train.inputs[:, chosen].unique(dim=0)
@@ -391,8 +386,7 @@ class Dataset:
 def of_heads(data: Dataset) -> Dataset:
     """Return a data set of one target an example for a model of several outputs, whose loss takes it as it was given.
 
-    Raises:
-        BadInput: its targets are tokens.
+    BadInput: its targets are tokens.
     """
     if data.packed_targets is not None:
         return data
@@ -416,22 +410,14 @@ def of_heads(data: Dataset) -> Dataset:
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Refuse names of classes that can't be shown or written: control characters, or no UTF-8, as folders may have.
-
-    Raises:
-        BadInput: one can't; ``where`` names them.
-    """
+    """Refuse names of classes that can't be shown or written: control characters, or no UTF-8, as folders may have."""
     for name in names:
         if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
             raise BadInput(f"{where}: the class name {ascii(name)[:80]} isn't text that can be shown; rename it")
 
 
 def property_of(data: Dataset, text: str) -> tuple[str, int]:
-    """Return the attribute that ``text``, as ``sex=Female``, names, and the number of its value.
-
-    Raises:
-        BadInput: the data set has no such attribute, or that has no such value.
-    """
+    """Return the attribute that ``text``, as ``sex=Female``, names, and the number of its value."""
     name, _, value = text.partition("=")
     if name not in data.attributes:
         raise BadInput(f"the data set '{data.name}' has no {unknown_name('attribute', name, data.attributes)}")
@@ -455,12 +441,8 @@ def as_inputs(
 
     Args:
         array: images, (n, C, H, W) in [0, 1] when read; a table, (n, d); or what another kind reads.
-        where: names the data in errors.
         kind: name of the kind; None: the first that reads arrays with as many axes.
         channels: where the channels of images stand; None: where the shape says.
-
-    Raises:
-        BadInput: no kind reads such an array, or values are not finite or out of bounds.
     """
     x = _as_tensor(array, where)
     known = kind_of(x, where) if kind is None else example_kind(kind)
@@ -515,8 +497,6 @@ def _as_targets(
     """Return the task that targets are of, and the targets: int64, or float64 where they are labels or real values.
 
     Args:
-        array: of targets.
-        where: names the data in errors.
         shape: of one example; a mask has it without the channels.
         task: None: what the targets' type and shape say.
         classes: floating-point targets are the classes 0 and 1.
@@ -563,11 +543,7 @@ def _as_targets(
 
 
 def _usual_task(y: Tensor, where: str, *, masks: bool, raw: bool) -> Task:
-    """Return the task that targets' type and shape say.
-
-    Raises:
-        BadInput: they may be of several.
-    """
+    """Return the task that targets' type and shape say; BadInput where they may be of several."""
     binary = bool(((y == 0) | (y == 1)).all())
     if y.ndim != 2 or y.shape[1] == 1 or not (binary or bool(((y == 0) | (y.abs() == 1)).all())):
         if y.is_floating_point() and 0 < y.ndim < 3 and binary and not raw and len(y.unique()) == 2:
@@ -735,9 +711,6 @@ def stack_pairs(dataset: MapStyle, limit: int | None = None) -> tuple[Any, Any]:
     """Return the inputs (n, ...) and targets of a torch data set's first pairs, as it gives them.
 
     Of several inputs or targets a tuple or a dictionary of such.
-
-    Raises:
-        BadInput: an item is no such pair, the inputs differ in shape, or there are none.
     """
     count = len(dataset) if limit is None else min(limit, len(dataset))
     inputs: list[Any] = []

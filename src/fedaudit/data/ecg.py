@@ -100,7 +100,6 @@ def synthetic_ecgs(n: int, *, leads: int = 12, length: int = 256, seed: int = 0)
         n: how many; the rhythms take turns.
         leads: 12, or 3: I, II and V2.
         length: samples, of which ``RATE`` are a second.
-        seed: of all draws.
 
     Returns:
         Millivolts float32 (n, leads, length), and the number of each one's rhythm in ``RHYTHMS``, int64 (n,).

@@ -37,11 +37,7 @@ class TooMuch(ValueError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn whatever a format's reader raises on a damaged file into one line for the user.
-
-    Raises:
-        BadInput: the file cannot be read.
-    """
+    """Turn whatever a format's reader raises on a damaged file into one line for the user (BadInput)."""
     try:
         yield
     except FedAuditError:
@@ -56,23 +52,15 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def within(count: float, most: int | None, what: str) -> None:
-    """Raise where there is more than the most that is read.
-
-    Raises:
-        TooMuch: there is.
-    """
+    """Raise TooMuch where there is more than the most that is read."""
     if most is not None and count > most:
         raise TooMuch(f"it holds {count:,} {what}, and {most:,} is the most that is read")
 
 
 def read_parquet(path: Path, *columns: str) -> dict[str, list[Any]]:
-    """Return the columns of a parquet file as Python lists; all columns where none is named.
+    """Return the columns of a parquet file, read by pyarrow, as Python lists; all columns where none is named.
 
     Read a few rows at a time, since few bytes can stand for many equal ones. Cells are numbers, texts, bytes, booleans.
-
-    Raises:
-        MissingData: pyarrow is not installed.
-        BadInput: the file is damaged or too large, lacks a column, or holds cells of another type.
     """
     try:
         import pyarrow.parquet
@@ -114,11 +102,7 @@ def _cells(column: Any) -> list[Any]:
 
 
 def read_npz(path: Path, *names: str) -> list[Numbers]:
-    """Return the named arrays of an .npz file; no pickled object is ever read.
-
-    Raises:
-        BadInput: the file is damaged or too large, lacks an array, or one holds something else than numbers.
-    """
+    """Return the named arrays of an .npz file; no pickled object is ever read."""
     with reading(path), opened(path, NPZ) as stream, zipfile.ZipFile(stream) as archive:
         within(len(archive.filelist), NPZ.items, "arrays")
         known = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -133,11 +117,7 @@ def read_npz(path: Path, *names: str) -> list[Numbers]:
 
 
 def read_array_file(path: Path) -> Numbers:
-    """Return the array of an .npy file, or the only one of an .npz file; no pickled object is ever read.
-
-    Raises:
-        BadInput: the file is damaged or too large, or holds no or several arrays, or something else than numbers.
-    """
+    """Return the array of an .npy file, or the only one of an .npz file; no pickled object is ever read."""
     with reading(path), opened(path, NPZ) as stream:
         if path.suffix.lower() != ".npz":
             return _read_npy(stream)
@@ -150,11 +130,7 @@ def read_array_file(path: Path) -> Numbers:
 
 
 def read_arrays(path: Path, *names: str) -> list[Tensor]:
-    """Return the named arrays of an .npz or .safetensors file, as they are.
-
-    Raises:
-        BadInput: the file is damaged or too large, or lacks an array.
-    """
+    """Return the named arrays of an .npz or .safetensors file, as they are."""
     if path.suffix.lower() != ".safetensors":
         return [torch.from_numpy(array.copy()) for array in read_npz(path, *names)]
     with reading(path):
@@ -184,16 +160,7 @@ def _read_npy(stream: IO[bytes]) -> Numbers:
 
 
 def whole_numbers(values: Numbers | list[Any], path: Path, what: str) -> Numbers:
-    """Return labels, as a file has them, as int64 (n,); numbers with a point count where they are whole.
-
-    Args:
-        values: of a column or an array.
-        path: of the file, and
-        what: they are, for errors.
-
-    Raises:
-        BadInput: they are something else: fractions, NaN, text, missing.
-    """
+    """Return labels as int64 (n,), numbers with a point where they are whole; errors name the file and ``what``."""
     if isinstance(values, list):
         kinds = {type(value) for value in values}
         array = np.array(values) if kinds <= {int} or kinds <= {float} else np.zeros(0, dtype=object)
@@ -208,11 +175,7 @@ def whole_numbers(values: Numbers | list[Any], path: Path, what: str) -> Numbers
 
 
 def read_idx(path: Path) -> Numbers:
-    """Return the uint8 array of an idx file (as MNIST's), gzipped or not.
-
-    Raises:
-        BadInput: another format, too large, or fewer bytes than its header announces.
-    """
+    """Return the uint8 array of an idx file (as MNIST's), gzipped or not."""
     with reading(path), opened(path, IDX) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
         data = stream.read((IDX.unpacked or 0) + 1)
         within(len(data), IDX.unpacked, "bytes")
@@ -227,15 +190,7 @@ def read_idx(path: Path) -> Numbers:
 
 
 def read_csv(path: Path, **options: Any) -> list[list[str]]:
-    """Return the rows of a file of comma-separated values, without empty ones.
-
-    Args:
-        path: of the file.
-        options: of :func:`csv.reader`.
-
-    Raises:
-        BadInput: the file is too large, or isn't one.
-    """
+    """Return the rows of a file of comma-separated values, without empty ones; options are :func:`csv.reader`'s."""
     with reading(path):
         rows = []
         for row in csv.reader(io.StringIO(read_bytes(path, CSV).decode("utf-8"), newline=""), **options):
@@ -249,9 +204,6 @@ def read_mat(path: Path, *names: str) -> list[Numbers]:
     """Return the named numeric arrays of a MATLAB file (level 5: versions 5 to 7.2).
 
     Read here by the published format, because scipy's reader crashes the whole process on damaged files.
-
-    Raises:
-        BadInput: the file is damaged or too large, or lacks an array.
     """
     with reading(path):
         data = read_bytes(path, MAT)

@@ -37,26 +37,14 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def read_image(path: Path, mode: str = "RGB") -> Pixels:
-    """Return the uint8 pixels of an image file, as ``decode`` does.
-
-    Raises:
-        BadInput: no image, or a damaged one.
-    """
+    """Return the uint8 pixels of an image file, as ``decode`` does."""
     with reading(path):
         data = read_bytes(path, PICTURE)
     return decode(data, str(path), mode)
 
 
 def in_memory(pictures: Iterable[Pixels], path: Path) -> list[Pixels]:
-    """Return pictures as a list, as long as all of them have no more than ``MAX_BYTES``.
-
-    Args:
-        pictures: decoded one after the other.
-        path: where they come from, for errors.
-
-    Raises:
-        BadInput: they have more.
-    """
+    """Return pictures, decoded one after the other, as a list, as long as all have no more than ``MAX_BYTES``."""
     found, size = [], 0
     for picture in pictures:
         size += picture.nbytes

@@ -55,9 +55,7 @@ Read = tuple[Numbers, Said]
 def read_example(path: Path) -> Read:
     """Return the array in a file of one of :data:`READERS`, or in a folder that is a DICOM series.
 
-    Raises:
-        MissingData: the package that reads it isn't installed.
-        BadInput: no such format, damaged, too large, or something that isn't read; the message says what.
+    MissingData: the package that reads it isn't installed.
     """
     if path.is_dir():
         return read_dicom_series(path)
@@ -74,11 +72,7 @@ def suffix_of(path: Path) -> str | None:
 
 
 def _package(name: str, path: Path) -> Any:
-    """Import a package of the extra ``medical``.
-
-    Raises:
-        MissingData: it isn't installed.
-    """
+    """Import a package of the extra ``medical``; MissingData where it isn't installed."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -95,11 +89,8 @@ def read_nifti(path: Path) -> Read:
     from front to back, width from the patient's right to the left: as a DICOM series of axial slices is.
 
     Returns:
-        float32 (D, H, W); of four axes the last, time or channels, becomes the first: (C, D, H, W).
-
-    Raises:
-        MissingData: nibabel isn't installed.
-        BadInput: damaged, too large, or of colours or complex numbers.
+        float32 (D, H, W); of four axes the last, time or channels, becomes the first: (C, D, H, W). Colours and complex
+        numbers aren't read.
     """
     nibabel = _package("nibabel", path)
     with reading(path), nibabel.imageglobals.LoggingOutputSuppressor():  # it logs whatever is odd in a header
@@ -143,10 +134,6 @@ def read_dicom(path: Path) -> Read:
     Returns:
         float32 (H, W), (frames, H, W) of several frames, or (3, H, W) of colours; of a file of waveforms, as ECGs are,
         its first group of channels in physical units: (leads, time).
-
-    Raises:
-        MissingData: pydicom isn't installed.
-        BadInput: damaged, too large, packed in a way that isn't read, or without an image.
     """
     array, said, _ = _dicom(path)
     return array, said
@@ -159,7 +146,6 @@ def read_dicom_series(folder: Path) -> Read:
         float32 (D, H, W), as :func:`read_dicom` reads each.
 
     Raises:
-        MissingData: pydicom isn't installed.
         BadInput: as :func:`read_dicom`; or the slices aren't those of one volume: of several series, shapes or
             directions, without positions, two at one place, or with gaps.
     """
@@ -246,11 +232,7 @@ def _waveforms(data: Any) -> Read:
 
 
 def _check_pictures(pydicom: Any, data: Any, frames: int, path: Path) -> None:
-    """Raise where a packed frame, by its own header, has another size than the file says.
-
-    Raises:
-        ValueError: one has.
-    """
+    """Raise ValueError where a packed frame, by its own header, has another size than the file says."""
     for frame in pydicom.encaps.generate_frames(data.PixelData, number_of_frames=frames):
         size = dimensions(bytes(frame), f"{path}, a frame", ("JPEG", "JPEG2000"))
         if size != (data.Columns, data.Rows):
@@ -341,13 +323,10 @@ def read_wfdb(path: Path) -> Read:
 
     Read here by the published format (header(5), signal(5) of the WFDB Applications Guide), because the package wfdb
     brings readers of networks and sounds with it. Signal formats 16, 24, 32, 61, 80, 160 and 212 are read, which lie in
-    the header's folder. A sample that is marked as missing becomes NaN.
+    the header's folder, of one segment. A sample that is marked as missing becomes NaN.
 
     Returns:
         float32 (leads, time): (sample − baseline) / gain.
-
-    Raises:
-        BadInput: damaged, too large, of several segments, or of a format or form that isn't read.
     """
     with reading(path):
         text = read_bytes(path, WFDB).decode("utf-8", errors="replace")
@@ -430,11 +409,7 @@ def _whole_numbers(data: bytes, code: int) -> tuple[Numbers, int]:
 
 
 def read_array(path: Path) -> Read:
-    """Return the array in an .npy file, or the only one in an .npz file, as float32.
-
-    Raises:
-        BadInput: as of :func:`fedaudit.data.files.read_array_file`.
-    """
+    """Return the array in an .npy file, or the only one in an .npz file, as float32."""
     values = read_array_file(path)
     whole = values.dtype.kind in "u" and values.dtype.itemsize <= 2
     span = (0.0, float(np.iinfo(values.dtype).max)) if whole else None
@@ -442,11 +417,7 @@ def read_array(path: Path) -> Read:
 
 
 def read_picture(path: Path) -> Read:
-    """Return a PNG, JPEG, BMP, PPM, TIFF or WebP file: float32 (H, W) if it is grey, (3, H, W) if it has colours.
-
-    Raises:
-        BadInput: no image, a damaged one, or one of more than 16 bits a value.
-    """
+    """Return a PNG, JPEG, BMP, PPM, TIFF or WebP file: float32 (H, W) if it is grey, (3, H, W) if it has colours."""
     with reading(path):
         data = read_bytes(path, PICTURE)
     unit, most = decode_unit(data, str(path))

@@ -81,13 +81,8 @@ def vocabulary() -> tuple[str, ...]:
 def tokenise(texts: Sequence[str], words: Sequence[str], length: int) -> Tensor:
     """Return int64 (n, length) the places of each text's words in ``words``, filled up with 0.
 
-    Args:
-        texts: words parted by blanks.
-        words: of the vocabulary; the first is the padding.
-        length: a text's words beyond are left out.
-
-    Raises:
-        KeyError: a word isn't in the vocabulary.
+    Words are parted by blanks; the first of the vocabulary is the padding. A text's words beyond ``length`` are left
+    out.
     """
     places = {word: place for place, word in enumerate(words)}
     tokens = torch.zeros(len(texts), length, dtype=torch.int64)

@@ -35,9 +35,6 @@ def dataset_of(data: Any, *, kind: str | None = None, classes: bool = False, raw
         kind: of the examples; None: what the arrays' shape suggests.
         classes: floating-point targets are the classes 0 and 1, not real values.
         raw_targets: those that are real values aren't standardised.
-
-    Raises:
-        BadInput: it is none of these, or can be read only once; the message says what to do.
     """
     options: dict[str, Any] = {"kind": kind, "classes": classes, "raw_targets": raw_targets}
     if isinstance(data, DataLoader):
@@ -73,9 +70,6 @@ def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
     Args:
         data: (inputs, targets), a map-style torch Dataset, a DataLoader, whose data set is taken, or a file: .npz or
             .safetensors with ``inputs`` and ``labels``, or .csv of numbers under a line of names, the target last.
-
-    Raises:
-        BadInput: it is none of these.
     """
     if isinstance(data, str | Path):
         return _pairs_in(Path(data))
@@ -225,11 +219,7 @@ def _is_frame(data: Any) -> bool:
 def _cells(
     frame: Any, types: Mapping[str, ColumnKind], drop: Sequence[str], where: str
 ) -> tuple[dict[str, list[Any]], Mapping[str, ColumnKind]]:
-    """Return the cells of a frame by column, None where one is empty, and ``types`` with what is categorical by type.
-
-    Raises:
-        BadInput: a cell is of another type, names are unknown or occur twice, or there are no columns or rows.
-    """
+    """Return a frame's cells by column, None where one is empty, and ``types`` with what is categorical by type."""
     names = _names(frame)
     for name, kind in types.items():
         if kind not in ("numeric", "categorical"):
@@ -257,11 +247,7 @@ def _cells(
 def _targets_of(
     column: Read, kind: ColumnKind | None, where: str, name: str, raw: bool
 ) -> tuple[Tensor, list[str] | None]:
-    """Return targets and the classes' names, None for a regression.
-
-    Raises:
-        BadInput: all are the same, or they may be numbers or classes.
-    """
+    """Return targets and classes' names, None for a regression; BadInput: all are the same, or it is unclear."""
     values = column.values
     if isinstance(values, list):
         names = sorted(set(values))

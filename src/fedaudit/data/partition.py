@@ -44,7 +44,6 @@ def partition(
         targets: int64 (n,) labels; others, such as float (n, 1) of a regression, can only be shared out by ``iid``,
             ``natural``, and ``attribute`` with natural labels.
         clients: how many clients, each of which gets at least one example.
-        generator: the source of all randomness.
         groups: int64 (n,) whose example each is, where the data set says so; for ``natural``.
         lacking: client to labels that it shouldn't have; for ``label-to-clients``, the others don't look at it.
         marks: bool (n,) which examples have the property by which ``attribute`` shares them out.
@@ -54,9 +53,6 @@ def partition(
 
     Returns:
         for every client the int64 row numbers of its examples, in random order. No row is given to two clients.
-
-    Raises:
-        BadInput: unknown scheme or option, or a sharing-out that is impossible; the message says why.
     """
     if persons is not None and "groups" not in inspect.signature(PARTITIONS[scheme].value).parameters:
         if marks is not None:
@@ -105,9 +101,6 @@ def dirichlet(targets: Tensor, clients: int, generator: Generator, alpha: float 
 
     Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019. A client that the draw
     leaves with nothing then gets one random example of whichever client has most at that moment.
-
-    Raises:
-        BadInput: alpha is not a number above 0.
     """
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not (math.isfinite(alpha) and alpha > 0):
         raise BadInput(f"partition 'dirichlet': alpha={alpha!r}; give a number above 0, such as 0.5")
@@ -142,10 +135,7 @@ def classes_per_client(targets: Tensor, clients: int, generator: Generator, k: i
     As in Liang et al., Think Locally, Act Globally (LG-FedAvg), 2020: every class is cut into equal shards, and each
     client draws k shards of different classes. The numbers of clients that two classes have differ by one at most.
     Where clients * k is less than the number of classes, some classes are left out; otherwise all examples are given
-    out.
-
-    Raises:
-        BadInput: k is not in 1..classes, or a class has fewer examples than clients.
+    out. k is in 1..classes, and no class may have fewer examples than clients.
     """
     groups = _by_class(targets)
     _whole("classes-per-client", "k", k, len(groups), "classes")
@@ -175,9 +165,6 @@ def shards(targets: Tensor, clients: int, generator: Generator, shards_per_clien
     """Sort by label, cut into clients * shards_per_client equal shards (by one at most), deal them out at random.
 
     McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
-
-    Raises:
-        BadInput: there are more shards than examples.
     """
     _whole("shards", "shards_per_client", shards_per_client, len(targets) // clients, "examples per client")
     shuffled = torch.randperm(len(targets), generator=generator)
@@ -206,9 +193,6 @@ def label_to_clients(
     hang together: no group of clients has labels that nobody outside of it knows.
 
     Args:
-        targets: int64 (n,) labels.
-        clients: how many.
-        generator: the source of all randomness.
         m: clients a label.
         lacking: client to labels that it isn't given, as far as the numbers allow it.
 
@@ -279,17 +263,12 @@ def by_attribute(
     """Give half of the clients a share of marked examples, and the others another share; all hold equally many.
 
     Args:
-        targets: int64 (n,) labels.
         clients: how many; half of them, rounded down, have the property.
-        generator: the source of all randomness.
         marks: bool (n,) which examples are marked.
         share: of marked examples where the property is had.
         otherwise: of marked examples elsewhere.
         labels: ``alike``: every client has as many examples of each class, and marked ones make up the same share of
             each; ``natural``: classes fall as they come with marked and other examples. What doesn't fit is left out.
-
-    Raises:
-        BadInput: there are too few examples of a sort, or one client only.
     """
     if marks is None or clients < 2:
         raise BadInput("partition 'attribute': it takes an attribute of the data set, and 2 clients or more")
@@ -366,10 +345,8 @@ def draw_owners(
     graph, and in the long run each with the same probability (Kannan, Tetali & Vempala 1999).
 
     Args:
-        labels: how many.
         clients: how many; at most m * labels, so that each has one label or more.
         m: owners a label, at most ``clients``.
-        generator: the source of all randomness.
         without: (label, client) that should be no edge; one stays where the switches find no way around it.
 
     Returns:

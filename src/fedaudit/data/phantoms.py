@@ -70,9 +70,7 @@ def head_phantoms(n: int, *, shape: tuple[int, int, int] = SHAPE, seed: int = 0)
     Rician, as that of MRI. The first examples are the same whatever ``n`` is.
 
     Args:
-        n: how many.
         shape: voxels of depth, height and width.
-        seed: of all draws.
 
     Returns:
         Volumes float32 (n, 1, D, H, W) in [0, 1]; whether there is a lesion, int64 (n,); and every voxel's tissue, a
@@ -212,9 +210,7 @@ def xray_phantoms(n: int, *, side: int = SIDE, seed: int = 0) -> tuple[Tensor, T
     the same whatever ``n`` is.
 
     Args:
-        n: how many.
         side: pixels of height and width.
-        seed: of all draws.
 
     Returns:
         Images float32 (n, 1, side, side) in [0, 1], and float32 (n, 14): 1 where a finding of ``FINDINGS`` is there.

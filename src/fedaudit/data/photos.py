@@ -82,16 +82,9 @@ def plan_crops(
     Enough contrast is a fixed floor and, where there are squares in plenty, that of the better half of them.
 
     Args:
-        photo: how the photograph is parted.
         pixels: uint8 (H, W, 3).
         image_size: no crop is smaller than this, so that none is upscaled.
         counts: how many crops to plan at most for "train" and "test".
-
-    Returns:
-        the crops under "train" and "test".
-
-    Raises:
-        BadInput: the photograph has no such square on one of the sides of its line.
     """
     height, width = pixels.shape[:2]
     low = (0, 0, photo.line, width) if photo.axis == "y" else (0, 0, height, photo.line)
@@ -119,11 +112,7 @@ def plan_crops(
 
 
 def load_photo(photo: Photo) -> Pixels:
-    """Return the uint8 pixels (H, W, 3) of an embedded photograph, from the folder of the installed package.
-
-    Raises:
-        MissingData: the installed package doesn't carry the file.
-    """
+    """Return the uint8 pixels (H, W, 3) of an embedded photograph; MissingData where the package lacks the file."""
     package, _, folder = photo.package.partition("/")
     spec = find_spec(package)
     places = (spec.submodule_search_locations if spec else None) or []

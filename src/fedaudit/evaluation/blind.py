@@ -30,7 +30,6 @@ def blind_scores(members: Tensor, others: Tensor, seed: int) -> tuple[Tensor, Te
     Args:
         members: (k, d) features; see :func:`features`.
         others: (k, d) of the matched non-members.
-        seed: of folds and swaps.
     """
     k = len(members)
     rng = seeds.generator(seed, "blind")

@@ -249,10 +249,7 @@ def likeness(generated: Tensor, real: Tensor) -> dict[str, float]:
 def nearest_ssim(images: Tensor, real: Tensor, *, apart: bool) -> float | None:
     """Return the mean SSIM of (r, C, H, W) images to the one of (k, C, H, W) real images that is nearest to each.
 
-    Args:
-        images: to compare.
-        real: with these; None where none is left.
-        apart: whether ``images`` are the first of ``real``, and none is to be compared with itself.
+    None where no real one is left. ``apart``: ``images`` are the first of ``real``, and none is compared with itself.
     """
     if len(real) <= apart:
         return None

@@ -38,10 +38,8 @@ def by_group(observation: Observation, pairs: Tensor, scores: Tensor, seed: int)
     Members of a class are compared with their matched non-members, those of a category with the non-members of it.
 
     Args:
-        observation: with the records.
         pairs: (2, k) members among the records, and their matched non-members.
         scores: (n,) of all records.
-        seed: of the intervals.
     """
     records = observation.records
     if records is None:

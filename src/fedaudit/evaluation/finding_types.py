@@ -138,11 +138,7 @@ FINDING_TYPES: dict[str, FindingType] = {}
 
 
 def type_of(finding: FindingResult | AttackSummary) -> FindingType:
-    """Return the type of a finding that was done, or of a summary of such.
-
-    Raises:
-        ValueError: it says no kind, or one that nothing is registered for.
-    """
+    """Return the type of a finding that was done, or of a summary of such; ValueError where no such is registered."""
     if finding.kind not in FINDING_TYPES:
         raise ValueError(f"no finding type is registered for the kind {finding.kind!r} of {finding.attack}")
     return FINDING_TYPES[finding.kind]

@@ -422,8 +422,7 @@ def _wrongly(
 def _rows(finding: ImageFinding, message: Message, received: int) -> Tensor:
     """Return which of the finding's images belong to ``message``, one of ``received``.
 
-    Raises:
-        ValueError: some, but not as many as the update has examples.
+    ValueError: some do, but not as many as the update has examples.
     """
     if received == 1:
         return torch.arange(len(finding.images))
@@ -549,9 +548,7 @@ def matching(
     where the attack kept it: what is made of a wrong tie is like neither. Equal labels before all others.
 
     Args:
-        finding: the images.
         covered: the message of every round that images were recovered of, and which images are its examples.
-        truth: what they are paired with.
         vectors: what images are compared by.
     """
     if all(len(rounds) < 2 for rounds in finding.rounds):
@@ -591,10 +588,8 @@ def assign(true: Tensor, images: Tensor, alike: Tensor | None = None) -> Tensor:
 
     The one-to-one pairing of least total squared error (Hungarian method).
 
-    Args:
-        true: (n, C, H, W), or (n, d) vectors.
-        images: as ``true``.
-        alike: (n, n) bool, which pairs come before all others; None: no matter.
+    Both are (n, C, H, W), or (n, d) vectors. ``alike``, (n, n) bool: which pairs come before all others; None: no
+    matter.
     """
     cost = torch.cdist(true.flatten(1).double(), images.flatten(1).double()).square()
     if alike is not None:
@@ -705,10 +700,7 @@ def elsewhere(image: ImageResult) -> bool:
 def verdict_of(images: Sequence[ImageResult], things: str = "images", shifted: bool = False) -> Judgement:
     """Return the judgement on an attack's images, by the rules of its finding type.
 
-    Args:
-        images: of all updates.
-        things: their name.
-        shifted: whether held-out examples of some update couldn't serve.
+    ``things`` are what the images are called; ``shifted``: whether held-out examples of some update couldn't serve.
     """
     tried: list[Callable[[ImageResult], RegisteredResult | None]] = [lambda _: None, _moved, _in_another_tone]
     judged = [

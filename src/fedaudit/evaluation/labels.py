@@ -138,10 +138,8 @@ def _other_batches(found: Tensor, candidates: Tensor, uses: Tensor, seed: int) -
     """Return (draws, classes) how often each label found is in other batches, in which no candidate is twice.
 
     Args:
-        found: the labels found.
         candidates: (classes,) how many candidates have each label.
         uses: of each of a batch's examples.
-        seed: of the draws.
     """
     if len(uses) >= int(candidates.sum()):
         return _independent(candidates, uses, generator(seed, "labels of other batches"))

@@ -70,11 +70,9 @@ def other_batches(truth: Truth, kept: Truth, key: tuple[int, int], *, seed: int,
     """Return the batch of an update and others, of candidates of the same labels where those are classes.
 
     Args:
-        truth: of the federation.
         kept: the same with the candidates that may stand for the client's examples, by
             :func:`fedaudit.evaluation.shift.comparable`.
         key: the update's round and client.
-        seed: of the deals.
         once: whether examples that anybody else has, too, count for nothing, such as a form that nobody filled in.
     """
     places = truth.different(key)[0]

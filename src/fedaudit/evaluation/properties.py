@@ -120,7 +120,6 @@ def partial_test(
         scores: (k,) of clients.
         has: (k,) 1 with the property and 0 without.
         others: (k, c) covariates, with a column of ones.
-        seed: of the permutations.
         deals: how many of them, beside the observed one.
     """
     basis = np.linalg.qr(others)[0]

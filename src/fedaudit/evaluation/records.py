@@ -207,12 +207,7 @@ def evaluated(truth: Truth, client: int | None) -> Tensor:
 
 
 def roc(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ROC curve: shares (k,) of ``others`` and of ``members`` that pass, from no threshold passed to all.
-
-    Args:
-        members: (n,) scores.
-        others: (m,) scores.
-    """
+    """Return the ROC curve of scores: shares (k,) of (m,) ``others``, (n,) ``members`` that pass, from none to all."""
     from sklearn.metrics import roc_curve  # takes a second
 
     ranks = torch.cat([members, others]).unique(return_inverse=True)[1]  # infinite scores have a rank, too
@@ -419,10 +414,7 @@ def expected(named: Tensor, owners: Tensor, strata: Tensor | None = None) -> flo
     Σ_s Σ_k named_sk · owned_sk / n_s, over n: named_sk of the n_s records of stratum s are taken for client k's, and
     owned_sk are.
 
-    Args:
-        named: (n,) clients.
-        owners: (n,) clients.
-        strata: (n,) of each record; all are of one if None.
+    All are (n,), of each record; all are of one stratum if None.
     """
     groups = torch.zeros_like(owners) if strata is None else strata
     total = 0.0
@@ -443,7 +435,6 @@ def permutation_test(
     Args:
         worth: (n, k) what it is worth to give record i to owner k.
         owners: (n,) in 0 … k − 1.
-        seed: of the deals.
         deals: how many, beside the observed one.
         strata: (n,) of each record; owners are dealt among those of one stratum; all are of one if None.
     """

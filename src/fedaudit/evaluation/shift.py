@@ -39,10 +39,7 @@ def comparable(truth: Truth, keys: Collection[tuple[int, int]], *, seed: int) ->
     As it is, unless :func:`shift_test` tells the clients' examples from all other candidates: then what these clients
     used alone is left. What occurs more than once, such as a form that nobody filled in, isn't compared.
 
-    Args:
-        truth: of the federation.
-        keys: rounds and clients of the attacked updates.
-        seed: of the test.
+    ``keys`` are rounds and clients of the attacked updates.
     """
     own, labels = of_clients(truth, keys)
     names, known = [tensor_digest(example) for example in truth.candidates], [tensor_digest(one) for one in own]
@@ -91,7 +88,6 @@ def shift_test(own: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor
         labels: (n,) classes; other targets don't matter.
         others: (m, ...) held-out ones, none of them among the own ones.
         other_labels: (m,).
-        seed: of the deals.
 
     Returns:
         1 where there is nothing to compare.

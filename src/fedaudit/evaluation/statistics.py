@@ -128,7 +128,6 @@ def auc_interval(
         members: (n,) scores.
         others: (n,) scores of the matched non-members; unpaired (m,).
         resamples: of the pairs.
-        seed: of these.
         paired: whether they are pairs; if not, members and others are drawn each by themselves.
     """
     n, m = len(members), len(others)

@@ -86,11 +86,7 @@ def numbers(d: int, names: Sequence[str] = ()) -> tuple[Column, ...]:
 
 
 def check_columns(columns: Sequence[Column], shape: tuple[int, ...], where: str) -> None:
-    """Refuse columns that aren't those of examples of a shape; none at all fit any.
-
-    Raises:
-        BadInput: a position has no column, or several; names occur twice; ``where`` names whose they are.
-    """
+    """Refuse columns if a position of ``shape`` has none or several, or a name is there twice; none at all are fine."""
     if not columns:
         return
     if len(shape) != 1 or len(columns) > MOST_COLUMNS:
@@ -129,10 +125,6 @@ def declared(
         columns: names, kinds, positions, categories; means, deviations and codes are filled in here.
         raw: train and test split (n, d), as they were given.
         standardised: the same, standardised by the train split.
-        where: names the data in errors.
-
-    Raises:
-        BadInput: they don't fit the data.
     """
     check_columns(columns, tuple(raw[0].shape[1:]), where)
     parts = [part.clone() for part in standardised]
@@ -160,11 +152,7 @@ def declared(
 
 
 def check_cells(rows: Tensor, columns: Sequence[Column], where: str) -> None:
-    """Refuse rows (n, d) whose categories aren't ones.
-
-    Raises:
-        BadInput: a one-hot column holds anything but zeros and a single 1, or a code isn't one.
-    """
+    """Refuse rows (n, d) in which a one-hot column isn't zeros and a single 1, or a code isn't one of the column's."""
     for column in columns:
         own = rows[:, list(column.positions)]
         if column.one_hot and not bool(((own == 0) | (own == 1)).all() and (own.sum(dim=1) <= 1).all()):
@@ -179,14 +167,10 @@ def encode(
     """Return both splits (n, d) as models see them, and their columns, in the order of ``train``.
 
     Numbers are standardised by the train split; texts become one position per category that occurs in it, in sorted
-    order: another one has zeros everywhere.
+    order: another one has zeros everywhere. BadInput: a column has too many categories.
 
     Args:
         train, test: by name of the column, float64 (n,) numbers, or n texts.
-        where: names the data in errors.
-
-    Raises:
-        BadInput: a column has too many categories.
     """
     blocks: tuple[list[Tensor], list[Tensor]] = ([], [])
     columns: list[Column] = []

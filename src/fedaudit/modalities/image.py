@@ -98,11 +98,7 @@ class Image(ExampleKind):
         return in_depth(train, test, where, self.plural)
 
     def check_guess(self, array: Tensor, where: str) -> None:
-        """Refuse floats of three axes that are long and low: signals, more likely.
-
-        Raises:
-            BadInput: they are.
-        """
+        """Refuse floats of three axes that are long and low: signals, more likely."""
         if array.ndim == 3 and array.is_floating_point() and max(array.shape[1:]) > _LONG * min(array.shape[1:]):
             raise BadInput(
                 f"{where}: inputs of shape {tuple(array.shape)} may be signals (n, C, T) or grey images; say which, "

@@ -199,11 +199,7 @@ class Packing:
 
 
 def packed_alone(given: Any, where: str, *, whole: bool = False) -> Any:
-    """Return several tensors, in a tuple, a list or a mapping, packed, and all else as it is.
-
-    Raises:
-        BadInput: as of :meth:`Packing.of` and :meth:`Packing.pack`.
-    """
+    """Return several tensors, in a tuple, a list or a mapping, packed, and all else as it is."""
     if not isinstance(given, Mapping | tuple | list) or not all(
         getattr(part, "ndim", 0) for part in (given.values() if isinstance(given, Mapping) else given)
     ):
@@ -214,9 +210,7 @@ def packed_alone(given: Any, where: str, *, whole: bool = False) -> Any:
 def several(given: Any, count: int | None = None) -> bool:
     """Whether these are several tensors, by name or by position, each with a value of every example.
 
-    Args:
-        given: anything.
-        count: how many examples there are, which tells parts from a list of examples; None: unknown.
+    ``count``, how many examples there are (None: unknown), tells parts from a list of examples.
     """
     if isinstance(given, Mapping):
         return len(given) > 0
@@ -275,10 +269,7 @@ def draw_parts(example: Tensor, like: Tensor, packing: Packing) -> Tensor:
     One of two or more axes is a picture of its last two, those before below one another; of numbers the first 64 are a
     column of squares, each by the largest absolute value.
 
-    Args:
-        example: that is drawn.
-        like: (p,) whose values are the scale.
-        packing: of both.
+    The values of ``like`` (p,) give the scale.
     """
     drawn = []
     for piece, other in zip(packing.pieces(example[None]), packing.pieces(like[None]), strict=True):

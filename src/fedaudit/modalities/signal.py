@@ -41,11 +41,7 @@ class Signal(ExampleKind):
         return shape[0]
 
     def read(self, array: Tensor, where: str) -> Tensor:
-        """Return (n, C, T), or (n, T) of one channel, of any finite numbers, as float32 (n, C, T).
-
-        Raises:
-            BadInput: a value isn't finite.
-        """
+        """Return (n, C, T), or (n, T) of one channel, of any finite numbers, as float32 (n, C, T)."""
         return super().read(array[:, None] if array.ndim == 2 else array, where)
 
     def said(self, given: tuple[int, ...], read: tuple[int, ...]) -> str:

@@ -23,11 +23,7 @@ class Table(ExampleKind):
     array_axes: ClassVar[tuple[int, ...]] = (2,)
 
     def read(self, array: Tensor, where: str) -> Tensor:
-        """Return float64 (n, d), which :meth:`prepare` standardises.
-
-        Raises:
-            BadInput: a value isn't finite.
-        """
+        """Return finite numbers as float64 (n, d), which :meth:`prepare` standardises."""
         rows = array.to(torch.float64)
         self.check_finite(rows, where)
         return rows

@@ -67,9 +67,7 @@ class TokenInfo:
 def of_one_length(texts: Sequence[Tensor], least: int = 0) -> Tensor:
     """Return texts (n, length), or their targets, of several lengths as one: ``NOTHING`` stands behind shorter ones.
 
-    Args:
-        texts: one a batch, each of a length of its own.
-        least: that they are made at least as long as.
+    The result is ``least`` long at least.
     """
     longest = max([least, *(text.shape[1] for text in texts)])
     return torch.cat([nn.functional.pad(text, (0, longest - text.shape[1]), value=NOTHING) for text in texts])
@@ -96,11 +94,7 @@ class Tokens(ExampleKind):
     discrete: ClassVar[bool] = True
 
     def read(self, array: Tensor, where: str) -> Tensor:
-        """Return whole numbers (n, length) as int64.
-
-        Raises:
-            BadInput: they are no whole numbers, or one is negative.
-        """
+        """Return whole numbers (n, length), none of which may be negative, as int64."""
         if array.is_floating_point() or array.dtype in (torch.bool, torch.complex64, torch.complex128):
             raise BadInput(f"{where}: tokens are whole numbers from 0, not {array.dtype}; give the tokenizer's numbers")
         tokens = array.to(torch.int64).contiguous()

@@ -51,14 +51,8 @@ def own_images(observation: Observation, *, held_out: bool = False) -> OwnImages
     """Return the images that an adversary tries its attacks on: its public ones if enough, else fedaudit's photographs.
 
     These are mirrored, so that none is a victim's even where clients hold the same photographs. Volumes and signals are
-    made up: drawn shapes and curves.
-
-    Args:
-        observation: of the adversary.
-        held_out: those that no attack is calibrated on: every second one.
-
-    Raises:
-        NotApplicable: the examples are no images.
+    made up: drawn shapes and curves. ``held_out`` gives every second one, which no attack is calibrated on.
+    NotApplicable: the examples are no images.
     """
     chosen = slice(int(held_out), None, 2)
     records, info = observation.records, observation.task_info
@@ -102,10 +96,6 @@ def calibrated(trials: Sequence[Trial], means: Means) -> list[Trial]:
     One calibration serves all updates of the same facts: it is made on the first of them, and kept like any trial.
     Where nobody can repeat the clients' training with other examples, the attack stays as it is, and the reason is
     noted.
-
-    Args:
-        trials: to run.
-        means: with what.
     """
     groups: dict[str, list[int]] = {}
     targets: dict[str, tuple[Attack, Observation]] = {}

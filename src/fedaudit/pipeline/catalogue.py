@@ -22,11 +22,7 @@ _KINDS: dict[str, tuple[Any, ...]] = {
 
 
 def settings_of_attack(name: str) -> list[str]:
-    """Return the names of an attack's settings.
-
-    Raises:
-        BadInput: no such attack.
-    """
+    """Return the names of an attack's settings; BadInput where there is no such attack."""
     return settings_of(ATTACKS[name].value)
 
 

@@ -31,13 +31,7 @@ _MOST_ON_MEMBERS = 3
 
 
 def choose(scenario: Scenario, dataset: Dataset, model: object = None) -> list[NamedSpec]:
-    """Return the attacks that fit a federation of ``scenario`` at least, each once.
-
-    Args:
-        scenario: whose attacks are left open.
-        dataset: that its clients hold.
-        model: a user's own module, if any.
-    """
+    """Return the attacks that fit a federation of ``scenario`` at least, each once."""
     module, name = model if isinstance(model, nn.Module) else None, scenario.model.name
     if module is None and name in _DENSE:
         entry = MODELS[name]
@@ -47,12 +41,7 @@ def choose(scenario: Scenario, dataset: Dataset, model: object = None) -> list[N
 
 
 def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
-    """Return the attacks that fit at least one update of a transcript.
-
-    Args:
-        transcript: to be attacked.
-        threat: of the adversary.
-    """
+    """Return the attacks that fit at least one update of a transcript."""
     info, vertical = transcript.task_info, transcript.vertical
     threats = [threat]
     if transcript.records is None or transcript.recording:

@@ -72,18 +72,9 @@ def one_example(
 ) -> Case:
     """Return updates over one known example each: undefended, one step, from the audited model as clients run it.
 
-    The examples are the candidates that are most like their mean, apart from the victims: typical ones. Where
-    BatchNorm can't take a single example, an update is over two.
-
-    Args:
-        recording: of the federation whose model of the first recorded round is used.
-        kind: of the updates.
-        count: of the updates; each is a client's.
-        label: the examples' class; None: any.
-        model: what is audited, or the reference network.
-
-    Raises:
-        BadInput: the model can't be trained on so few.
+    The model is that of the first recorded round, or the ``reference`` network. The examples are the candidates, of the
+    class ``label`` if one is given, that are most like their mean, apart from the victims: typical ones. Where
+    BatchNorm can't take a single example, an update is over two. BadInput: the model can't be trained on so few.
     """
     transcript = recording.transcript
     inputs, labels = typical(recording.truth, count + 1, label)
@@ -285,7 +276,6 @@ def easy_case(recording: Recording, *, still: bool = False, hijacked: Federation
     16.
 
     Args:
-        recording: of the vertical federation.
         still: for attacks on images: 8 candidates in batches of 2, and a model that doesn't move.
         hijacked: of split learning with a malicious server, what the scenario says: it is played again with 64
             candidates, which are the server's public examples, too.

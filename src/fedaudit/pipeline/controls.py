@@ -105,14 +105,6 @@ def run_controls(
     easiest case of the audited model, once for all federations, and where that is lost, of the reference network. Easy
     cases together take a quarter of the attacks' time at most, but one is always run. Time is counted in iterations,
     not by the clock: on a busy machine the same controls are run.
-
-    Args:
-        summaries: of all attacks, still without controls.
-        findings: of all attacks.
-        scenario: with the attacks.
-        recordings: of the federations.
-        means: with what trials are run.
-        trials: that the findings are of.
     """
     found, attacks = Controls(), scenario.attacks
     runs = {name: (spec, defences.undefended) for name, spec, defences in scenario.runs()}
@@ -457,13 +449,10 @@ def judged_by_control(
     that found nothing is inconclusive, and so are scores that tell members the wrong way round.
 
     Args:
-        summary: still without controls.
         controls: None where they were turned off.
         who: the adversary, as a sentence begins with it.
         things: the examples, in the plural.
         wrong: why the recorded local training doesn't reproduce the federation's updates, where it doesn't; else None.
-        attack: that found it, with its settings.
-        conditions: of the federation's updates.
     """
     if summary.verdict in LEAKS or summary.verdict == "not applicable":
         return summary
@@ -573,12 +562,7 @@ def _reversed(summary: AttackSummary) -> str:
 
 
 def cautions(attack: Attack, findings: Sequence[FindingResult]) -> list[str]:
-    """Return what weakens a verdict without a leak: little effort, progress that hadn't ended, facts that are unknown.
-
-    Args:
-        attack: with its settings.
-        findings: of its runs on one federation.
-    """
+    """Return what weakens a verdict without a leak: little effort, progress that hadn't ended, unknown facts."""
     lines = []
     for setting in ("iterations", "restarts"):
         default = getattr(type(attack), setting, None)

@@ -69,9 +69,6 @@ def of_federation(federation: Federation, question: Question) -> Ledger:
 
     Who takes part is drawn as in the simulation. Against central noise all rounds count for everybody, because a
     global model is made of the messages of all.
-
-    Raises:
-        BadInput: its rounds can't be drawn.
     """
     sanitiser, aggregator = federation.defences.sanitiser, federation.defences.aggregator
     budget = PrivacyBudget(federation, History())
@@ -115,12 +112,10 @@ def of_filters(
     """Return a ledger for all sites that send through the same filters of NVFlare, or mods of Flower.
 
     Args:
-        name: of the job or app.
         sites: by name, the filters of each in the order in which they work: a class's name, and its settings; a class
             of neither NVFlare, Flower nor ours with its module, and it isn't known.
         rounds: that are planned; every site sends in each.
         elements: of the model's whole state; None: not known.
-        question: what is asked.
         whole: the sites that may send whole weights.
 
     Raises:
@@ -180,11 +175,7 @@ class Chain:
 
 
 def known_sanitiser(kind: str, settings: Mapping[str, Any]) -> Sanitiser | None:
-    """Return the sanitiser of ours that a framework's filter or mod is; None: none is known.
-
-    Raises:
-        BadInput: the settings aren't possible.
-    """
+    """Return the sanitiser of ours that a framework's filter or mod is; None: none is known."""
     known = kind if kind in SANITISERS else FILTERS.get(kind)
     if known is None:
         return None
@@ -195,9 +186,6 @@ def of_whole_weights(filters: Sequence[Filter]) -> str:
     """Return what NVFlare's filters that clip each number leave of whole weights, in a line; empty: they don't matter.
 
     They are made for differences of one local step. Larger clips than 1 aren't told: hardly a weight is above that.
-
-    Raises:
-        BadInput: their settings aren't possible.
     """
     for kind, settings in filters:
         if "WEIGHTS" not in (settings.get("data_kinds") or ["WEIGHTS"]):
@@ -214,14 +202,8 @@ def of_whole_weights(filters: Sequence[Filter]) -> str:
 def chain_account(name: str, filters: Sequence[Filter], elements: int | None, sites: int = 1) -> Chain:
     """Return what filters promise for each site's messages.
 
-    Args:
-        name: of the job, app or site.
-        filters: in the order in which they work.
-        elements: of the model's whole state; None: not known.
-        sites: that send through them.
-
-    Raises:
-        BadInput: an ε depends on what isn't known, the settings aren't possible, or two noises are on one message.
+    Filters stand in the order in which they work; ``elements`` are the model's whole state's, None: not known.
+    BadInput: an ε depends on what isn't known, the settings aren't possible, or two noises are on one message.
     """
     accounts: dict[str, PrivacyAccount] = {}
     notes, shown = [], []
@@ -267,9 +249,7 @@ def chain_account(name: str, filters: Sequence[Filter], elements: int | None, si
 def of_recording(folder: Path, question: Question) -> Ledger:
     """Return the ledger of what travelled: for every client, of the noise that its messages have on record.
 
-    Raises:
-        BadInput: there is no transcript, or it has no single clients' updates.
-        CorruptTranscript: its index is damaged or was changed.
+    BadInput: there is no transcript, or it has no single clients' updates.
     """
     header = read_header(folder)
     messages: dict[int, list[tuple[int, SanitiserInfo | None]]] = {}

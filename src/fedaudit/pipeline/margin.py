@@ -77,10 +77,6 @@ def ladder(observation: Observation, seed: int) -> list[Step]:
 
     Defences go first; then steps are halved, then batches; then labels are granted; BatchNorm takes its running
     statistics; in the end the network is untrained. Each rung keeps what the one before has made easier.
-
-    Args:
-        observation: of one update.
-        seed: of the untrained network.
     """
     message = observation.single()
     update, training = message.update, message.update.training
@@ -121,10 +117,7 @@ def ladder(observation: Observation, seed: int) -> list[Step]:
 def nearest(steps: Sequence[Step], has_power: Callable[[int], bool], first: int) -> int | None:
     """Return the hardest step from ``first`` on in which an attack has power, by bisection; None: it has it in none.
 
-    Args:
-        steps: of a ladder, the hardest first.
-        has_power: of a step's position; it is asked of few.
-        first: position of the hardest one that may be asked.
+    Steps stand the hardest first; ``has_power`` is asked of few positions.
     """
     ends = [len(steps) - 1]
     if steps[-1].changes[-1:] == (_UNTRAINED,):  # which may be harder than the clients', if these began in another way
@@ -187,11 +180,6 @@ def margin_of(
 
     Args:
         attack: that found nothing; it is calibrated under each condition, if it is to be.
-        observation: of one update.
-        truth: of the federation, for its candidates.
-        means: with what.
-        seed: of the scenario.
-        device: where to compute.
         known: its power under the audited conditions, where that was measured.
         work: that this and the margin may cost together, in iterations on one example.
     """
@@ -306,11 +294,6 @@ def run_margins(
 
     Args:
         summaries: of all attacks, judged by their controls.
-        trials: that they are of.
-        recordings: of the federations.
-        scenario: with the attacks.
-        controls: of the audit.
-        means: with what trials are run.
         wrong: federation to why its recorded training isn't what was done, where that is so.
     """
     found: list[MarginResult] = []

@@ -312,11 +312,7 @@ class MemberWatch:
         return [self._tested("span", scores[:many], scores[many:], (inputs, labels))]
 
     def _tested(self, by: str, own: Tensor, others: Tensor, records: Examples) -> Told:
-        """Test, and spend a level.
-
-        Raises:
-            BadInput: members are told, but the records alone tell them as well.
-        """
+        """Test, and spend a level; BadInput where members are told, but the records alone tell them as well."""
         self._tests[by] += 1
         auc = float(((own[:, None] > others) + 0.5 * (own[:, None] == others)).mean())
         told = Told(by, auc, exact_test(own, others), level(self._tests[by]), len(own), len(others))

@@ -159,7 +159,6 @@ def attack_transcript(
     some.
 
     Args:
-        source: the transcript, or its folder.
         specs: of each attack its ``name`` and settings; None: those that fit.
         threat: fields of a ThreatModel.
         seed: of the attacks; None takes the recorded scenario's, or 0 where there is no ground truth.
@@ -170,9 +169,6 @@ def attack_transcript(
         out: folder that the findings, or their evaluation, will be written to.
         without_truth: what to say where there is no ground truth; None attacks all the same.
         records: of a recording: examples that nobody trained on; None: the recorder's candidates.
-
-    Raises:
-        BadInput: a name, setting, flag or file can't be used.
     """
     started = time.time()
     adversary = threat_from(threat)
@@ -255,11 +251,7 @@ def attack_transcript(
 
 
 def _of_first(trials: Sequence[Trial], count: int) -> list[Trial]:
-    """Return the trials, of which those on one client alone that isn't among the first ``count`` are refused.
-
-    Raises:
-        BadInput: the count isn't positive.
-    """
+    """Return the trials, of which those on one client alone that isn't among the first ``count`` are refused."""
     if count < 1:
         raise BadInput(f"--clients is {count}; give 1 or more")
     alone = [{m.client for m in trial.observation.messages} for trial in trials]
@@ -280,14 +272,8 @@ def evaluate_findings(
 ) -> Audit:
     """Evaluate what attacks made of a transcript.
 
-    Args:
-        found: of :func:`attack_transcript`.
-        truth: the ground truth or its file; None: the one beside the transcript.
-        means: with what; findings are kept where those of the attacks are.
-        controls: whether attacks that found nothing get a positive control.
-
-    Raises:
-        BadInput: there is no ground truth, or it isn't that of the transcript.
+    With no ``truth``, the one beside the transcript counts; it must be that of the transcript. With ``controls``
+    attacks that found nothing get a positive control.
     """
     transcript, attacks, adversary = found.transcript, found.attacks, found.threat
     drawn = transcript.recording is not None and transcript.records is not None  # from the truth that the attack had
@@ -340,11 +326,7 @@ def evaluate_findings(
 
 
 def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcript) -> ThreatModel:
-    """Return the adversary with what the transcript grants, as far as it was asked for.
-
-    Raises:
-        BadInput: it is to know labels that the transcript doesn't hold.
-    """
+    """Return the adversary with what the transcript grants of what it asks for; BadInput where labels aren't in it."""
     if transcript.records is not None:
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
         adversary = threat_from(
@@ -406,11 +388,7 @@ def _summed(transcript: Transcript, group_size: int) -> tuple[Transcript, dict[t
 
 
 def _attacks(specs: Sequence[Mapping[str, Any]]) -> tuple[list[Attack], list[dict[str, Any]]]:
-    """Return the attacks of that name and settings, and the settings that were given.
-
-    Raises:
-        BadInput: a name or setting can't be used, or a name is given twice.
-    """
+    """Return the attacks of these names and settings, and the settings given; BadInput where a name is given twice."""
     names = [spec["name"] for spec in specs]
     if len(set(names)) < len(names):
         raise BadInput("the same attack is named twice; give every --attack once")
@@ -419,11 +397,7 @@ def _attacks(specs: Sequence[Mapping[str, Any]]) -> tuple[list[Attack], list[dic
 
 
 def threat_from(values: dict[str, Any]) -> ThreatModel:
-    """Return a threat model of its fields.
-
-    Raises:
-        BadInput: one line that names the field and says what is wrong with it.
-    """
+    """Return a threat model of its fields; BadInput is one line that names the field and says what is wrong with it."""
     try:
         return ThreatModel.model_validate(values)
     except ValidationError as error:

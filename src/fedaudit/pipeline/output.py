@@ -23,13 +23,9 @@ OWN_FILES = ("report.html", "results.json", "scenario.yaml", "findings.json", RE
 def holds_another(out: Path, wanted: Scenario | dict[str, Any], *, overwrite: bool) -> bool:
     """Return whether ``out`` holds the results of something else than what is wanted.
 
-    Args:
-        out: folder that results go to; it needn't exist.
-        wanted: an audit's scenario, spelled out, or what is asked of an attack on a transcript (:func:`save_request`).
-        overwrite: whether these may go, see :func:`clear`.
-
-    Raises:
-        BadInput: it does, and they may not.
+    ``wanted`` is an audit's scenario, spelled out, or what is asked of an attack on a transcript
+    (:func:`save_request`). The folder needn't exist. BadInput: it holds such, which may not go (:func:`clear`)
+    without ``overwrite``.
     """
     found = next((out / name for name in ("results.json", "findings.json") if (out / name).exists()), None)
     if found is None or _same(out, wanted):
@@ -43,11 +39,7 @@ def holds_another(out: Path, wanted: Scenario | dict[str, Any], *, overwrite: bo
 
 
 def clear(out: Path) -> None:
-    """Delete an audit's results in ``out``: our own files, and of others those that its lists name as ours.
-
-    Raises:
-        BadInput: a file can't be deleted.
-    """
+    """Delete an audit's results in ``out``: our own files, and of others those that its lists name as ours."""
     for name in [*_named_files(out), *OWN_FILES]:
         try:
             inside(out, name).unlink(missing_ok=True)
@@ -58,11 +50,7 @@ def clear(out: Path) -> None:
 
 
 def save_request(out: Path, request: dict[str, Any]) -> None:
-    """Write what is asked of an attack on a transcript, so that :func:`holds_another` knows it again.
-
-    Raises:
-        BadInput: it can't be written.
-    """
+    """Write what is asked of an attack on a transcript, so that :func:`holds_another` knows it again."""
     try:
         inside(out, REQUEST).write_text(plain_yaml.dumps(request), encoding="utf-8")
     except OSError as error:

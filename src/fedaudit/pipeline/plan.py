@@ -70,10 +70,7 @@ class Plan:
     def played(self, check: str, seconds: float, takes: float = 0.0) -> None:
         """Pay for a check that was played.
 
-        Args:
-            check: its name.
-            seconds: that it took.
-            takes: seconds that it takes to say something, where these were too few, or it failed.
+        ``takes``: seconds that it takes to say something, where these were too few, or it failed.
         """
         self.saved[check] = max(0.0, self.saved.get(check, 0.0) - seconds)
         self.costs[check] = max(seconds, takes)
@@ -81,9 +78,7 @@ class Plan:
     def end(self, one: SiteRound, beside: float = 0.0) -> None:
         """End a round: what the guard took in it is spent, and a quiet one tells what is usual.
 
-        Args:
-            one: the round.
-            beside: of its seconds, those that no check took.
+        ``beside``: of the round's seconds, those that no check took.
         """
         self.spent += one.spent
         self.beside = beside

@@ -110,10 +110,6 @@ def power_of(
 
     Args:
         runs: the attack, and what it was run on; taken in turn.
-        truth: of the federation, for its candidates.
-        means: with what.
-        seed: of the scenario.
-        device: where to compute.
         name: of the condition, for the names of images.
 
     Raises:
@@ -183,7 +179,6 @@ def known_updates(
 
     Args:
         runs, truth, seed, device, name: as of :func:`power_of`.
-        clients: known ones.
 
     Raises:
         NotApplicable: nobody can repeat such training; the attack refuses it; there are too few held-out examples.
@@ -234,10 +229,7 @@ def _known(truth: Truth, attack: Attack, observation: Observation, needed: int) 
     """Return known examples with labels: held-out ones of the same data, where there are enough, else photographs.
 
     What the attack may have been fitted to isn't among them: the adversary's public examples, and those that its files
-    were made from.
-
-    Raises:
-        NotApplicable: there are too few of either.
+    were made from. NotApplicable: there are too few of either.
     """
     victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
     if observation.records is not None:

@@ -232,9 +232,6 @@ def spell_out(
     """Return the scenario as :func:`resolve` does, without making its parts, and the data set.
 
     It is read where attacks are left open only: :func:`resolve` takes it, and needn't read it again.
-
-    Raises:
-        BadInput: parts don't fit together.
     """
     _check(scenario)
     if not scenario.attacks and (dataset is not None or scenario.data.name != "custom"):
@@ -248,8 +245,7 @@ def spell_out(
 def of_one_tensor_each(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, Dataset]:
     """Return a user's module, that takes and returns one tensor where it had several, and data with targets for it.
 
-    Raises:
-        BadInput: it doesn't take the data set's inputs, or returns something else than tensors.
+    BadInput: it doesn't take the data set's inputs, or returns something else than tensors.
     """
     if packings_in(module) != (None, None):
         return module, dataset
@@ -262,11 +258,7 @@ def of_one_tensor_each(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, 
 
 
 def check_files(scenario: Scenario) -> None:
-    """Refuse a scenario whose attacks name files that aren't there; in a study they are why a cell is empty.
-
-    Raises:
-        MissingData: one isn't there.
-    """
+    """Raise MissingData if attacks name files that aren't there; in a study such attacks are why a cell is empty."""
     for attack in scenario.attacks:
         for file in attack.files():
             if not file.is_file():
@@ -287,11 +279,7 @@ def _loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:
 
 
 def _check(scenario: Scenario) -> None:
-    """Refuse what can be seen to be wrong before data are read.
-
-    Raises:
-        BadInput: a name is unknown, or parts don't fit together.
-    """
+    """Refuse what can be seen to be wrong before data are read."""
     name = scenario.model.name
     if ":" in name or name.endswith(".py"):
         raise BadInput(f"model.name is '{shown(name)}': a scenario names models that fedaudit knows; {OWN_MODEL}")

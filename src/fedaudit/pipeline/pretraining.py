@@ -77,11 +77,7 @@ def trained_before() -> Trained | None:
 def pretrain(
     model: nn.Module, loss: Loss, task_info: TaskInfo, dataset: Dataset, scenario: Scenario, display: Display
 ) -> str:
-    """Train the model, in place, on the train split, and return what was done, in words.
-
-    Raises:
-        BadInput: BatchNorm would have to normalise over single examples.
-    """
+    """Train the model, in place, on the train split; say how. BadInput: BatchNorm would normalise single examples."""
     if (trained := trained_before()) is None:
         return _train(model, loss, task_info, dataset, scenario, display)
     splits = [(split.inputs, split.targets) for split in (dataset.train, dataset.test)]

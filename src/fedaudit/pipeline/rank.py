@@ -23,11 +23,7 @@ from fedaudit.utils.seeds import generator
 
 
 def load(scenario: str | None, overrides: list[str], seed: int | None) -> Scenario:
-    """Return the scenario that is meant: a YAML file's, or the default one with the model of that name.
-
-    Raises:
-        BadInput: neither.
-    """
+    """Return the scenario that is meant: a YAML file's, or the default one with the model of that name."""
     if scenario is not None and scenario in MODELS and not Path(scenario).exists():
         return load_scenario(None, [f"model.name={scenario}", "model.width=null", *overrides], seed)
     return load_scenario(Path(scenario) if scenario else None, overrides, seed)
@@ -44,14 +40,8 @@ def rank_of(
 ) -> RankAnalysis:
     """Return the rank analysis of the model of ``scenario``, in the state in which round 0 begins.
 
-    Args:
-        scenario: its model, its data's shape and classes, and its seed are used, its attacks aren't.
-        data_dir: where data sets that aren't embedded lie.
-        dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.resolve`.
-
-    Raises:
-        BadInput: the model can't be made.
-        NotApplicable: it is no chain of affine layers and invertible activations; the message says why.
+    Of the scenario its model, its seed, and the shape and classes of its data are used, its attacks aren't.
+    NotApplicable: the model is no chain of affine layers and invertible activations; the message says why.
     """
     resolved = resolve(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss)
     federation = resolved.federations[0]

@@ -46,19 +46,12 @@ def with_records(
     the share of each client's examples that have it, each counted once.
 
     Args:
-        transcript: of a recording.
-        truth: with what its clients trained on.
         path: folder of that, where the recorder's candidates lie; None: there is none.
         given: examples that nobody trained on, as the model sees them (:func:`fedaudit.data.own.pairs_of`); None: the
             recorder's candidates that no update used.
         threat: says how many records and public examples; by default 300 records, or as many as can be matched, and for
             a property 500 public examples, or as many as there are; half of them where records are drawn, too.
-        seed: of the draws.
         members: whether records are wanted, beside public examples for a property.
-
-    Raises:
-        BadInput: they can't be drawn; the message says what is missing.
-        CorruptTranscript: a file is damaged, or these examples aren't of this task.
     """
     info = transcript.task_info
     if info.causal:
@@ -141,11 +134,7 @@ def _shares(drawn: RecordDraw, held: dict[int, Split], info: TaskInfo) -> Tensor
 
 
 def _others(transcript: Transcript, path: Path | None, given: Any) -> Examples:
-    """Return the examples that are known and that nobody trained on.
-
-    Raises:
-        BadInput: there are none, or they are of another shape than the clients'.
-    """
+    """Return the examples that are known and nobody trained on; BadInput: there are none, or of another shape."""
     info = transcript.task_info
     if given is None:
         found = None if path is None else unused_candidates(path, transcript)

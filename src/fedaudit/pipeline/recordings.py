@@ -46,12 +46,8 @@ _UPDATES = 4  # of a simulation that are replayed, the first ones
 def own_module(name: str, checkpoint: Path | None = None) -> nn.Module:
     """Return the module that ``package.module:factory`` stands for: a module, or a class or function that makes one.
 
-    Args:
-        name: of it.
-        checkpoint: file with its weights; what doesn't travel in the federation (a frozen part) has these.
-
-    Raises:
-        BadInput: there is none, or it can't be made without arguments.
+    It is made without arguments. What doesn't travel in the federation (a frozen part) has the weights of
+    ``checkpoint``.
     """
     found = load_object(name, "--model")
     if not isinstance(found, nn.Module):
@@ -204,13 +200,8 @@ def with_labels(transcript: Transcript, truth: Truth) -> Transcript:
 def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, display: Display) -> Transcript:
     """Train every update again from what was recorded, on the truth, and return the transcript with the errors.
 
-    What an earlier check found is taken from ``folder`` and the rest is kept there.
-
-    Args:
-        transcript: of a recording.
-        truth: with what the model saw.
-        folder: of the recording; None keeps nothing.
-        display: shows progress.
+    What an earlier check found is taken from ``folder``, the recording's, and the rest is kept there; None keeps
+    nothing.
     """
     replays = dict(transcript.replays)
     if (trees := transcript.trees) is not None:
@@ -304,11 +295,7 @@ def replay_update(
     of a recording ordinarily do to their updates is tried.
 
     Args:
-        transcript: that it is of.
         truth: on which it is repeated: what the model saw, where that was recorded.
-        index: of the round.
-        start: weights that the client was sent.
-        update: with the facts that are checked.
         lengths: norms of the other updates.
 
     Returns:

@@ -214,9 +214,6 @@ def record(
     """Simulate the federations (all, or those in ``names``); within ``training_once`` the last long one is kept.
 
     With ``store``, a folder, long ones that are killed go on from there.
-
-    Raises:
-        BadInput: as :func:`fedaudit.simulation.simulator.simulate`.
     """
     display = display or Quiet()
     about: dict[str, Any] = {
@@ -251,11 +248,7 @@ def record(
 
 
 def check_public_examples(recordings: Sequence[Recording], attacks: Sequence[Attack]) -> None:
-    """Raise if an attack's public examples have a victim among them: then it would know what it is to find out.
-
-    Raises:
-        BadInput: they have.
-    """
+    """Raise BadInput if an attack's public examples have a victim among them: it would know what it is to find."""
     for attack in attacks:
         public = attack.public_examples()
         if public is None:

@@ -51,12 +51,7 @@ class Written:
 
 
 def read_site(folder: Path) -> Written:
-    """Read a site's file; where there is none, nothing was written.
-
-    Raises:
-        BadInput: it is too large, or no file.
-        OSError: it can't be read.
-    """
+    """Read a site's file; where there is none, nothing was written. BadInput: it is too large, or no file."""
     try:
         with opened(folder / FILE, SITE) as file:
             return _read(file)
@@ -83,13 +78,7 @@ def append_round(folder: Path, make: Callable[[Written], SiteRound]) -> tuple[Si
     Nobody else writes between reading and appending, and when this returns the line is on the disk; half a line is
     taken away again, where that can be.
 
-    Args:
-        folder: of the file; it is made.
-        make: gives the line, knowing what stands there.
-
-    Raises:
-        BadInput: the file is too large, or none.
-        OSError: it can't be written.
+    ``make`` gives the line, knowing what stands there; the folder is made. BadInput: the file is too large, or none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
@@ -129,11 +118,7 @@ def _alone(file: IO[bytes]) -> Iterator[None]:
 
 
 def filters_of(sanitised: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> list[Filter] | None:
-    """Return what a site says of its updates' defence, ``{"name": "local-dp", …}`` or several, as filters.
-
-    Raises:
-        BadInput: it isn't of that form, or there is no such sanitiser or setting.
-    """
+    """Return what a site says of its updates' defence, ``{"name": "local-dp", …}`` or several, as filters."""
     if sanitised is None:
         return None
     several = [sanitised] if isinstance(sanitised, Mapping) else list(sanitised)
@@ -151,13 +136,8 @@ def filters_of(sanitised: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 def site_account(filters: Sequence[Filter], elements: int | None, delta: float | None) -> PrivacyAccount | None:
     """Return what a site's updates cost that go through these filters, as ``fedaudit ledger`` counts; None: no bound.
 
-    Args:
-        filters: in the order in which they work.
-        elements: of the model's whole state; None: not known.
-        delta: in place of the settings'.
-
-    Raises:
-        BadInput: it can't be accounted for.
+    Filters stand in the order in which they work; ``elements`` are the model's whole state's, None: not known;
+    ``delta`` counts in place of the settings'. BadInput: it can't be accounted for.
     """
     account = chain_account("the site", filters, elements).account
     if account is None:
@@ -215,11 +195,7 @@ class Book:
     lasting: bool = True
 
     def rounds(self, job: str, site: str) -> list[SiteRound]:
-        """Return what was written down of a site in a job.
-
-        Raises:
-            BadInput: the file can't be read.
-        """
+        """Return what was written down of a site in a job."""
         if self.folder is None:
             return []
         try:
@@ -230,10 +206,8 @@ class Book:
     def stops(self, job: str, site: str, through: Sequence[Filter], elements: int) -> str | None:
         """Return why the budget doesn't allow another update; None: it does.
 
-        Args:
-            job, site: whose.
-            through: all filters of the site's updates, as far as the framework tells.
-            elements: of the model's whole state.
+        ``through`` are all filters of the site's updates, as far as the framework tells; ``elements`` are the whole
+        state's.
         """
         if self.target is None or self.folder is None:
             return None
@@ -248,10 +222,8 @@ class Book:
         """Write a round down, before its update leaves, and draw the page, if that is wanted.
 
         Args:
-            line: the round.
             through: as of :meth:`stops`; None: whatever the site says, nothing works on what leaves.
             elements: of the model's whole state; None: not known.
-            draw: whether to draw the page.
         """
         if (folder := self.folder) is None:
             return WrittenRound(line.done)
@@ -294,8 +266,7 @@ class Book:
     ) -> float:
         """Return the ε of a site's updates in a job with another one; infinite where nothing bounds it.
 
-        Raises:
-            BadInput: it can't be accounted for, or updates left that cost more than what is known now would have.
+        BadInput: it can't be accounted for, or updates left that cost more than what is known now would have.
         """
         if through is None:
             raise BadInput("no defence of updates works on it, so that nothing bounds what it tells")

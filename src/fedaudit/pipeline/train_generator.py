@@ -64,9 +64,6 @@ def public_examples(dataset: Dataset) -> Tensor:
 
     The clients of a scenario hold the test split (or the audit refuses the generator), so the adversary's public data
     and the victims have no image in common.
-
-    Raises:
-        BadInput: these aren't images, or none is left.
     """
     kind = example_kind(dataset.kind)
     if kind.name not in _MADE:
@@ -99,12 +96,7 @@ def train_generator(
         out: a .safetensors file.
         latent: elements of a latent code.
         width: channels at the image's own size.
-        plan: how.
         again: train in any case, and write over what ``out`` holds.
-        display: shows progress.
-
-    Raises:
-        BadInput: the data aren't images, a number isn't allowed, ``out`` holds something else, or can't be written.
     """
     plan = plan or TrainingPlan()
     if out.suffix != ".safetensors":

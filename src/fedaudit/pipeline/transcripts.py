@@ -21,14 +21,7 @@ from fedaudit.utils.progress import Display
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield the folder in which a simulation that is killed goes on; what ``whole`` within it is then becomes ``out``.
-
-    Args:
-        out: a new folder; it appears at once.
-
-    Raises:
-        BadInput: ``out`` isn't new or can't be written.
-    """
+    """Yield the folder in which a killed simulation goes on; what ``whole`` in it is then becomes the new ``out``."""
     partial = out.with_name(out.name + ".partial")
     if (out / INDEX).is_file() or any(out.glob(f"*/{INDEX}")):
         shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed when all was done
@@ -49,16 +42,6 @@ def simulate_all(
     """Simulate every federation of ``scenario`` and write the transcript and the truth of each to ``out/NAME``.
 
     ``out`` appears at once; where it takes long and is killed, the same call goes on from there.
-
-    Args:
-        scenario: what to simulate.
-        out: a new folder.
-        data_dir: where data sets that aren't embedded lie.
-        workers: processes.
-        display: shows progress.
-
-    Raises:
-        BadInput: something in the scenario can't be used, or ``out`` isn't new or can't be written.
     """
     with new_folder(out) as partial:
         resolved = resolve(scenario, data_dir=data_dir, display=display)
@@ -69,11 +52,7 @@ def simulate_all(
 
 
 def check_single(folder: Path) -> None:
-    """Refuse a folder that holds no transcript, but whose folders do.
-
-    Raises:
-        BadInput: it is one.
-    """
+    """Raise BadInput for a folder that holds no transcript, but whose folders do."""
     if folder.is_dir() and not (folder / INDEX).is_file():
         within = sorted(str(path.parent) for path in folder.glob(f"*/{INDEX}"))
         if within:

@@ -51,8 +51,7 @@ class Trial:
     def key(self, native: str | None = None) -> str:
         """Return a hash of everything that the finding depends on: the attack's input, not the scenario around it.
 
-        Args:
-            native: the native code that it was made with; this machine's if None.
+        ``native`` is the native code that it was made with; None: this machine's.
         """
         return computation(
             native_code() if native is None else native,
@@ -88,11 +87,7 @@ class Trial:
         return finding.attack == self.attack.name and isinstance(finding, self.attack.finds)
 
     def kept(self, path: Path) -> Finding:
-        """Return this trial's finding that was kept in ``path``, a file named by the trial's key.
-
-        Raises:
-            BadInput: it is damaged or was changed, or another trial's.
-        """
+        """Return this trial's finding, kept in ``path`` by its key; BadInput: it is damaged, changed or another's."""
         found = Finding.load(path, path.stem)
         if not self.fits(found):
             raise BadInput(
@@ -142,8 +137,6 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
     """Run all trials that have no outcome yet; return all with theirs, in order, whatever the number of workers.
 
     Args:
-        trials: to run.
-        means: with what.
         title: of the work, for the display; default: how many attacks these are.
 
     Raises:

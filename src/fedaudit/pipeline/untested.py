@@ -22,12 +22,6 @@ def not_tried(
     """Return which of the two first questions weren't tried, the examples themselves and membership, and why.
 
     And how many runs of attacks were left out by a limit on time or on clients.
-
-    Args:
-        kind: of the examples.
-        scenario: with the attacks that were asked for.
-        recordings: that were attacked.
-        findings: of all runs.
     """
     ran = {f.kind for f in findings if f.status == "done"}
     lines = []
@@ -66,13 +60,7 @@ def _no_rebuilding(recordings: Sequence[Recording], asked: Sequence[Attack]) -> 
 
 
 def left_out(scenario: Scenario, attacks: Sequence[Attack], kind: str) -> list[str]:
-    """Return the attacks that weren't run, grouped by the reason.
-
-    Args:
-        scenario: what was audited.
-        attacks: that were run.
-        kind: of the examples.
-    """
+    """Return the attacks that weren't run, grouped by the reason."""
     named = {attack.name for attack in attacks}
     kinds = {attack.finds.kind for attack in attacks}
     vertical, trees = any(a.vertical for a in attacks), any(a.trees_only for a in attacks)

@@ -85,14 +85,11 @@ def verify_audit(
     is read. Then follow evaluation against the truth, verdicts, scores, images and the page.
 
     Args:
-        folder: of the audit.
         transcript: that was attacked, or its folder; needed where that isn't ``folder/recording``.
         truth: its ground truth, where that doesn't lie beside it.
         data_dir, dataset, model, loss: as of :func:`fedaudit.pipeline.run.run_audit`.
         task, records: of a recording, as the attack had them.
         rounds: of a recording; default: those that were attacked.
-        workers: processes for the simulation.
-        display: shows progress.
 
     Raises:
         BadInput: there are no results or no findings, they were changed, or they can't be derived here.

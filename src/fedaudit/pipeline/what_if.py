@@ -9,12 +9,9 @@ from fedaudit.utils.errors import BadInput
 
 
 def with_what_if(scenario: Scenario) -> Scenario:
-    """Return ``scenario`` under no defence and under three that fit what its first attack is after.
+    """Return ``scenario``, which compares no defences yet, under none and under three that fit its first attack's aim.
 
     Accuracy is measured after the last round, where the scenario measures none: it is part of the price.
-
-    Raises:
-        BadInput: the scenario compares defences already.
     """
     if scenario.other_defences or not scenario.defences.undefended:
         raise BadInput("--what-if chooses the defences, and the scenario names some: leave one of the two out")

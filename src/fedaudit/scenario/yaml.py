@@ -16,11 +16,7 @@ def describe_source(path: Path | None) -> str:
 
 
 def read_scenario(path: Path | None, overrides: list[str] | None = None, seed: int | None = None) -> dict[str, Any]:
-    """Return what the file (the embedded default if ``path`` is None) says, with ``key=value`` overrides applied.
-
-    Raises:
-        BadInput: the file can't be read, isn't YAML, or isn't a mapping; an override leads nowhere.
-    """
+    """Return what the file (the embedded default if ``path`` is None) says, with ``key=value`` overrides applied."""
     where = describe_source(path)
     if path is not None and path.suffix == ".py":
         raise BadInput(f"{where} is a Python program, and no YAML; {OWN_MODEL}")
@@ -33,11 +29,7 @@ def read_scenario(path: Path | None, overrides: list[str] | None = None, seed: i
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Split ``key=value``; the value is read as YAML, so that numbers, lists and null mean what they look like.
-
-    Raises:
-        BadInput: there is no ``=`` or the value isn't YAML.
-    """
+    """Split ``key=value``; the value is read as YAML, so that numbers, lists and null mean what they look like."""
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
         raise BadInput(f"--set {text}: expected key=value, for example federations.fedavg.local_steps=8")

@@ -162,7 +162,6 @@ def recognise(
     Args:
         loss: of outputs (n, ``outputs``) and targets, (n,) for ``classes``, or labels or real values (n, ``outputs``),
             of one (n, 1) or (n,); or of outputs (n, ``outputs``, *spatial) and masks (n, *spatial).
-        outputs: of the model.
         classes: how many; None for other tasks.
         task: None: regression where there are no classes.
         axes: that masks have.

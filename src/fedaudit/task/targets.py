@@ -76,7 +76,6 @@ def target_fault(targets: Tensor, task: Task, count: int, shape: tuple[int, ...]
 
     Args:
         targets: of any type; of masks ``NOTHING`` where a pixel is ignored.
-        task: what they are of.
         count: classes of a classification or of a mask's pixels, else values an example.
         shape: of one example's target.
     """
@@ -97,17 +96,7 @@ def target_fault(targets: Tensor, task: Task, count: int, shape: tuple[int, ...]
 
 
 def check_loss(task: Task, num_classes: int | None, loss: str, outputs: int) -> None:
-    """Check that a registered loss fits a task.
-
-    Args:
-        task: that it should fit.
-        num_classes: of a classification.
-        loss: registered name.
-        outputs: of the model, of a mask for each pixel.
-
-    Raises:
-        BadInput: it doesn't; the message says what does.
-    """
+    """Check that a registered loss fits a task and ``outputs``, of a mask for each pixel; BadInput says which does."""
     kind, one_logit = TASKS[task], task == "segmentation" and outputs == 1
     losses = ONE_LOGIT if one_logit else kind.losses
     if loss in losses:
@@ -127,9 +116,7 @@ def observed_task(targets: Tensor, input_shape: tuple[int, ...], loss: str | Non
 
     Args:
         targets: (n, ...) as the loss was given them, of all batches that were seen.
-        input_shape: of one example.
         loss: registered name, or ``custom``.
-        outputs: of the model.
     """
     spatial, shape = input_shape[1:], tuple(targets.shape[1:])
     masks = spatial and (shape in (spatial, (1, *spatial)) or shape == (outputs, *spatial))
@@ -166,11 +153,7 @@ def read_targets(seen: Tensor, task: Task, shape: tuple[int, ...]) -> Tensor:
 
     Args:
         seen: of any type; of masks ``NOTHING`` where a pixel is ignored.
-        task: what they are of.
         shape: of one example's target.
-
-    Raises:
-        BadInput: they can't be the task's.
     """
     kind, own = TASKS[task], tuple(seen.shape[1:])
     if task in ("classification", "segmentation") and seen.is_floating_point():

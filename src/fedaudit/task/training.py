@@ -89,11 +89,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 
 
 def loss_name(loss: Loss) -> str:
-    """Return the name of a user's own loss: that of the binary cross-entropy where it is that, else ``custom``.
-
-    Raises:
-        BadInput: it weighs examples, or isn't the mean.
-    """
+    """Return ``custom`` for a user's own loss, or the binary cross-entropy's name; BadInput: it isn't a plain mean."""
     if loss is nn.functional.binary_cross_entropy_with_logits:
         return BCE
     several = isinstance(loss, nn.BCEWithLogitsLoss) and loss.pos_weight is not None and loss.pos_weight.numel() > 1

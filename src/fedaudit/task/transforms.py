@@ -84,11 +84,7 @@ TRANSFORMS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
 
 
 def parsed(policy: str) -> Steps:
-    """Return the transformations of a policy, each with its magnitude from 0 to 9.
-
-    Raises:
-        BadInput: there is no such transformation or magnitude.
-    """
+    """Return the transformations of a policy, each with its magnitude from 0 to 9."""
     steps = []
     for part in policy.split(","):
         name, _, magnitude = part.strip().partition(":")
@@ -105,13 +101,8 @@ def parsed(policy: str) -> Steps:
 def transformed(policy: str, inputs: Tensor, task_info: TaskInfo) -> Tensor:
     """Return what a policy makes of images, differentiable.
 
-    Args:
-        policy: as :func:`parsed` reads it.
-        inputs: (n, C, H, W) normalised.
-        task_info: by which they were.
-
-    Raises:
-        BadInput: the examples aren't images of 3 pixels or more a side.
+    Images are (n, C, H, W), of 3 pixels or more a side, normalised as ``task_info`` says; ``policy`` is as
+    :func:`parsed` reads it.
     """
     if inputs.ndim != 4 or task_info.example_kind.bounds is None or min(inputs.shape[2:]) < 3:
         raise BadInput(

@@ -210,11 +210,7 @@ class Writer:
         self.write_header()
 
     def write_tensors(self, file: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a file of the open round; of one that can't be written nothing stays.
-
-        Raises:
-            OSError, ValueError: it can't be written.
-        """
+        """Write a file of the open round; of one that can't be written (OSError, ValueError) nothing stays."""
         try:
             with (self.folder / file).open("wb") as opened:
                 write(opened, pieces({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
@@ -225,16 +221,7 @@ class Writer:
         self._digests[file] = self._beside.submit(file_sha256, self.folder / file)
 
     def close_round(self, entry: RoundEntry | None) -> None:
-        """Write the index of the round to which the files belong that were written.
-
-        Of a round without an index nothing stays.
-
-        Args:
-            entry: of the round; None leaves it out.
-
-        Raises:
-            OSError: it can't be written.
-        """
+        """Write the index of the round whose files were written; of a round without one (None) nothing stays."""
         digests, self._digests = self._digests, {}
         if self._beside is not None:
             self._beside.shutdown()
@@ -254,11 +241,7 @@ class Writer:
         self.write_header()
 
     def write_part(self, part: TranscriptPart, tensors: Mapping[str, Tensor], entry: BaseModel | None = None) -> None:
-        """Write what there is of the whole federation, or write it anew; the header names it from its next writing on.
-
-        Raises:
-            OSError, ValueError: it can't be written.
-        """
+        """Write what there is of the whole federation, or write it anew; the header names it from its next writing."""
         file = f"{part}.safetensors"
         values = {} if entry is None else {"entry": entry.model_dump(mode="json")}
         save_sealed(self.folder / file, tensors, values, f"{self.header.id}/{file}")
@@ -266,11 +249,7 @@ class Writer:
             self.header.parts.append(part)
 
     def write_header(self) -> None:
-        """Write ``index.json``.
-
-        Raises:
-            OSError: it can't be written.
-        """
+        """Write ``index.json``."""
         self._write(INDEX, self.header)
 
     def _remove(self, *files: str) -> None:
@@ -289,12 +268,7 @@ class Writer:
 
 
 def read_header(folder: Path) -> Header:
-    """Return what ``index.json`` says.
-
-    Raises:
-        CorruptTranscript: it is damaged or was changed.
-        BadInput: there is none, an earlier version wrote it, or its digest can't be checked with the key that there is.
-    """
+    """Return what ``index.json`` says; BadInput: there is none, an earlier version wrote it, or the key doesn't fit."""
     path = folder / INDEX
     if not path.is_file():
         command = "convert" if (folder / BOOSTERS).is_file() else "simulate"
@@ -326,12 +300,7 @@ def _header(path: Path, data: bytes) -> Header:
 
 
 def read_rounds(folder: Path, header: Header) -> list[RoundEntry]:
-    """Return the indices of all closed rounds, in order.
-
-    Raises:
-        CorruptTranscript: one is damaged, was changed or is in the wrong file, or some are missing.
-        BadInput: a digest can't be checked with the key that there is.
-    """
+    """Return the indices of all closed rounds, in order; CorruptTranscript where some are missing or misplaced."""
     entries: list[RoundEntry] = []
     for path in sorted(folder.glob("round-*.json")):
         try:
@@ -355,12 +324,7 @@ def read_rounds(folder: Path, header: Header) -> list[RoundEntry]:
 
 
 def read_part(folder: Path, header: Header, part: TranscriptPart) -> tuple[Any, dict[str, Tensor]] | None:
-    """Return what there is of the whole federation, an entry in plain values and tensors; None where there is nothing.
-
-    Raises:
-        CorruptTranscript: it is missing, damaged, was changed, or is another transcript's.
-        BadInput: its digest can't be checked with the key that there is.
-    """
+    """Return what there is of the whole federation, an entry in plain values and tensors; None where nothing is."""
     path = folder / f"{part}.safetensors"
     if not path.is_file() or path.is_symlink():
         if part in header.parts or path.is_symlink():
@@ -395,11 +359,7 @@ class CanariesEntry(BaseModel):
     gaussian: bool = False
 
     def canaries(self, readings: dict[str, Tensor], path: Path) -> Canaries:
-        """Return the canaries with ``readings``, read from ``path``.
-
-        Raises:
-            CorruptTranscript: these are no readings, or differ in how many canaries there are.
-        """
+        """Return the canaries with ``readings``, read from ``path``, of which there must be as many."""
         for name, values in readings.items():
             whole = values.ndim == 2 and values.dtype == torch.float64 and not bool(values.isinf().any())
             if name not in OBSERVERS or not whole or not values.numel():
@@ -440,10 +400,6 @@ def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], Replay]:
 
     A version before kept no explanation, so that what it took for a contradiction may be none: that is left out, as
     what was never checked, and checked again where the truth is there.
-
-    Raises:
-        CorruptTranscript: the file is damaged or was changed.
-        BadInput: its digest can't be checked with the key that there is.
     """
     path = folder / REPLAY
     if not path.is_file():

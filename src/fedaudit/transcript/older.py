@@ -62,10 +62,6 @@ def convert_folder(old: Path, new: Path) -> list[str]:
 
     Returns:
         Notes on what the old folder couldn't tell.
-
-    Raises:
-        BadInput: there is no such transcript, ``new`` is in use, or a digest can't be checked.
-        CorruptTranscript: a file is damaged, was changed, or is another transcript's.
     """
     check_new(new)
     path = old / INDEX

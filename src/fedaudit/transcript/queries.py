@@ -58,11 +58,7 @@ class QuerySet:
 
 
 def read_queries(tensors: dict[str, Tensor], task_info: TaskInfo, where: str) -> QuerySet:
-    """Return what :meth:`QuerySet.stored` gave, read from a file.
-
-    Raises:
-        CorruptTranscript: these are no queries of this task; ``where`` names them.
-    """
+    """Return what :meth:`QuerySet.stored` gave, read from a file that ``where`` names; refuse another task's."""
     if set(tensors) | {"public_property"} != {field.name for field in fields(QuerySet)}:
         raise CorruptTranscript(f"{where}: {', '.join(sorted(tensors))[:80]} are no queries")
     for part in ("", "public_"):

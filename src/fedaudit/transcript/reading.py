@@ -66,12 +66,7 @@ class Reader:
         self._adapters = adapters_names(module, self.state)
 
     def round(self, entry: RoundEntry) -> Round:
-        """Return a round.
-
-        Raises:
-            CorruptTranscript: a file is missing or damaged.
-            BadInput: it isn't the module's.
-        """
+        """Return a round; BadInput where it isn't the module's."""
         self.files = entry.files
         own_state = {} if self.exact else {name: value.detach().clone() for name, value in self.state.items()}
         weights = self._weights(entry.weights, own_state)
@@ -171,10 +166,7 @@ def by_own_names(
 ) -> dict[str, Tensor]:
     """Return tensors by the module's own names, without those of wrappers.
 
-    Args:
-        tensors: as they travel.
-        state: names in the module's.
-        adapters: of :func:`~fedaudit.models.adapters_names`.
+    ``state`` are the names in the module's, ``adapters`` those of :func:`~fedaudit.models.adapters_names`.
     """
     for prefix in _PREFIXES:
         if tensors and all(name.startswith(prefix) for name in tensors) and not set(tensors) & set(state):
@@ -196,9 +188,7 @@ def complete_task(
     """Return what everybody knows, and the loss.
 
     Args:
-        observed: while the federation ran.
         given: fields of it that count in place of what was observed.
-        module: that clients trained.
         loss: theirs, where it isn't one of fedaudit's.
         notes: take what was assumed.
         lost: why no example was recorded, where none was.
@@ -296,8 +286,6 @@ def _preprocessing(
 
     Args:
         least, most: of the inputs, per channel; None where it wasn't recorded.
-        kind: of examples.
-        channels: how many.
         notes: take what was assumed.
     """
     identity = (0.0,) * channels, (1.0,) * channels
@@ -320,9 +308,6 @@ def _preprocessing(
 def outputs_of(module: nn.Module, shape: tuple[int, ...], tokens: TokenInfo | None = None) -> int:
     """Return how many outputs ``module`` has for one input of ``shape``; for one token where the next is predicted, one
     pixel of masks.
-
-    Raises:
-        BadInput: it can't take such an input.
     """
     before = [(part, part.training) for part in module.modules()]
     try:

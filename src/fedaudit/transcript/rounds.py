@@ -63,11 +63,7 @@ class Round:
 
 
 def check_new(folder: Path) -> None:
-    """Refuse a folder that something is in.
-
-    Raises:
-        BadInput: it isn't new or empty, or can't be read.
-    """
+    """Raise BadInput for a folder that something is in, or that can't be read."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise BadInput(f"'{folder}' exists and isn't an empty folder; choose a new one for the transcript")
@@ -76,11 +72,7 @@ def check_new(folder: Path) -> None:
 
 
 def check_order(path: Path | str, rounds: Sequence[Any]) -> None:
-    """Check that rounds, as they are in memory or in a file, are in order and don't contradict themselves.
-
-    Raises:
-        CorruptTranscript: they do; ``path`` names them.
-    """
+    """Check that rounds, in memory or in a file that ``path`` names, are in order and don't contradict themselves."""
     numbers = [r.index for r in rounds]
     if any(b <= a for a, b in itertools.pairwise(numbers)):
         raise CorruptTranscript(f"{path}: rounds {numbers} are not in order, each once")
@@ -98,13 +90,8 @@ def check_order(path: Path | str, rounds: Sequence[Any]) -> None:
 def read_file(folder: Path, file: str, files: Mapping[str, str]) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file beside the index of ``folder``.
 
-    Args:
-        folder: where it lies.
-        file: its name.
-        files: of every file that the index lists the SHA-256; empty where an earlier version wrote it.
-
-    Raises:
-        CorruptTranscript: the name leads elsewhere, the file is missing or damaged, or it isn't the one that is listed.
+    ``files``: of every file that the index lists the SHA-256; empty where an earlier version wrote it.
+    CorruptTranscript: the name leads elsewhere, the file is missing or damaged, or it isn't the one that is listed.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", file) or (folder / file).is_symlink():
         raise CorruptTranscript(f"the index of '{folder}' names a file that isn't a plain one beside it: {file[:80]!r}")
@@ -127,11 +114,7 @@ def expected(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], d
 
 
 def check_tensors(tensors: dict[str, Tensor], wanted: dict[str, Tensor], path: Path | str) -> None:
-    """Check that ``tensors`` have the names, shapes and dtypes of ``wanted``, and are finite.
-
-    Raises:
-        CorruptTranscript: they haven't; ``path`` names them.
-    """
+    """Check that ``tensors``, read from ``path``, have the names, shapes and dtypes of ``wanted``, and are finite."""
     for name, own in wanted.items():
         if name not in tensors:
             raise CorruptTranscript(f"{path}: tensor '{name}' is missing")
@@ -169,11 +152,7 @@ def check_update(
 
 
 def check_examples(inputs: Tensor, labels: Tensor, task_info: TaskInfo, count: int, what: str) -> None:
-    """Check that ``inputs`` and ``labels``, read from a file, are ``count`` examples of the kind in ``task_info``.
-
-    Raises:
-        CorruptTranscript: they aren't; ``what`` names them.
-    """
+    """Check that ``inputs`` and ``labels``, which ``what`` names, are ``count`` examples of the task's kind."""
     if inputs.shape != (count, *task_info.input_shape) or labels.ndim < 1 or len(labels) != count:
         shapes = f"{tuple(inputs.shape)} inputs, {tuple(labels.shape)} labels"
         raise CorruptTranscript(f"{what}: {shapes}; expected {count} of shape {task_info.input_shape}")
@@ -185,11 +164,7 @@ def check_examples(inputs: Tensor, labels: Tensor, task_info: TaskInfo, count: i
 
 
 def check_labels(labels: Tensor, task_info: TaskInfo, where: str) -> None:
-    """Check that ``labels`` fit the task.
-
-    Raises:
-        CorruptTranscript: they don't; ``where`` names them.
-    """
+    """Check that ``labels``, which ``where`` names, fit the task."""
     fault = None
     if task_info.causal:
         classes = task_info.num_classes
@@ -205,11 +180,7 @@ def check_labels(labels: Tensor, task_info: TaskInfo, where: str) -> None:
 
 
 def labels_of(values: list[int] | list[float], task_info: TaskInfo) -> Tensor:
-    """Return labels that stand in an index, one after the other, as a tensor of the task's targets (n, ...).
-
-    Raises:
-        BadInput: they can't be the task's.
-    """
+    """Return labels that stand in an index, one after the other, as a tensor of the task's targets (n, ...)."""
     kind, classes = TASKS[task_info.task_kind], task_info.target_values
     labels = torch.tensor(values)
     if kind.dtype == torch.int64 and (labels.is_floating_point() or bool((labels >= classes).any())):

@@ -146,15 +146,10 @@ def sums_only(
     """Return the rounds with the sums of ``size`` clients each in place of their updates.
 
     Args:
-        rounds: of a federation whose updates are known one by one.
-        size: clients to a sum.
         weighted, batch_norm: see :func:`summed`.
 
     Returns:
         The rounds, and of every (round, client) of a sum the updates that it is made of, for the truth.
-
-    Raises:
-        BadInput: updates can't be summed.
     """
     after, members = [], {}
     for record in rounds:
@@ -192,10 +187,7 @@ def training_of_sum(
 ) -> TrainingConfig | None:
     """Return how one client would have trained whose update this were; None where the clients didn't train alike.
 
-    Args:
-        trainings: of the clients.
-        parts: what part of the mean each client's update is.
-        batch_norm: whether clients normalise by their own batch.
+    ``parts``: what part of the mean each client's update is. With ``batch_norm`` clients normalise by their own batch.
     """
     first = trainings[0]
     if first.passes or any(t.local_steps != first.local_steps for t in trainings):

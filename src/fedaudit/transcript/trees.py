@@ -70,11 +70,7 @@ class TreeMessage:
 
     @cached_property
     def booster(self) -> Booster:
-        """Its trees.
-
-        Raises:
-            BadInput: it holds none.
-        """
+        """Its trees; BadInput where it holds none."""
         return read_booster(self.model, f"round {self.round}, client {self.client}")
 
 
@@ -131,11 +127,7 @@ class TreeRecord:
         return [tree for m in earlier for tree in m.booster.trees]
 
     def check(self, task_info: TaskInfo, where: str) -> None:
-        """Refuse what contradicts itself; it may have been made in Python, or read from a file.
-
-        Raises:
-            CorruptTranscript: with ``where`` and what is wrong.
-        """
+        """Refuse what contradicts itself, naming ``where``; it may have been made in Python, or read from a file."""
         order = [(m.round, m.client) for m in self.messages]
         if not order or order != sorted(set(order)) or any(not 0 <= c < self.clients for _, c in order):
             raise CorruptTranscript(f"{where}: its messages aren't one a round and client, in that order")
@@ -176,11 +168,7 @@ class TreeEntry(BaseModel):
         return cls(spec=record.spec, clients=record.clients, learning_rate=record.learning_rate, examples=examples)
 
     def record(self, tensors: dict[str, Tensor], task_info: TaskInfo, path: Path) -> TreeRecord:
-        """Return the record with ``tensors``, read from ``path``, checked.
-
-        Raises:
-            CorruptTranscript: these are none of a federation of trees, or contradict the entry.
-        """
+        """Return the record with ``tensors``, read from ``path``, checked."""
         if len(tensors) != len(self.examples):
             raise CorruptTranscript(f"{path}: {len(tensors)} messages of {len(self.examples)}")
         messages = []

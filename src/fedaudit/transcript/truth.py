@@ -191,12 +191,7 @@ def truth_file(index: int, client: int) -> str:
 
 
 def save_part(path: Path, identifier: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write one file of a folder of them, sealed, marked as belonging to the transcript of that identifier.
-
-    Raises:
-        OSError: it can't be written.
-        ValueError: a tensor is of a type that can't be.
-    """
+    """Write one file of a folder of them, sealed, marked as belonging to the transcript of that identifier."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_sealed(path, tensors, {"transcript": identifier})
 
@@ -214,10 +209,6 @@ def load_truth(path: Path, transcript: Transcript) -> Truth:
 
     Of a folder only what concerns the transcript's updates is kept. Where examples are as the model saw them, they are
     looked for among those that were given to the recorder and all that it saw; of a large folder some thousands.
-
-    Raises:
-        CorruptTranscript: a file is damaged, or another transcript's.
-        BadInput: there is none.
     """
     about: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
@@ -264,12 +255,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def examples_in(path: Path) -> dict[str, Tensor]:
-    """Return the examples in a truth's file, or a folder of such, by file and name: (n, ...) each, as they lie there.
-
-    Raises:
-        CorruptTranscript: a file is damaged, or there is none.
-        BadInput: a file's digest doesn't fit.
-    """
+    """Return the examples in a truth's file, or a folder of such, by file and name: (n, ...) each, as they lie."""
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
         raise CorruptTranscript(f"no ground truth at {path}: the folder has none of its files")
@@ -346,11 +332,7 @@ def _decoded(
 
 
 def examples_of(seen: Tensor, targets: Tensor, task_info: TaskInfo, where: str) -> tuple[Tensor, Tensor]:
-    """Return examples and labels as a data set has them, of what model and loss see.
-
-    Raises:
-        CorruptTranscript: they aren't of this task; ``where`` names them.
-    """
+    """Return examples and labels as a data set has them, of what model and loss see; ``where`` is for errors."""
     inputs, labels = _examples(seen, task_info), _targets(targets, task_info)
     check_examples(inputs, labels, task_info, len(inputs) if inputs.ndim else 0, where)
     return inputs, labels
@@ -359,16 +341,7 @@ def examples_of(seen: Tensor, targets: Tensor, task_info: TaskInfo, where: str) 
 def unused_candidates(path: Path, transcript: Transcript) -> tuple[Tensor, Tensor] | None:
     """Return the candidates that a recorder was given, with labels, without those that any update of it used.
 
-    Args:
-        path: folder of the recording's truth.
-        transcript: the recording.
-
-    Returns:
-        None where none were given.
-
-    Raises:
-        CorruptTranscript: a file is damaged, or its examples aren't of this task.
-        BadInput: a file's digest doesn't fit.
+    None where none were given. ``path`` is the folder of the recording's truth.
     """
     if not (path / CANDIDATES).is_file():
         return None
@@ -383,12 +356,7 @@ def unused_candidates(path: Path, transcript: Transcript) -> tuple[Tensor, Tenso
 
 
 def used_in(path: Path, info: TaskInfo) -> set[int]:
-    """Return the fingerprints of all that any recorded update used, of rounds that aren't read, too.
-
-    Raises:
-        CorruptTranscript: a file is damaged, or its examples aren't of this task.
-        BadInput: a file's digest doesn't fit.
-    """
+    """Return the fingerprints of all that any recorded update used, of rounds that aren't read, too."""
     used = set[int]()
     for file in sorted(p for p in path.iterdir() if _OF_UPDATE.fullmatch(p.name)):
         for name, seen in _read(file)[1].items():
@@ -426,9 +394,6 @@ def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:
     """Write the transcript to ``folder``, and into the same folder the truth, marked as this transcript's.
 
     All of it appears at once: whoever is interrupted leaves ``folder`` as it was.
-
-    Raises:
-        BadInput: the folder is in use or can't be written.
     """
     check_new(folder)
     about = {**truth.about, "transcript": transcript.id}
@@ -443,11 +408,7 @@ def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:
 
 
 def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
-    """Check that ``truth``, read from ``path``, is whole and belongs to ``transcript``.
-
-    Raises:
-        CorruptTranscript: it is another transcript's, or something in it is missing, misshapen or not finite.
-    """
+    """Check that ``truth``, read from ``path``, is whole, finite, of the right shapes, and of ``transcript``."""
     if truth.about.get("transcript") != transcript.fingerprint():
         raise CorruptTranscript(f"{path} is the ground truth of another transcript than '{transcript.name}'")
     task_info = transcript.task_info

@@ -160,11 +160,7 @@ class VerticalRecord:
         }
 
     def check(self, module: nn.Module, task_info: TaskInfo, where: str) -> None:
-        """Refuse what contradicts itself or isn't of ``module``; it may have been made in Python, or read from a file.
-
-        Raises:
-            CorruptTranscript: with ``where`` and what is wrong.
-        """
+        """Refuse what contradicts itself or isn't of ``module``; it may be made in Python, or read from a file."""
         if not isinstance(module, VerticalModel) or len(module.parties) != self.parties:
             raise CorruptTranscript(f"{where}: the model isn't one of {self.parties} parties")
         check_tensors(self.weights, module.state_dict(), f"{where}, weights")
@@ -221,11 +217,7 @@ class VerticalEntry(BaseModel):
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
     def record(self, tensors: dict[str, Tensor], module: nn.Module, task_info: TaskInfo, path: Path) -> VerticalRecord:
-        """Return the record with ``tensors``, read from ``path``, checked.
-
-        Raises:
-            CorruptTranscript: these are none of a vertical federation, or contradict the entry.
-        """
+        """Return the record with ``tensors``, read from ``path``, checked."""
         grouped: dict[str, dict[str, Tensor]] = {_WEIGHTS: {}, _UPDATES: {}}
         known: dict[str, Any] = {}
         for name, value in tensors.items():
@@ -255,11 +247,7 @@ class VerticalEntry(BaseModel):
 
 
 def vertical_module(spec: VerticalSpec, parties: int, task_info: TaskInfo) -> VerticalModel:
-    """Return the architecture of a vertical federation.
-
-    Raises:
-        BadInput: it can't be made.
-    """
+    """Return the architecture of a vertical federation."""
     if spec.cut is not None:
         return build_split(
             task_info.model,

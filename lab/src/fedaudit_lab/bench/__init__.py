@@ -12,11 +12,7 @@ from fedaudit.utils import import_torchvision
 
 
 def import_peer(peer: str, *modules: str) -> list[Any]:
-    """Import a peer's modules.
-
-    Raises:
-        BadInput: it isn't installed, or doesn't import.
-    """
+    """Import a peer's modules; BadInput where it isn't installed, or doesn't import."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -77,10 +77,6 @@ def measure(
         peers: beside these tools, where they have the rule: byzfl, flower.
         largest: leave out updates of more parameters.
         cap: seconds after which a rule is given up.
-        display: shows progress.
-
-    Raises:
-        BadInput: a peer isn't there.
     """
     for peer in peers:
         import_peer(peer, PEERS[peer])

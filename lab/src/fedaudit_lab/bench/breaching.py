@@ -20,7 +20,6 @@ def attacker(
     """Return breaching's ``invertinggradients`` attacker, ready to iterate, and the data that it is given.
 
     Args:
-        ready: the victim.
         mean: (1, C, 1, 1) of the pixels, for its clamping.
         std: as ``mean``.
         total_variation: weight in place of its own, or None for its own.

@@ -27,7 +27,6 @@ def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
 
     Args:
         quick: a small model, 50 canaries, one pair.
-        display: shows progress.
 
     Returns:
         for central, local and joint local noise: CPU seconds of a round without and with, the ratio (median over

@@ -16,11 +16,7 @@ from fedaudit_lab.bench import import_peer
 
 
 def import_flower() -> dict[str, Any]:
-    """Import Flower's parts, by their names.
-
-    Raises:
-        BadInput: it isn't installed.
-    """
+    """Import Flower's parts, by their names; BadInput where it isn't installed."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     names = ["flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation", "ray"]
@@ -32,13 +28,8 @@ def import_flower() -> dict[str, Any]:
 def time_flower(federation: Federation) -> tuple[float, float]:
     """Return the seconds of the federation's rounds of local training and averaging, and those of starting up.
 
-    The pace is taken from the second round on: Flower's workers start during the first.
-
-    Args:
-        federation: FedAvg with ``local_steps``, two rounds or more.
-
-    Raises:
-        BadInput: Flower isn't installed.
+    The pace is taken from the second round on: Flower's workers start during the first. ``federation`` is FedAvg with
+    ``local_steps``, of two rounds or more.
     """
     flwr = import_flower()
     app, strategies = flwr["flwr.app"], flwr["flwr.serverapp.strategy"]

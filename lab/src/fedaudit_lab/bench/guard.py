@@ -29,7 +29,6 @@ def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
 
     Args:
         quick: ``convnet-small`` alone and three rounds of 4 batches, instead of ``resnet20``, too, and twenty of 16.
-        display: shows progress.
 
     Returns:
         rows with the seconds of each round's training and of the guard, and in how many rounds each check was played.

@@ -53,10 +53,6 @@ def measure(*, quick: bool, peers: Sequence[str] = (), display: Display | None =
     Args:
         quick: fewer victims and repetitions, no compilation, no memory.
         peers: ``breaching``, to be timed beside it.
-        display: shows progress.
-
-    Raises:
-        BadInput: breaching isn't there.
     """
     if peers:
         import_peer("breaching", "breaching")

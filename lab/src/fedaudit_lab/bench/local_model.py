@@ -24,7 +24,6 @@ def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
 
     Args:
         quick: up to d = 100 only.
-        display: shows progress.
 
     Returns:
         a row for every d with CPU seconds (the least of three), condition number and error; and the slope of

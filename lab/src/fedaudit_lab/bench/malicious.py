@@ -29,7 +29,6 @@ def measure(
         quick: one size, three rounds.
         data_dir: where MNIST lies.
         workers: processes, beside one, for ten clients.
-        display: shows progress.
 
     Returns:
         a row for every number of clients and of processes with wall seconds a round.

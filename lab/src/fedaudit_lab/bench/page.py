@@ -54,11 +54,7 @@ def show(results: dict[str, dict[str, Any]], *, json_output: bool) -> None:
 
 
 def save(results: dict[str, dict[str, Any]], folder: Path) -> Path:
-    """Write bench.json and bench.html to ``folder`` and return the page's path.
-
-    Raises:
-        BadInput: the folder can't be written.
-    """
+    """Write bench.json and bench.html to ``folder`` and return the page's path."""
     page = folder / "bench.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)

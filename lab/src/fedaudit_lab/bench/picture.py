@@ -55,10 +55,6 @@ def measure(
         data_dir: where CIFAR-10 lies.
         peers: ``breaching``, to be timed beside it.
         cap: seconds for each tool, at most.
-        display: shows the mean PSNR on its way to the last goal.
-
-    Raises:
-        BadInput: the data or breaching aren't there.
     """
     observations, truths = _victims(images, model, data_dir)
     tools: dict[str, Callable[[Observation, Tensor], _Run]] = {"fedaudit": _ours()}

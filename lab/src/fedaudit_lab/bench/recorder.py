@@ -33,7 +33,6 @@ def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
     Args:
         quick: one client and two pairs of rounds instead of two and 15; the long recording is two rounds instead of
             100.
-        display: shows progress.
 
     Returns:
         rows with the seconds of each round, the median ratio with a 95 % interval, and the long recording's bytes and

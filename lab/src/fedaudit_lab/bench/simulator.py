@@ -23,10 +23,6 @@ def measure(*, quick: bool, peers: Sequence[str] = (), display: Display | None =
     Args:
         quick: fewer clients and rounds.
         peers: ``flower``: its simulation engine with the same model, data, batches and steps, one worker.
-        display: shows progress.
-
-    Raises:
-        BadInput: Flower isn't there.
     """
     if peers:
         import_flower()

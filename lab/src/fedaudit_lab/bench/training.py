@@ -71,10 +71,6 @@ def measure(
         quick: two small networks, few repetitions.
         device: cpu or cuda; there steps are ten times as many, and the fast arithmetic and the peer are left out.
         peers: ``flower``: its simulation engine, whose client trains by our own loop; seconds that pass, not CPU time.
-        display: shows progress.
-
-    Raises:
-        BadInput: Flower or the GPU isn't there.
     """
     if device != "cpu" and peers:
         raise BadInput(f"--vs {peers[0]}: it is compared on the CPU only; leave out --device")

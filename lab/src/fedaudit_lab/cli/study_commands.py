@@ -18,11 +18,7 @@ from fedaudit_lab.studies.store import Store
 
 
 def describe(name: str) -> None:
-    """Print what a study is.
-
-    Raises:
-        BadInput: there is no such study.
-    """
+    """Print what a study is."""
     study = load_study(name)
     console = wide_console()
     console.print(
@@ -42,12 +38,7 @@ def describe(name: str) -> None:
 def report(folder: Path, metric: str | None = None) -> None:
     """Draw what ``folder`` holds, complete or not.
 
-    Args:
-        folder: of the study.
-        metric: instead of the study's own; the files' names then end in it.
-
-    Raises:
-        BadInput: it holds no study; studies can't be about that metric.
+    ``metric`` counts instead of the study's own; the files' names then end in it.
     """
     store = open_study(folder)
     try:
@@ -67,11 +58,7 @@ def report(folder: Path, metric: str | None = None) -> None:
 
 
 def conclude(study: StudySpec, scale: str, store: Store, suffix: str = "") -> None:
-    """Draw and print what the store holds of a study; a ``suffix`` follows the files' names.
-
-    Raises:
-        BadInput: the folder can't be written.
-    """
+    """Draw and print what the store holds of a study; a ``suffix`` follows the files' names."""
     analysis = analyse(study, scale, store.rows(), store.about().get("overrides", []))
     pictures = write_pictures(study, store.rows(), store.folder)
     paths = write(analysis, store.folder, suffix, pictures.read_bytes() if pictures else None)

@@ -11,11 +11,7 @@ from fedaudit_lab.studies.store import FILE, Row, Store
 
 
 def log(folder: Path, trial: str | None) -> None:
-    """Print all trials' states, or everything about one.
-
-    Raises:
-        BadInput: the folder holds no study, or no such trial, or several.
-    """
+    """Print all trials' states, or everything about one."""
     store = open_study(folder)
     try:
         rows = store.rows(outcomes=False)
@@ -40,11 +36,7 @@ def log(folder: Path, trial: str | None) -> None:
 
 
 def open_study(folder: Path) -> Store:
-    """Return the store of a study that was planned.
-
-    Raises:
-        BadInput: the folder holds none.
-    """
+    """Return the store of a study that was planned."""
     if not (folder / FILE).is_file():
         raise BadInput(f"'{folder}' holds no study: there is no {FILE} in it")
     store = Store(folder)

@@ -123,14 +123,7 @@ class Analysis:
 def analyse(study: StudySpec, scale: str, rows: Sequence[Row], overrides: Sequence[str] = ()) -> Analysis:
     """Return cells, claims and failures of ``rows``.
 
-    Args:
-        study: that they belong to.
-        scale: at which they were run.
-        rows: of the store.
-        overrides: what ``--set`` changed in them.
-
-    Raises:
-        BadInput: rows are none of the study's.
+    ``overrides`` are what ``--set`` changed in them. BadInput: they are none of the study's.
     """
     points = list({tuple(sorted(row.point.items())): row.point for row in rows}.values())
     claims = [] if scale == "smoke" else study.claims  # which shows that a study runs, and nothing else
@@ -299,8 +292,6 @@ def decide(
     Args:
         difference: better minus worse, in the metric's units; n counts what is independent, and one says nothing.
         published: the same difference as it was published; it means nothing to a claim with a margin.
-        margin: see above.
-        either_way: see above.
     """
     low, high = difference.low, difference.high
     if difference.n < 2:

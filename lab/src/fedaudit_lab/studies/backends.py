@@ -27,11 +27,7 @@ _RETRIES = 1  # of a trial whose worker died, as here
 
 
 def processes(workers: int) -> Backend:
-    """Return the backend of ``workers`` processes here; a worker that dies takes only its own trial with it.
-
-    Args:
-        workers: at least one.
-    """
+    """Return the backend of ``workers`` processes here, one or more; one that dies takes only its own trial with it."""
 
     def run(
         function: Callable[[Any], Any], arguments: Sequence[Any], beat: Beat | None = None
@@ -46,13 +42,8 @@ def processes(workers: int) -> Backend:
 def ray(address: str, *, cpus: float = 1, gpus: float = 0) -> Backend:
     """Return the backend of a Ray cluster, whose tasks don't tell how far they are.
 
-    Args:
-        address: of the cluster, as ``ray.init`` takes it: ``auto``, or host:port.
-        cpus: cores that a trial takes.
-        gpus: GPUs that a trial takes; may be a fraction.
-
-    Raises:
-        BadInput: Ray isn't installed, or the cluster can't be reached.
+    ``address`` is as ``ray.init`` takes it: ``auto``, or host:port. A trial takes so many cores and GPUs, also parts of
+    one.
     """
     try:
         engine: Any = importlib.import_module("ray")

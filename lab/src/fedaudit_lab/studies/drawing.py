@@ -65,9 +65,6 @@ def write(analysis: Analysis, folder: Path, suffix: str = "", shown: bytes | Non
     """Write result.md, result.csv, values.csv, claims.csv, figure.png, result.html to ``folder``; return their paths.
 
     A ``suffix`` follows each name, before its ending; ``shown`` is the PNG of the trials' images, for the page.
-
-    Raises:
-        BadInput: the folder can't be written.
     """
     with plain_text():
         drawn = figure(analysis)
@@ -88,11 +85,7 @@ def write(analysis: Analysis, folder: Path, suffix: str = "", shown: bytes | Non
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Write files to ``folder`` by name, and return their paths.
-
-    Raises:
-        BadInput: it can't be written.
-    """
+    """Write files to ``folder`` by name, and return their paths."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
@@ -387,7 +380,6 @@ def page(
     """Return one self-contained HTML page, in the style of the audits' reports.
 
     Args:
-        analysis: what the study says.
         drawn: its ``figure``, a PNG.
         points: its ``frontier``, a PNG.
         suffix: follows the names of the files beside the page.

@@ -35,14 +35,6 @@ def write_pictures(study: StudySpec, rows: Sequence[Row], folder: Path) -> Path 
     Nothing is chosen: every finished trial shows all images that its last round kept, from the same codes in each
     round; above them stand real images of the class. Rows are the levels of all axes but the one that tables have
     across (if there are several axes), columns this one's levels, each with all of its seeds.
-
-    Args:
-        study: that was run.
-        rows: of its store.
-        folder: of the study, where the trials' files lie.
-
-    Raises:
-        BadInput: the folder can't be written.
     """
     with plain_text():
         drawn = pictures(study, rows, folder) or recovered(study, rows, folder)
@@ -131,11 +123,6 @@ def recovered(study: StudySpec, rows: Sequence[Row], folder: Path) -> bytes | No
     Nothing is chosen: a cell shows its images in the order of repetitions, updates and places in the batch, the first
     20 where there are more. The true ones stand above all cells that are about the same ones: the axis that tables have
     across comes last, or first if that takes fewer rows.
-
-    Args:
-        study: that was run.
-        rows: of its store.
-        folder: of the study, where the trials' files lie.
     """
     others = [axis for axis in study.axes if axis != study.columns]
     orders = [*others, study.columns], [study.columns, *others]

@@ -71,9 +71,6 @@ def check_versions(
     """Find what the store holds of other versions of code, torch, data or device, so that nothing is mixed silently.
 
     Args:
-        trials: of this run.
-        store: where they are planned.
-        data_dir: where data sets lie.
         again: of these trials the old ones are run anew.
         keep_old: the old ones stay, and the result says which.
 
@@ -158,12 +155,6 @@ def run_study(
     """Run every trial that isn't done, the failed ones again, and return how many failed.
 
     Args:
-        study: what the trials belong to.
-        trials: of this run.
-        store: where they are planned.
-        backend: where they run.
-        data_dir: where data sets lie.
-        display: shows progress.
         here: the backend's workers see the store's folder: then a trial that is killed goes on where it stood.
 
     Raises:

@@ -83,11 +83,7 @@ Point = dict[str, str]
 
 
 def _shown(text: str) -> str:
-    """Return ``text`` if pages, pictures and terminals can show it.
-
-    Raises:
-        ValueError: it is empty, longer than 2,000 characters, or has control characters.
-    """
+    """Return ``text`` if pages, pictures and terminals can show it: 1 to 2,000 characters, no control characters."""
     if not 1 <= len(text) <= 2000 or not " ".join(text.split()).isprintable():
         raise ValueError("give 1 to 2,000 characters, without control characters")
     return text
@@ -204,22 +200,14 @@ def measure(name: str) -> Metric | None:
 
 
 def check_metric(name: str) -> None:
-    """Raise unless studies can be about the metric ``name``.
-
-    Raises:
-        ValueError: they can't; the message says which ones they can.
-    """
+    """Raise ValueError unless studies can be about the metric ``name``; it says which ones they can."""
     if name not in IMAGE_METRICS and measure(name) is None:
         others = [*MEASURES, *(m.name for kind in FINDING_TYPES.values() for m in kind.metrics)]
         raise ValueError(unknown_name("metric", name, [*IMAGE_METRICS, *others]))
 
 
 def check_point(point: Point, axes: dict[str, dict[str, Changes]]) -> None:
-    """Raise unless every axis and level of ``point`` exists.
-
-    Raises:
-        ValueError: one doesn't; the message says what there is.
-    """
+    """Raise ValueError unless every axis and level of ``point`` exists; it says what there is."""
     for axis, level in point.items():
         if axis not in axes:
             raise ValueError(unknown_name("axis", axis, axes))
@@ -266,11 +254,7 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def load_study(name: str) -> StudySpec:
-    """Return the built-in study ``name``, or the one in the YAML file of that name.
-
-    Raises:
-        BadInput: there is neither; the file isn't a study.
-    """
+    """Return the built-in study ``name``, or the one in the YAML file of that name."""
     path = Path(name)
     if name in builtin_studies():
         path = _BUILTIN / f"{name}.yaml"
@@ -286,11 +270,7 @@ def _read(path: Path) -> StudySpec:
 
 
 def study_from(values: Any, where: str) -> StudySpec:
-    """Validate ``values`` (as read from YAML).
-
-    Raises:
-        BadInput: one line that names the key and what is wrong with it.
-    """
+    """Validate ``values`` (as read from YAML); BadInput is one line that names the key and what is wrong with it."""
     if not isinstance(values, dict):
         raise BadInput(f"{where}: expected a mapping of keys such as name, scenario, axes, scales")
     if "version" in values and values["version"] != 1:
@@ -307,7 +287,6 @@ def expand(
     """Return the trials of ``study`` at ``scale``: repetitions outermost, so that every cell fills evenly.
 
     Args:
-        study: to expand.
         scale: smoke, cpu or paper.
         overrides: ``key=value`` on every scenario, after everything else; a seed is that of the first repetition.
         only: ``axis=level``: leave out the others of that axis.

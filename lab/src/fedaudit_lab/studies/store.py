@@ -176,11 +176,7 @@ class Store:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Keep other runs away from the folder while the block runs; the system lets go of a killed one's hold.
-
-        Raises:
-            BadInput: another run is at work.
-        """
+        """Keep other runs away from the folder while the block runs; the system lets go of a killed one's hold."""
         path = self.folder / _LOCK
         try:
             lock = sqlite3.connect(path, isolation_level=None, timeout=0)
@@ -200,12 +196,7 @@ class Store:
             lock.close()
 
     def about(self) -> dict[str, Any]:
-        """Return what :meth:`plan` was told of the study; nothing where it never was.
-
-        Raises:
-            CorruptTranscript: it was changed.
-            BadInput: the file is damaged, or its digest can't be checked with the key that there is.
-        """
+        """Return what :meth:`plan` was told of the study; nothing where it never was."""
         with self._reading():
             found = dict(self._db.execute("select key, value from about order by key"))
             digest = found.pop(_DIGEST, None)
@@ -222,7 +213,6 @@ class Store:
 
         Args:
             about: the study's name, scale and definition, and what ``--set`` changed.
-            trials: of this run.
             replace: finished trials of the same cells with another scenario, or of cells that the study hasn't any
                 more, make room; their files stay. Unfinished ones always do.
 
@@ -302,8 +292,7 @@ class Store:
     def expect(self, computations: dict[str, str | None]) -> None:
         """Note which computation each trial would be now; those that were finished as another one are old.
 
-        Args:
-            computations: by key, the fingerprint, or None where there can be none.
+        By key, the fingerprint, or None where there can be none.
         """
         changed = [(computation, key) for key, computation in computations.items()]
         self._change("update trials set expected = ? where key = ?", changed)
@@ -346,15 +335,7 @@ class Store:
             self._seal([key for *_, key in values])
 
     def rows(self, *, outcomes: bool = True) -> list[Row]:
-        """Return all trials in the study's order.
-
-        Args:
-            outcomes: with what came of them, nearly all of what there is to read.
-
-        Raises:
-            CorruptTranscript: a row was changed.
-            BadInput: the file is damaged, or a digest can't be checked with the key that there is.
-        """
+        """Return all trials in the study's order; ``outcomes``, what came of them, are nearly all of what is read."""
         with self._reading():
             (count,) = self._db.execute("select count(*) from trials").fetchone()
             if count > (STORE.items or 0):

@@ -17,12 +17,6 @@ def read_app(folder: Path) -> dict[str, Any]:
     """Return ``[tool.flwr.app]`` of the folder's pyproject.toml, with the project's ``name``, and ``nodes``.
 
     ``nodes`` is how many a local simulation of the app has, if it says so.
-
-    Args:
-        folder: of the app.
-
-    Raises:
-        BadInput: it is no Flower app's.
     """
     file = folder / "pyproject.toml"
     try:
@@ -49,12 +43,8 @@ def read_app(folder: Path) -> dict[str, Any]:
 def flat(values: Mapping[str, Any], parent: str = "") -> Config:
     """Return a config as Flower hands it to apps: nested tables by dotted keys.
 
-    Args:
-        values: as in TOML.
-        parent: key of the table that they are of.
-
-    Raises:
-        BadInput: a value is something else than text, a number or a truth value.
+    ``parent`` is the key of the table that ``values`` are of. BadInput: one is neither text, a number nor a truth
+    value.
     """
     found: Config = {}
     for key, value in values.items():

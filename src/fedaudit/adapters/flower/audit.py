@@ -315,11 +315,7 @@ def _once(notes: Sequence[str]) -> list[str]:
 
 
 def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
-    """Return the module that the clients trained.
-
-    Raises:
-        BadInput: none was seen.
-    """
+    """Return the module that the clients trained; BadInput where none was seen."""
     if watcher.module is not None and watcher.updates:
         return watcher.module
     if not run.rounds:
@@ -339,11 +335,7 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
 
 
 def _make_room(folder: Path, *, overwrite: bool) -> None:
-    """Make room in ``folder`` for a new recording, and for the boosters of which one is made.
-
-    Raises:
-        BadInput: there are some, or something else is there.
-    """
+    """Make room in ``folder`` for a recording and its boosters; BadInput: some, or others' files, are in the way."""
     for place, own, use in (
         (folder / RECORDING, INDEX, "attack it with 'fedaudit attack {}' (of a network: --model MODULE:NAME)"),
         (folder / SENT, "round-*", "make a recording of it with 'fedaudit convert {} TRANSCRIPT'"),

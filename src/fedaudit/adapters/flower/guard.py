@@ -181,11 +181,7 @@ def _elements(content: RecordDict) -> int:
 
 
 def _models(sent: RecordDict, seen: Capture, reply: Message) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the model that came in and the one that is about to leave.
-
-    Raises:
-        BadInput: no training was seen, or these are none.
-    """
+    """Return the model that came in and the one that is about to leave; BadInput where no training was seen."""
     if seen.module is None or not seen.inputs:
         raise BadInput("no training was seen (another thread or process?)")
     weights = state_in(sent, list(seen.module.state_dict()))

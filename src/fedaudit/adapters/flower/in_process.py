@@ -75,11 +75,7 @@ class Run:
 
 @contextlib.contextmanager
 def loaded(folder: Path | str) -> Iterator[App]:
-    """Import the app in ``folder``, as its pyproject.toml names its parts; its modules are forgotten at the end.
-
-    Raises:
-        BadInput: it isn't a Flower app, or can't be imported.
-    """
+    """Import the app in ``folder``, as its pyproject.toml names its parts; its modules are forgotten at the end."""
     folder = Path(folder).resolve()
     written = read_app(folder)
     components = written.get("components", {})
@@ -211,13 +207,10 @@ def parse_config(texts: Iterable[str]) -> Config:
 def _in_a_task() -> Iterator[Any]:
     """Tell Flower that this process runs a task, which it has wanted since 1.41 before it makes a Message.
 
-    This is the only place that touches what Flower keeps private.
+    This is the only place that touches what Flower keeps private. BadInput: this version of Flower isn't known.
 
     Yields:
         A description of the run, for the Grid.
-
-    Raises:
-        BadInput: this version of Flower isn't known.
     """
     version = importlib.metadata.version("flwr")
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
@@ -358,9 +351,6 @@ def mods_of(folder: Path | str) -> tuple[str, dict[str, list[Mod]], int | None]:
 
     The mods are those of each function that trains; a mod is its class's or function's name, with its module where
     that isn't Flower's, and its settings; the first is the one that works on a reply first.
-
-    Raises:
-        BadInput: it can't be loaded.
     """
     with loaded(folder) as app:
         trains = {name: train for name, train in app.client._registered_funcs.items() if name.startswith("train")}

@@ -31,11 +31,7 @@ def refusal(reason: str, message: Message) -> Message:
 
 
 def only_record(message: Message, what: str) -> tuple[str, ArrayRecord]:
-    """Return the key of a message's one ArrayRecord, and the record.
-
-    Raises:
-        BadInput: there is none, or more than one; ``what`` says whose message it is.
-    """
+    """Return the key of a message's one ArrayRecord, and the record; ``what`` says in errors whose message it is."""
     records: list[tuple[str, ArrayRecord]] = list(message.content.array_records.items())
     if len(records) != 1:
         raise BadInput(f"the {what} has {len(records)} ArrayRecords; it needs one, the model's state")
@@ -51,12 +47,8 @@ def state_in(content: RecordDict, names: Sequence[str] | None = None, key: str |
     """Return the model that travels in a message.
 
     Args:
-        content: of the message.
         names: of the module's ``state_dict()``, for arrays that travel without names, in its order.
         key: of the model's ArrayRecord, where others travel beside it (control variates, say).
-
-    Raises:
-        BadInput: there is none, there are several and none under ``key``, or an array can't be read.
     """
     records = content.array_records
     if not has_model(content, key):
@@ -88,11 +80,7 @@ def booster_in(content: RecordDict) -> bytes | None:
 
 
 def check_names(state: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> None:
-    """Check that a reply's model is one of those that were sent, or a part of it.
-
-    Raises:
-        BadInput: it has other names or shapes.
-    """
+    """Check that a reply's model is one of those that were sent, or a part of it."""
     if other := [name for name in state if name not in sent]:
         raise BadInput(f"a reply holds '{other[0]}', which the model that was sent doesn't have")
     for name, value in state.items():

@@ -122,11 +122,7 @@ class SanitiserMod:
         return reply
 
     def _update(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> tuple[Update, ClientContext]:
-        """Return what local training changed, and what else the sanitiser is given.
-
-        Raises:
-            BadInput: it isn't finite, or these aren't states of one model.
-        """
+        """Return what local training changed, which must be finite, and what else the sanitiser is given."""
         if before.keys() != after.keys() or any(before[name].shape != after[name].shape for name in before):
             raise BadInput(f"{self.name}: the reply has other tensors than the message; it isn't sent")
         if not all(bool(torch.isfinite(tensor).all()) for tensor in after.values()):

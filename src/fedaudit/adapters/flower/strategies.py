@@ -157,11 +157,7 @@ class RobustStrategy(FedAvg):  # type: ignore[misc]
             log.info("\t> node %d: %s", node, reason)
 
     def _update(self, node: int, reply: Message) -> Update:
-        """Return what a client changed.
-
-        Raises:
-            BadInput: the reply doesn't fit the model that was sent.
-        """
+        """Return what a client changed; BadInput where the reply doesn't fit the model that was sent."""
         arrays, metrics = list(reply.content.array_records.values()), list(reply.content.metric_records.values())
         if len(arrays) != 1 or len(metrics) != 1:
             raise BadInput("the reply must have one ArrayRecord and one MetricRecord")

@@ -207,11 +207,7 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
 
 
 def config_for(training: Training | None, examples: int | None) -> TrainingConfig | None:
-    """Return how a client trains that has so many examples, as far as the server knows.
-
-    Raises:
-        BadInput: no such field, or a number that no training has.
-    """
+    """Return how a client trains that has so many examples, as far as the server knows."""
     if training is None or isinstance(training, TrainingConfig):
         return training
     if examples is None:

@@ -23,11 +23,7 @@ def torch_state(record: ArrayRecord) -> dict[str, Tensor]:
 
 
 def names_of(parameters: Parameters) -> frozenset[str] | None:
-    """Return the names of the parameters that the user gave, as a module or as names, or None.
-
-    Raises:
-        BadInput: it is neither.
-    """
+    """Return the names of the parameters that the user gave, as a module or as names, or None."""
     if parameters is None:
         return None
     if isinstance(parameters, nn.Module):  # tied weights are sent under both names
@@ -41,12 +37,7 @@ def names_of(parameters: Parameters) -> frozenset[str] | None:
 def parameters_in(state: Mapping[str, Tensor], given: frozenset[str] | None) -> list[str]:
     """Return the names of the parameters in ``state``, in its order.
 
-    Args:
-        state: a model's state, as it travels.
-        given: names that the user gave. None: every floating-point tensor that isn't one of BatchNorm's statistics.
-
-    Raises:
-        BadInput: there are none, or a given one is no floating-point tensor of the state.
+    Without ``given``, names that the user gave, these are all floating-point tensors but BatchNorm's statistics.
     """
     floating = [name for name, tensor in state.items() if tensor.is_floating_point()]
     if given is not None and (unknown := sorted(given.difference(floating))):

@@ -146,11 +146,7 @@ class CanaryRecorder(FLComponent):  # type: ignore[misc]
 
 
 def _checked(canaries: CanaryClients, sites: Sequence[str]) -> list[str]:
-    """Return the names as a list, as JSON has them.
-
-    Raises:
-        BadInput: there aren't as many as canaries, or one is twice among them.
-    """
+    """Return the names as a list, as JSON has them: as many as canaries, and none twice."""
     names = [str(site) for site in sites]
     if len(set(names)) != canaries.count or len(names) != canaries.count:
         raise BadInput(

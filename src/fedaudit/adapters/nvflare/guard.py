@@ -132,11 +132,7 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
         received: Received | None,
         index: int | None,
     ) -> Passing:
-        """Return the update.
-
-        Raises:
-            BadInput: no weights, or no training was seen.
-        """
+        """Return the update; BadInput where there are no weights, or no training was seen."""
         dxo, site = model_in(shareable), site_of(context)
         if dxo is None:
             raise BadInput(f"{_kind(shareable) or 'a result of unknown kind'}: no weights in plain sight")

@@ -49,11 +49,7 @@ def is_job(path: Path) -> bool:
 
 
 def read_job(path: Path) -> Job:
-    """Read a job's folder, as NVFlare exports or submits it, or a site's privacy.json.
-
-    Raises:
-        BadInput: it is neither, can't be read, or says two things of one site.
-    """
+    """Read a job's folder, as NVFlare exports or submits it, or a site's privacy.json; refuse contradictions."""
     try:
         return _read_folder(path) if path.is_dir() else _read_privacy(path)
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:

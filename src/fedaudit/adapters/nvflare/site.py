@@ -162,11 +162,7 @@ class Memory:
         self._received: dict[_Site, Received] = {}
 
     def keep(self, shareable: Shareable, context: FLContext) -> None:
-        """Keep the model that comes in, if it is one; it replaces the one before.
-
-        Raises:
-            BadInput: it can't be read.
-        """
+        """Keep the model that comes in, if it is one; it replaces the one before."""
         _turn_to(site_key(context))
         dxo = model_in(shareable)
         if dxo is None:
@@ -253,8 +249,7 @@ def round_of(shareable: Shareable, context: FLContext) -> int | None:
 def model_in(shareable: Shareable) -> DXO | None:
     """Return the weights, or their difference, that a shareable carries, whatever its return code; None: it has none.
 
-    Raises:
-        BadInput: it carries a collection that holds models, which can't be recorded as one.
+    BadInput: it carries a collection that holds models, which can't be recorded as one.
     """
     if shareable.get_header(ReservedHeaderKey.CONTENT_TYPE) != "DXO":
         return None
@@ -265,11 +260,7 @@ def model_in(shareable: Shareable) -> DXO | None:
 
 
 def state_of(dxo: DXO) -> dict[str, Tensor]:
-    """Return the tensors by name, on the memory that they have.
-
-    Raises:
-        BadInput: something in it is no array: encrypted, or sent apart.
-    """
+    """Return the tensors by name, on the memory that they have; BadInput where one is encrypted, or sent apart."""
     return {str(name): _tensor(str(name), value) for name, value in dxo.data.items()}
 
 
