@@ -372,6 +372,8 @@ BY: dict[Way, str] = {
 ELSEWHERE = {"dropout", "own loss", "batch norm", "label smoothing", "class weights", "rates", "accumulation"} | {
     "sum",
     "steps of a sum",
+    "private steps",
+    "private noise",
 }
 
 

@@ -335,7 +335,8 @@ def test_texts_of_nothing_or_all_alike(name: str) -> None:
     observation, true = texts(own)
     truth = text_truth(true, torch.cat([true, torch.tensor(others)]) if others else true)
     result, summary = judged(SequenceFinding(sequences=true), observation, truth)
-    assert metric(result, "exact_sequences") == 1
+    everybodys = name in ("all alike", "empty ones")  # what others have word for word counts for nothing
+    assert metric(result, "exact_sequences") == (0 if everybodys else 1)
     assert metric(result, "rouge1") == 1
     if name == "all alike":
         assert summary.verdict not in LEAKS

@@ -142,7 +142,7 @@ def traits(inputs: Tensor) -> Tensor:
     flat = values.flatten(2)
     spread = flat.var(dim=2, correction=0)
     parts = [_pooled(values, _FINE), flat.amin(dim=2), flat.amax(dim=2), spread]
-    for axis in range(2, values.ndim):
+    for axis in (a for a in range(2, values.ndim) if values.shape[a] > 1):
         rough = values.diff(dim=axis).square()
         parts += [_pooled(rough, _COARSE), rough.flatten(2).mean(dim=2) / spread.clamp_min(1e-12)]
     return torch.cat([part.flatten(1) for part in parts], dim=1)
