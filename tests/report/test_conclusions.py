@@ -142,7 +142,7 @@ def test_what_could_not_be_run_is_no_table_of_images(tmp_path, capsys):
         assert not [text for text in OF_IMAGES if text in page]
         assert "not applicable" in said
         assert "dlg on fedsgd: dlg is for images" in said
-        assert "Dlg is for images" in page
+        assert "dlg on fedsgd: dlg is for images" in page
         assert ("value [95 %]" in said) == (result is beside)
     assert frontier.scale(nothing).label == "not measured"
     print_summary(result_with(tmp_path, refused, refused.model_copy(update={"federation": "fedavg-4"})))
