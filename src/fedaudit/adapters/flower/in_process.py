@@ -36,6 +36,7 @@ Watch = Callable[[int, Message, Context, Call], Message]  # the round from 0, an
 FIRST_NODE = 1000  # a node's id is this and its partition's
 SERVER, RUN, TASK = 1, 1, 1  # ids; a SuperLink's is 1
 _ASKED = 10  # most times that a ServerApp asks for the nodes, which are always the same, before it sends something
+_AT_LEAST = 10.0  # seconds that an app has, however little time is given: its first client must have answered
 CLIENT_APP_RAISED = 2  # Flower's code of that error
 KNOWN = ((1, 41), (1, 43))  # the versions whose private parts are as below
 
@@ -122,7 +123,7 @@ def run_app(
         config: instead of values of ``[tool.flwr.app.config]``.
         rounds: rounds of training after which the app is stopped; default: when it ends.
         until: seconds since 1970 after which no client is asked any more, once one has answered; None: no limit. After
-            twice the time that there was until then the app is stopped wherever it is.
+            twice the time that there was until then, and ten seconds at least, the app is stopped wherever it is.
         watch: called in place of the client for every message that it gets, with the round and the client to call;
             may raise :class:`Enough`.
         quiet: keep back what Flower logs.
@@ -147,7 +148,8 @@ def run_app(
         if quiet:
             logger.setLevel(logging.ERROR)
         try:
-            with _stopped(grid.seen, None if until is None else 2 * until - time.time()):
+            now = time.time()
+            with _stopped(grid.seen, None if until is None else max(2 * until - now, now + _AT_LEAST)):
                 app.server(grid, Context(RUN, SERVER, {}, RecordDict(), dict(fused)))
         except Enough:
             pass
