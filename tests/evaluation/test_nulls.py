@@ -10,7 +10,9 @@ from tests.measure.nulls import LEAKS, NULLS
 
 AUDITS = 40
 FEW = 15  # where one takes a second
-SLOW = ("local models", "label sets", "label counts", "images by hijacked", "labels by model")
+SLOW = ("local models", "label sets", "label counts", "images by hijacked", "labels by model") + tuple(
+    f"{kind} of " for kind in ("images", "signals", "volumes", "notes", "words")
+)
 
 
 def test_every_kind_of_finding_has_a_null():
