@@ -9,7 +9,7 @@ from fedaudit.evaluation import FINDING_TYPES
 from tests.measure.nulls import LEAKS, NULLS
 
 AUDITS = 40
-FEW = 15  # where one takes a second
+FEW = 10  # where one takes a second
 SLOW = ("local models", "label sets", "label counts", "images by hijacked", "labels by model") + tuple(
     f"{kind} of " for kind in ("images", "signals", "volumes", "notes", "words")
 )
