@@ -10,8 +10,9 @@ from tests.measure.nulls import LEAKS, NULLS
 
 AUDITS = 40
 FEW = 10  # where one takes a second
-SLOW = ("local models", "label sets", "label counts", "images by hijacked", "labels by model") + tuple(
-    f"{kind} of " for kind in ("images", "signals", "volumes", "notes", "words")
+SLOW = (
+    *("local models", "label sets", "label counts", "images by hijacked", "labels by model"),
+    *(f"{kind} of " for kind in ("images", "signals", "volumes", "notes", "words")),
 )
 
 
