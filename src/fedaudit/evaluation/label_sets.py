@@ -31,6 +31,7 @@ from fedaudit.utils.seeds import derive_seed
 _DRAWS = 10_000
 _FEWEST = 1_000  # draws, of large batches
 _WORK = 5_000_000  # entries of distances, by which draws are fewer
+_HELD = 4_000_000  # numbers of other batches that are held at once
 _ASSIGNED = 200  # examples, beyond which labels are matched one by one
 
 SETS = Metric(
@@ -71,10 +72,7 @@ def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, trut
     others = _other_batches(truth.candidate_labels, uses, draws, seed)
     hits, whole, order = matched(found, true)
     value = average_precision(found, true, hits)
-    of_other = np.array(
-        [[average_precision(own, batch, matched(own, batch)[0]) for own in (found, true)] for batch in others]
-    )
-    by_luck, best = of_other.T
+    by_luck, best = np.hstack([[_precisions(own, batches) for own in (found, true)] for batches in others])
     p_value, at_best = (
         (1 + int((luck >= top - 1e-9).sum())) / (1 + draws) for luck, top in ((by_luck, value), (best, 1.0))
     )
@@ -122,13 +120,33 @@ def _true(finding: LabelSetFinding, observation: Observation, truth: Truth) -> t
     return truth.labels[key], torch.tensor(truth.different(key)[1])
 
 
-def _other_batches(candidates: Tensor, uses: Tensor, draws: int, seed: int) -> Iterator[Tensor]:
-    """Yield label sets (n, k) of other batches: of different candidates, while there are enough, used as often."""
+def _other_batches(candidates: Tensor, uses: Tensor, draws: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield label sets (b, n, k) of other batches: of different candidates, while there are enough, used as often."""
     rng = np.random.default_rng(derive_seed(seed, "label sets of other batches"))
     scarce = len(candidates) <= len(uses)
-    for _ in range(draws):
-        rows = rng.choice(len(candidates), len(uses), replace=scarce)
-        yield candidates[torch.from_numpy(rows)].repeat_interleave(uses, dim=0)
+    sets, times = candidates.numpy(), uses.numpy()
+    at_once = max(1, min(draws, _HELD // max(1, int(times.sum()) * max(int(times.sum()), sets.shape[1]))))
+    for start in range(0, draws, at_once):
+        count = min(at_once, draws - start)
+        rows = [rng.choice(len(sets), len(times), replace=scarce).repeat(times) for _ in range(count)]
+        yield sets[np.stack(rows)]
+
+
+def _precisions(found: Tensor, batches: np.ndarray) -> np.ndarray:
+    """Return (b,) the average precision of label sets (n, k) in each batch (b, n, k), as ``matched`` fits them."""
+    ours, (_, many, labels) = found.numpy(), batches.shape
+    there = batches.sum(axis=(1, 2), dtype=float)
+    if many > _ASSIGNED:
+        hits = np.minimum(ours.sum(axis=0), batches.sum(axis=1)).sum(axis=1, dtype=float)
+    else:
+        both = ours @ batches.swapaxes(1, 2)
+        apart = ours.sum(axis=1)[:, None] + batches.sum(axis=2)[:, None] - 2 * both
+        hits = np.array([b[linear_sum_assignment(a)].sum() for a, b in zip(apart, both, strict=True)], dtype=float)
+    named = float(ours.sum())
+    recall = hits / np.maximum(there, 1)
+    precision = hits / named if named else np.zeros_like(hits)
+    area = recall * precision + (1 - recall) * there / (many * labels)
+    return np.where(there > 0, area, float(not named))
 
 
 def matched(found: Tensor, true: Tensor) -> tuple[int, int, Tensor]:
