@@ -37,7 +37,6 @@ def errors(recording: Path) -> list[float]:
     return [update["error"] for update in json.loads((recording / "replay.json").read_text())["updates"]]
 
 
-@pytest.mark.timeout(180)
 def test_the_flower_example_is_recorded_unchanged_and_replayed_to_the_same_bits(tmp_path):
     pytest.importorskip("flwr")
     from fedaudit.adapters.flower import audit_flower

@@ -26,7 +26,6 @@ from tests.adapters.nvflare_cases import VALIDATE, a_round, final_model, network
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_page_s_job_is_recorded_and_audited_in_the_simulator(tmp_path, monkeypatch):
     older = "model" not in inspect.signature(FedAvgRecipe.__init__).parameters  # 2.7.0
     write_job(tmp_path, job=[("model=", "initial_model=")] if older else [])
@@ -56,7 +55,6 @@ def test_the_page_s_job_is_recorded_and_audited_in_the_simulator(tmp_path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_what_a_site_validates_on_is_asked_who_was_in(tmp_path):
     """It validates the model that it was sent, before each training, and its script has no further line of ours."""
     from sklearn.datasets import load_digits
@@ -84,7 +82,6 @@ MONAI = Path(__file__).parents[2] / "examples" / "monai"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_example_of_monai_is_recorded_and_replayed_to_the_same_bits(tmp_path, monkeypatch, command):
     pytest.importorskip("monai")
     shutil.copytree(MONAI, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -108,7 +105,6 @@ def test_the_example_of_monai_is_recorded_and_replayed_to_the_same_bits(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_two_sites_from_the_guard_to_the_joined_page(tmp_path, monkeypatch, command):
     """Guards with a budget and their pages, the job's ledger, audits of the recordings by who sees a part, one page."""
     older = "model" not in inspect.signature(FedAvgRecipe.__init__).parameters  # 2.7.0
@@ -189,7 +185,6 @@ class Net(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_module_that_takes_a_dictionary_is_recorded_and_reported(tmp_path):
     patient = '{"image": inputs, "age and sex": inputs[:, 0, 3:5, 4]}'
     write_job(tmp_path, train=[("model(inputs)", f"model({patient})")])
@@ -215,7 +210,6 @@ def test_a_module_that_takes_a_dictionary_is_recorded_and_reported(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_refusal_fails_one_site_s_task_and_not_the_job(tmp_path):
     """Site 2 is guarded and never watched, which its guard doesn't let pass: the model is site 1's alone."""
     seeded = [("from torch import nn", "import torch\nfrom torch import nn")]

@@ -184,7 +184,6 @@ def test_the_recorder_stops_nothing_and_says_it_once(tmp_path: Path, caplog: pyt
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_page_s_canaries_in_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_job(tmp_path, canary_job=[("range(3, 103)", "range(3, 5)")])
     said = python(tmp_path, "canary_job.py", timeout=360)

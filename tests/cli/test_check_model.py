@@ -160,7 +160,6 @@ def test_trap_weights_are_noticed_by_neurons_that_hold_one_example():
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # it waits for nobody: a minute of one core, and more where others use it
 def test_at_most_one_ordinary_round_in_a_hundred_raises_an_alarm():
     ordinary, altered = measure()
     assert len(ordinary) == 200

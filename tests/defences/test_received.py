@@ -354,7 +354,6 @@ def test_the_half_of_an_adapter_that_has_hardly_left_zero_holds_no_bins(half: st
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_ordinary_rounds_raise_no_alarm_and_a_swapped_layer_does():
     traps = {"trap-weights": {"name": "trap-weights"}}
     seen = [

@@ -17,7 +17,7 @@ from fedaudit_lab.studies.store import Store
 from tests.lab.test_studies import run, tiny
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.peers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.peers]
 
 
 @pytest.fixture(scope="module")

@@ -181,7 +181,6 @@ def finished(folder: Path) -> dict[str, str]:
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_study_killed_again_and_again_ends_with_every_trial_once(tmp_path):
     path = as_file(tmp_path, scales={"smoke": {"states": "tiny.", "repetitions": 8}})
     out = tmp_path / "out"

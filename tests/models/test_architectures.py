@@ -80,7 +80,6 @@ def check_audits(one: Architecture, outcome: Outcome) -> None:
 
 
 @pytest.mark.peers
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("_libraries")
 @pytest.mark.parametrize("number", range(len(TABLE)), ids=[one.title.replace("`", "") for one in TABLE])
 def test_an_architecture_is_audited_or_refused(number: int, tmp_path: Path) -> None:

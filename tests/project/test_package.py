@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow]
 SOURCE = ("src", "lab", "docs", "tests", "examples", "contrib", "pyproject.toml", "README.md", "LICENSE", "Makefile")
 KEPT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 

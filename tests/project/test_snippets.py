@@ -58,18 +58,29 @@ def test_python_is_python(block: Block) -> None:
     ast.parse(textwrap.dedent(block.text))
 
 
+def programs() -> list[Any]:
+    """Return the Python of each page as parameters of a test, and once what several pages show."""
+    found = {}
+    for page in PAGES:
+        shown = [block for block in blocks(page) if block.language == "python" and not block.excerpt]
+        if shown and str(page.relative_to(ROOT)) not in ELSEWHERE:
+            found["".join(textwrap.dedent(block.text) for block in shown)] = pytest.param(shown, id=str(page))
+    return list(found.values())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if str(page.relative_to(ROOT)) not in ELSEWHERE], ids=str)
-def test_a_page_s_python_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shown", programs())
+def test_a_page_s_python_runs_from_top_to_bottom(
+    shown: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With two iterations an attack: what is tested is that it runs, not what it finds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(template.QUICK, "iterations", 2)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     known: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(page):
-        if block.language == "python" and not block.excerpt:
-            quick = re.sub(r"(\"?iterations\"?\s*[:=]\s*)\d+", r"\g<1>2", block.text)
-            exec(compile(quick, block.where, "exec"), known)
+    for block in shown:
+        quick = re.sub(r"(\"?iterations\"?\s*[:=]\s*)\d+", r"\g<1>2", block.text)
+        exec(compile(quick, block.where, "exec"), known)
 
 
 def test_pages_whose_python_runs_elsewhere_are_named_there() -> None:

@@ -41,10 +41,17 @@ def listen(listener: Listener) -> None:
 
             _replace(nn.Module, "compile", compiles)
         _listeners.append(listener)
-        if "torch._dynamo" in sys.modules:  # nothing is compiled without it
+        if _anything_compiled():
             for thing in gc.get_objects():
                 if issubclass(type(thing), nn.Module) and thing.__dict__.get("_compiled_call_impl") is not None:
                     _tell(thing)
+
+
+def _anything_compiled() -> bool:
+    """Return whether torch compiled anything, as far as it says: to look among all objects takes a second."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends = getattr(frames, "cached_backends", {None: ...}) if frames is not None else {}
+    return any(backend is not None for backend in backends.values())
 
 
 def forget(listener: Listener) -> None:
