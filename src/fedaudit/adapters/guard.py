@@ -127,7 +127,7 @@ class SiteGuard:
                 (:class:`~fedaudit.pipeline.members.MemberWatch`). An alarm counts as an update that gives away more
                 than allowed, whatever ``fail_on`` is. Default: what the client's app evaluates on.
             share: of the time that the site trains, most that all of this takes after the first round, whose debt later
-                rounds pay (:class:`~fedaudit.pipeline.site.Plan`); None: everything is played on every update.
+                rounds pay (:class:`~fedaudit.pipeline.plan.Plan`); None: everything is played on every update.
             reports: write a report on every update that is attacked into ``out``, too; it holds the site's data.
             clip_norm: Euclidean norm of the change of all parameters to which ``"clip"`` scales; default: the median
                 of the site's last ten quiet rounds; where there was none, the update doesn't leave.
