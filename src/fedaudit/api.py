@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +10,13 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor, nn
 
-from fedaudit.attacks import Attack
 from fedaudit.attacks import make_attack as make_attack
+from fedaudit.attacks.base import Attacks
 from fedaudit.data import Dataset
 from fedaudit.data.own import dataset_of
 from fedaudit.data.own import pairs_of as pairs_of
 from fedaudit.pipeline.members import MemberWatch as MemberWatch
-from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
+from fedaudit.pipeline.offline import AttackRequest, Findings, attacked, audited, evaluate_findings, written
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import check_files, of_one_tensor_each, resolve, spell_out
 from fedaudit.pipeline.run import Audit as Audit
@@ -38,11 +35,14 @@ from fedaudit.task.targets import BCE
 from fedaudit.task.training import LOSSES as LOSSES
 from fedaudit.task.training import Loss as Loss
 from fedaudit.task.training import loss_name
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.progress import live_display
+from fedaudit.utils.registry import listed
+from fedaudit.utils.validation import Spec
 
 Array = Tensor | np.ndarray[Any, Any]
 
@@ -57,8 +57,8 @@ def audit(
     batch_norm: Literal["eval", "train"] | None = None,
     dropout: bool | None = None,
     federations: Sequence[dict[str, Any]] | None = None,
-    attacks: Sequence[str | dict[str, Any] | Attack] | None = None,
-    threat: dict[str, Any] | None = None,
+    attacks: Attacks | None = None,
+    threat: Mapping[str, Any] | ThreatModel | None = None,
     seed: int | None = None,
     data_dir: Path | str | None = None,
     out: Path | str | None = None,
@@ -112,11 +112,12 @@ def audit(
     Raises:
         BadInput: something can't be used; the message says what and what to do.
     """
-    changes = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
+    named = None if attacks is None else listed(attacks, "attacks")
+    changes = {"federations": federations, "attacks": named, "threat": threat, "seed": seed}
     modes = {"batch_norm": batch_norm, "dropout": dropout}
     made, dataset, loss, model = _with_own(scenario, changes, modes, model=model, data=data, kind=kind, loss=loss)
     made = with_what_if(made) if what_if else made
-    limits = _limits(fail_above, fail_on, fail_below)
+    limits = limits_of(fail_above, fail_on, fail_below)
     check_files(made)
     folder, where = Path(out) if out else None, Path(data_dir) if data_dir else None
     another = False
@@ -155,7 +156,7 @@ def simulate(
 
     Args:
         scenario, model, data, kind, loss, batch_norm, dropout, seed, data_dir, progress: as of :func:`audit`.
-        federation: which one, if the scenario has several.
+        federation: which one, if the scenario has several; of the default ones, where it names none, the first.
         out: a new folder for the transcript, with the truth in a file of its own; one that takes long and is killed
             goes on from where it was when it is called again.
         workers: processes that the clients are simulated in.
@@ -171,7 +172,8 @@ def simulate(
     own_parts: dict[str, Any] = {"model": model, "data": data, "kind": kind, "loss": loss}
     made, dataset, loss, model = _with_own(scenario, {"seed": seed}, modes, **own_parts)
     names = [name for name, _, _ in made.runs()]
-    if federation is None and len(names) > 1:
+    given = not (scenario is None or (isinstance(scenario, dict) and "federations" not in scenario))
+    if federation is None and given and len(names) > 1:
         raise BadInput(f"the scenario has {len(names)} federations; choose one with federation=…: {', '.join(names)}")
     if federation is not None and federation not in names:
         raise BadInput(unknown_name("federation", federation, names))
@@ -187,9 +189,9 @@ def simulate(
 
 def attack(
     transcript: Recording | Transcript | Path | str,
-    attacks: Sequence[str | dict[str, Any] | Attack] | None = None,
+    attacks: Attacks | None = None,
     *,
-    threat: dict[str, Any] | None = None,
+    threat: Mapping[str, Any] | ThreatModel | None = None,
     seed: int | None = None,
     device: str = "cpu",
     truth: Path | str | None = None,
@@ -234,10 +236,10 @@ def attack(
     Raises:
         BadInput: something can't be used; the message says what and what to do.
     """
-    with live_display(progress) as display:
-        found = _attack(
-            transcript,
-            attacks,
+    return attacked(
+        AttackRequest(
+            transcript=transcript,
+            attacks=attacks,
             threat=threat,
             seed=seed,
             device=device,
@@ -248,13 +250,13 @@ def attack(
             rounds=rounds,
             records=records,
             clients=clients,
+            max_minutes=max_minutes,
             out=out,
-            means=Means(workers, display=display, deadline=deadline_of(max_minutes)),
+            workers=workers,
             overwrite=overwrite,
+            progress=progress,
         )
-    if out:
-        found.save(out)
-    return found
+    )
 
 
 def evaluate(
@@ -282,21 +284,21 @@ def evaluate(
     Raises:
         BadInput: there is no ground truth, or it isn't that of the transcript.
     """
-    limits = _limits(fail_above, fail_on, fail_below)
+    limits = limits_of(fail_above, fail_on, fail_below)
     if out:
         check_folder(Path(out))
         holds_another(Path(out), findings.request(), overwrite=overwrite)
     with live_display(progress) as display:
         known, means = Path(truth) if isinstance(truth, str) else truth, Means(workers, display=display)
         finished = evaluate_findings(findings, known, means=means, controls=controls)
-    return _written(finished.held_to(limits), findings, out)
+    return written(finished.held_to(limits), findings, out)
 
 
 def audit_transcript(
     transcript: Recording | Transcript | Path | str,
-    attacks: Sequence[str | dict[str, Any]] | None = None,
+    attacks: Attacks | None = None,
     *,
-    threat: dict[str, Any] | None = None,
+    threat: Mapping[str, Any] | ThreatModel | None = None,
     seed: int | None = None,
     device: str = "cpu",
     truth: Path | str | None = None,
@@ -330,80 +332,26 @@ def audit_transcript(
     Raises:
         BadInput: there is no ground truth beside the transcript, or something can't be used.
     """
-    limits = _limits(fail_above, fail_on, fail_below)
-    deadline = deadline_of(max_minutes)
-    with live_display(progress) as display:
-        means = Means(workers, display=display, deadline=deadline)
-        found = _attack(
-            transcript,
-            attacks,
-            threat=threat,
-            seed=seed,
-            device=device,
-            truth=truth,
-            model=module if module is not None else model,
-            loss=loss,
-            task=task,
-            rounds=rounds,
-            records=records,
-            clients=clients,
-            out=out,
-            means=means,
-            overwrite=overwrite,
-            without_truth=NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH,
-        )
-        finished = evaluate_findings(found, means=means, controls=controls)
-    return _written(finished.held_to(limits), found, out)
-
-
-def deadline_of(max_minutes: float | None) -> float | None:
-    """Return when so many minutes are over, in seconds since 1970; None: never.
-
-    Raises:
-        BadInput: it is no time.
-    """
-    if max_minutes is None:
-        return None
-    if isinstance(max_minutes, bool) or not (0 < max_minutes < math.inf):
-        raise BadInput(f"max_minutes is {max_minutes!r}; give minutes above 0")
-    return time.time() + 60 * max_minutes
-
-
-def _attack(
-    transcript: Recording | Transcript | Path | str,
-    attacks: Sequence[str | dict[str, Any] | Attack] | None,
-    *,
-    threat: dict[str, Any] | None,
-    truth: Path | str | None,
-    loss: Loss | None,
-    out: Path | str | None,
-    **options: Any,
-) -> Findings:
-    if loss is not None and loss_name(loss) in LOSSES:
-        loss = None  # the transcript names it
-    source = Path(transcript) if isinstance(transcript, str) else transcript
-    known: Path | Truth | None = Path(truth) if truth else None
-    if isinstance(source, Recording):
-        held, source = source.truth, source.transcript
-        known = known or dataclasses.replace(held, about={**held.about, "transcript": source.fingerprint()})
-    if out:
-        check_folder(Path(out))
-    return attack_transcript(
-        source,
-        None if attacks is None else [_named(one) for one in attacks],
-        threat=threat or {},
-        out=Path(out) if out else None,
-        truth=known,
+    request = AttackRequest(
+        transcript=transcript,
+        attacks=attacks,
+        threat=threat,
+        seed=seed,
+        device=device,
+        truth=truth,
+        model=module if module is not None else model,
         loss=loss,
-        **options,
+        task=task,
+        rounds=rounds,
+        records=records,
+        clients=clients,
+        max_minutes=max_minutes,
+        out=out,
+        workers=workers,
+        overwrite=overwrite,
+        progress=progress,
     )
-
-
-def _written(finished: Audit, findings: Findings, out: Path | str | None) -> Audit:
-    if out:
-        findings.make_room(Path(out))
-        finished.save(out)
-    return finished
+    return audited(request, limits_of(fail_above, fail_on, fail_below), controls=controls)
 
 
 def verify(
@@ -460,7 +408,8 @@ def verify(
         )
 
 
-def _limits(above: dict[str, float] | None, on: Verdict | None, below: dict[str, float] | None) -> Limits:
+def limits_of(above: dict[str, float] | None, on: Verdict | None, below: dict[str, float] | None) -> Limits:
+    """Return the limits of these keywords of :func:`audit`, checked."""
     return Limits({} if above is None else above, on, {} if below is None else below).check()
 
 
@@ -483,35 +432,36 @@ def _with_own(
         return scenario, None, None, None  # what it holds has been made already
     values = _values(scenario)
     if scenario is None and (model is not None or data is not None or changes.get("threat") is not None):
-        values.pop("attacks")  # the default audit's are for its own data and adversary
+        values["attacks"] = None  # the default audit's are for its own data and adversary
     for part in ("model", "data"):
-        if not isinstance(values.get(part, {}), dict):
+        if not isinstance(values.get(part, {}), dict | Spec):
             raise BadInput(
                 f"scenario: {part}: {values[part]!r} isn't allowed; it should be a mapping of keys to values"
             )
+        values[part] = dict(values.get(part, {}))
     values |= {key: value for key, value in changes.items() if value is not None}
     if model is not None:
         own_model = {"name": "custom", "initialisation": "given", "width": None, "checkpoint": None}
-        values["model"] = {**(values.get("model", {}) if scenario else {}), **own_model}
+        values["model"] = {**(values["model"] if scenario else {}), **own_model}
     if loss is not None:
         name = loss_name(loss)
         loss = None if name in LOSSES else loss
-        values["model"] = {**values.get("model", {}), "loss": name}
-    values["model"] = values.get("model", {}) | {key: value for key, value in modes.items() if value is not None}
+        values["model"]["loss"] = name
+    values["model"] |= {key: value for key, value in modes.items() if value is not None}
     if kind is not None:
-        values["data"] = {**values.get("data", {}), "kind": kind}
+        values["data"]["kind"] = kind
     if data is None:
         return scenario_from(values), None, loss, model
     if scenario is None and changes.get("federations") is None:  # the default audit's are the first photographs
-        values["federations"] = [{**spec, "draw": "random"} for spec in values["federations"]]
+        values["federations"] = [spec.model_copy(update={"draw": "random"}) for spec in values["federations"]]
     named = {"name": "custom", "image_size": None, "limit": None, "white": None}
-    given = values.get("data", {}) if scenario else {"kind": kind}
+    given = values["data"] if scenario else {"kind": kind}
     values["data"] = {"split": "train", **given, **named}
     dataset = _own_dataset(data, values["data"].get("kind"), values["model"].get("loss"), loss)
     if isinstance(model, nn.Module):
         model, dataset = of_one_tensor_each(model, dataset)
         if dataset.packed_targets is not None and scenario is None and changes.get("threat") is None:
-            values["threat"] = {**values.get("threat", {}), "knows_labels": True}  # nobody can seek them
+            values["threat"] = {**dict(values["threat"]), "knows_labels": True}  # nobody can seek them
     return scenario_from(values), dataset, loss, model
 
 
@@ -521,15 +471,9 @@ def _own_dataset(data: Any, kind: str | None, name: str | None, loss: Loss | Non
     return dataset_of(data, kind=kind, classes=name == BCE, raw_targets=meant)
 
 
-def _named(attack: str | dict[str, Any] | Attack) -> dict[str, Any]:
-    """Return an attack's name and settings."""
-    if isinstance(attack, Attack):
-        return attack.written()
-    return {"name": attack} if isinstance(attack, str) else attack
-
-
 def _values(scenario: Scenario | str | Path | dict[str, Any] | None) -> dict[str, Any]:
+    """Return the scenario's keys; what was made of them stays so."""
     if isinstance(scenario, dict):
-        return {"federations": load_scenario(None).model_dump(mode="json")["federations"], **scenario}
+        return {"federations": load_scenario(None).federations, **scenario}
     loaded = scenario if isinstance(scenario, Scenario) else load_scenario(Path(scenario) if scenario else None)
-    return loaded.model_dump(mode="json")
+    return {**dict(loaded), "attacks": loaded.attacks or None}

@@ -32,8 +32,8 @@ def holds_another(out: Path, wanted: Scenario | dict[str, Any], *, overwrite: bo
         return False
     if not overwrite:
         raise BadInput(
-            f"'{out}' holds another audit{_named(out)}; give another --out, or --overwrite (Python: overwrite=True) "
-            "to delete its report and images first"
+            f"'{out}' holds another audit{_named(out)}; give another out=…, or overwrite=True to "
+            "delete its report and images first"
         )
     return True
 

@@ -282,8 +282,8 @@ def plan(
     reason.
     """
     trials: list[Trial] = []
-    for transcript, attack in itertools.product(transcripts, attacks):
-        whole = observe(transcript, threat)
+    observed = [observe(transcript, threat) for transcript in transcripts]
+    for whole, attack in itertools.product(observed, attacks):
         scope = attack.scope()
         most = {"update": updates, "client": clients}.get(scope)
         for observation in whole.split(scope)[:most] or [whole]:

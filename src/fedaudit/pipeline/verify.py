@@ -19,7 +19,7 @@ from fedaudit.data import Dataset
 from fedaudit.evaluation import Limits
 from fedaudit.modalities import save_png
 from fedaudit.pipeline.margin import UNTOLD
-from fedaudit.pipeline.offline import attack_transcript, evaluate_findings
+from fedaudit.pipeline.offline import AttackRequest, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import REQUEST, leaves
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.pipeline.trials import Means, Trial
@@ -127,16 +127,14 @@ def verify_audit(
             raise BadInput(f"{folder / REQUEST} isn't what 'fedaudit attack' writes")
         source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
         if source is None:
-            raise BadInput(f"the results in '{folder}' are of a transcript: name its folder with --transcript")
-        attacked = attack_transcript(
-            source,
-            request["attacks"],
+            raise BadInput(f"the results in '{folder}' are of a transcript: name its folder with transcript=…")
+        asked = AttackRequest(
+            transcript=source,
+            attacks=request["attacks"],
             threat=dict(request.get("threat") or {}),
             seed=request.get("seed"),
             device=str(request.get("device", "cpu")),
             truth=truth,
-            means=means,
-            without_truth="the transcript has no ground truth beside it; name it with --truth",
             model=model,
             loss=loss,
             task=task,
@@ -144,6 +142,8 @@ def verify_audit(
             clients=request.get("clients"),
             records=records,
         )
+        without = "the transcript has no ground truth beside it; name it with truth=…"
+        attacked = attack_transcript(asked, means, without_truth=without)
         derived = evaluate_findings(attacked, means=means, controls=scenario.evaluation.controls)
         repeat = stored.repeat  # the flags as they were written, of which not all can be told again
         derived = dataclasses.replace(derived, result=derived.result.model_copy(update={"repeat": repeat}))
