@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,25 +14,22 @@ from torch import Tensor, nn
 from fedaudit.attacks import make_attack as make_attack
 from fedaudit.attacks.base import Attacks
 from fedaudit.data import Dataset
-from fedaudit.data.own import dataset_of
 from fedaudit.data.own import pairs_of as pairs_of
 from fedaudit.pipeline.members import MemberWatch as MemberWatch
 from fedaudit.pipeline.offline import AttackRequest, Findings, attacked, audited, evaluate_findings, written
 from fedaudit.pipeline.output import clear, holds_another
-from fedaudit.pipeline.prepare import check_files, of_one_tensor_each, resolve, spell_out
+from fedaudit.pipeline.prepare import AuditRequest, check_files, of_one_tensor_each, own_dataset, resolve, spell_out
 from fedaudit.pipeline.run import Audit as Audit
 from fedaudit.pipeline.run import Limits as Limits
 from fedaudit.pipeline.run import Recording as Recording
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.transcripts import new_folder
 from fedaudit.pipeline.trials import Means
-from fedaudit.pipeline.verify import Verification, verify_audit
+from fedaudit.pipeline.verify import verify as verify
 from fedaudit.pipeline.what_if import with_what_if
 from fedaudit.results import AuditResult as AuditResult
 from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
-from fedaudit.task.losses import recognise
-from fedaudit.task.targets import BCE
 from fedaudit.task.training import LOSSES as LOSSES
 from fedaudit.task.training import Loss as Loss
 from fedaudit.task.training import loss_name
@@ -115,20 +113,20 @@ def audit(
     named = None if attacks is None else listed(attacks, "attacks")
     changes = {"federations": federations, "attacks": named, "threat": threat, "seed": seed}
     modes = {"batch_norm": batch_norm, "dropout": dropout}
-    made, dataset, loss, model = _with_own(scenario, changes, modes, model=model, data=data, kind=kind, loss=loss)
-    made = with_what_if(made) if what_if else made
+    request = _requested(scenario, changes, modes, model=model, data=data, kind=kind, loss=loss, data_dir=data_dir)
+    if what_if:
+        request = dataclasses.replace(request, scenario=with_what_if(request.scenario))
     limits = limits_of(fail_above, fail_on, fail_below)
-    check_files(made)
-    folder, where = Path(out) if out else None, Path(data_dir) if data_dir else None
+    check_files(request.scenario)
+    folder = Path(out) if out else None
     another = False
     if folder:
         check_folder(folder)
-        made, dataset = spell_out(made, data_dir=where, dataset=dataset, model=model)
-        another = holds_another(folder, made, overwrite=overwrite)
+        request = spell_out(request)
+        another = holds_another(folder, request.scenario, overwrite=overwrite)
     store = folder / "findings" if folder else None
-    own: dict[str, Any] = {"data_dir": where, "dataset": dataset, "model": model, "loss": loss}
     with live_display(progress) as display:
-        finished = run_audit(made, **own, workers=workers, store=store, display=display).held_to(limits)
+        finished = run_audit(**vars(request), workers=workers, store=store, display=display).held_to(limits)
     if folder:
         if another:
             clear(folder)
@@ -169,17 +167,17 @@ def simulate(
         BadInput: something can't be used; the message says what and what to do.
     """
     modes = {"batch_norm": batch_norm, "dropout": dropout}
-    own_parts: dict[str, Any] = {"model": model, "data": data, "kind": kind, "loss": loss}
-    made, dataset, loss, model = _with_own(scenario, {"seed": seed}, modes, **own_parts)
-    names = [name for name, _, _ in made.runs()]
+    request = _requested(
+        scenario, {"seed": seed}, modes, model=model, data=data, kind=kind, loss=loss, data_dir=data_dir
+    )
+    names = [name for name, _, _ in request.scenario.runs()]
     given = not (scenario is None or (isinstance(scenario, dict) and "federations" not in scenario))
     if federation is None and given and len(names) > 1:
         raise BadInput(f"the scenario has {len(names)} federations; choose one with federation=…: {', '.join(names)}")
     if federation is not None and federation not in names:
         raise BadInput(unknown_name("federation", federation, names))
     with new_folder(Path(out)) if out else nullcontext() as partial, live_display(progress) as display:
-        own: dict[str, Any] = {"dataset": dataset, "model": model, "loss": loss}
-        resolved = resolve(made, data_dir=Path(data_dir) if data_dir else None, display=display, **own)
+        resolved = resolve(**vars(request), display=display)
         chosen = [federation or names[0]]
         (recording,) = record(resolved, names=chosen, workers=workers, store=partial, display=display)
         if partial:
@@ -236,27 +234,8 @@ def attack(
     Raises:
         BadInput: something can't be used; the message says what and what to do.
     """
-    return attacked(
-        AttackRequest(
-            transcript=transcript,
-            attacks=attacks,
-            threat=threat,
-            seed=seed,
-            device=device,
-            truth=truth,
-            model=module if module is not None else model,
-            loss=loss,
-            task=task,
-            rounds=rounds,
-            records=records,
-            clients=clients,
-            max_minutes=max_minutes,
-            out=out,
-            workers=workers,
-            overwrite=overwrite,
-            progress=progress,
-        )
-    )
+    model = module if module is not None else model
+    return attacked(AttackRequest(**_of_request(locals())))
 
 
 def evaluate(
@@ -332,80 +311,14 @@ def audit_transcript(
     Raises:
         BadInput: there is no ground truth beside the transcript, or something can't be used.
     """
-    request = AttackRequest(
-        transcript=transcript,
-        attacks=attacks,
-        threat=threat,
-        seed=seed,
-        device=device,
-        truth=truth,
-        model=module if module is not None else model,
-        loss=loss,
-        task=task,
-        rounds=rounds,
-        records=records,
-        clients=clients,
-        max_minutes=max_minutes,
-        out=out,
-        workers=workers,
-        overwrite=overwrite,
-        progress=progress,
-    )
+    model = module if module is not None else model
+    request = AttackRequest(**_of_request(locals()))
     return audited(request, limits_of(fail_above, fail_on, fail_below), controls=controls)
 
 
-def verify(
-    folder: Path | str,
-    *,
-    transcript: Transcript | Path | str | None = None,
-    truth: Path | str | None = None,
-    model: nn.Module | None = None,
-    data: Dataset | tuple[Array, Array] | Any | None = None,
-    loss: Loss | None = None,
-    task: dict[str, Any] | None = None,
-    rounds: Sequence[int] | None = None,
-    records: Any | None = None,
-    data_dir: Path | str | None = None,
-    workers: int = 1,
-    progress: bool = True,
-) -> Verification:
-    """Derive an audit's numbers again from the findings kept in its folder, and say what differs.
-
-    Args:
-        folder: that the audit was written to.
-        transcript, truth, task, records: of an :func:`attack`, as it was given them.
-        rounds: the same; default: those that were attacked.
-        model, data, loss, data_dir, workers, progress: as of :func:`audit`.
-
-    Returns:
-        ``verification.differences``, a line each, is empty where every value, image and the page follow.
-
-    Raises:
-        BadInput: there are no results or findings, they were changed, or they can't be derived here.
-    """
-    if loss is not None and loss_name(loss) in LOSSES:
-        loss = None
-    dataset = None
-    if data is not None:
-        known = AuditResult.load(Path(folder) / "results.json").scenario
-        named, given = known.get("model"), known.get("data")
-        kind = given.get("kind") if isinstance(given, dict) else None
-        dataset = _own_dataset(data, kind, named.get("loss") if isinstance(named, dict) else None, loss)
-    with live_display(progress) as display:
-        return verify_audit(
-            Path(folder),
-            transcript=Path(transcript) if isinstance(transcript, str) else transcript,
-            truth=Path(truth) if truth else None,
-            data_dir=Path(data_dir) if data_dir else None,
-            dataset=dataset,
-            model=model,
-            loss=loss,
-            task=task,
-            rounds=None if rounds is None else list(rounds),
-            records=records,
-            workers=workers,
-            display=display,
-        )
+def _of_request(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a function that are fields of a request."""
+    return {field.name: given[field.name] for field in dataclasses.fields(AttackRequest)}
 
 
 def limits_of(above: dict[str, float] | None, on: Verdict | None, below: dict[str, float] | None) -> Limits:
@@ -413,7 +326,7 @@ def limits_of(above: dict[str, float] | None, on: Verdict | None, below: dict[st
     return Limits({} if above is None else above, on, {} if below is None else below).check()
 
 
-def _with_own(
+def _requested(
     scenario: Scenario | str | Path | dict[str, Any] | None,
     changes: dict[str, Any],
     modes: dict[str, Any],
@@ -422,14 +335,16 @@ def _with_own(
     data: Any | None,
     kind: str | None,
     loss: Loss | None,
-) -> tuple[Scenario, Dataset | None, Loss | None, nn.Module | None]:
-    """Return the scenario with the user's own parts in it, the data set, the loss if it has no name, and the model.
+    data_dir: Path | str | None,
+) -> AuditRequest:
+    """Return what is asked for, with the loss only if it has no name.
 
     ``changes`` of the scenario and ``modes`` of its model count unless they are None.
     """
+    where = Path(data_dir) if data_dir else None
     own = (model, data, kind, loss, *changes.values(), *modes.values())
     if isinstance(scenario, Scenario) and all(part is None for part in own):
-        return scenario, None, None, None  # what it holds has been made already
+        return AuditRequest(scenario=scenario, data_dir=where)  # what it holds has been made already
     values = _values(scenario)
     if scenario is None and (model is not None or data is not None or changes.get("threat") is not None):
         values["attacks"] = None  # the default audit's are for its own data and adversary
@@ -451,24 +366,18 @@ def _with_own(
     if kind is not None:
         values["data"]["kind"] = kind
     if data is None:
-        return scenario_from(values), None, loss, model
+        return AuditRequest(scenario=scenario_from(values), data_dir=where, model=model, loss=loss)
     if scenario is None and changes.get("federations") is None:  # the default audit's are the first photographs
         values["federations"] = [spec.model_copy(update={"draw": "random"}) for spec in values["federations"]]
     named = {"name": "custom", "image_size": None, "limit": None, "white": None}
     given = values["data"] if scenario else {"kind": kind}
     values["data"] = {"split": "train", **given, **named}
-    dataset = _own_dataset(data, values["data"].get("kind"), values["model"].get("loss"), loss)
+    dataset = own_dataset(data, values["data"].get("kind"), values["model"].get("loss"), loss)
     if isinstance(model, nn.Module):
         model, dataset = of_one_tensor_each(model, dataset)
         if dataset.packed_targets is not None and scenario is None and changes.get("threat") is None:
             values["threat"] = {**dict(values["threat"]), "knows_labels": True}  # nobody can seek them
-    return scenario_from(values), dataset, loss, model
-
-
-def _own_dataset(data: Any, kind: str | None, name: str | None, loss: Loss | None) -> Dataset:
-    """Return a user's own data of a ``kind``, with targets as the loss takes them: its ``name``, or a user's own."""
-    meant = loss is not None and recognise(loss, 1, None) is None  # 0 and 1, counts: whoever wrote it knows
-    return dataset_of(data, kind=kind, classes=name == BCE, raw_targets=meant)
+    return AuditRequest(scenario=scenario_from(values), data_dir=where, dataset=dataset, model=model, loss=loss)
 
 
 def _values(scenario: Scenario | str | Path | dict[str, Any] | None) -> dict[str, Any]:

@@ -279,7 +279,7 @@ def test_a_finding_does_not_change_when_the_ground_truth_does():
     audits = []
     for truth in (only.truth, lies):
         recorded = [Recording(only.transcript, truth)]
-        trials = run_trials(plan([only.transcript], attacks, made.threat))
+        trials = run_trials(plan([observe(only.transcript, made.threat)], attacks))
         audits.append(assess(resolve(made), recorded, trials, started=0))
     honest, lying = audits
     for name, pixels in honest.image_files.items():

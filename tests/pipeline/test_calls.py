@@ -21,7 +21,7 @@ from fedaudit.utils.registry import Plugin
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10))
 DATA = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 10
-TWO = {"federations": [{"name": "a", "clients": 2, "rounds": 1, "examples": 4, "batch_size": 2}]}
+TWO: dict[str, Any] = {"federations": [{"name": "a", "clients": 2, "rounds": 1, "examples": 4, "batch_size": 2}]}
 QUICK = InvG(iterations=2)
 
 
@@ -72,7 +72,12 @@ def test_what_is_no_attack_is_one_line(given: Any, says: str, recording: fedaudi
 def test_an_attack_stays_the_object_that_it_is(monkeypatch: pytest.MonkeyPatch, recording: fedaudit.Recording) -> None:
     seen: list[Any] = []
     planned = run.plan
-    monkeypatch.setattr(run, "plan", lambda *args, **rest: seen.append(args[1]) or planned(*args, **rest))
+
+    def watched(observed: Any, attacks: Any, **rest: Any) -> Any:
+        seen.append(attacks)
+        return planned(observed, attacks, **rest)
+
+    monkeypatch.setattr(run, "plan", watched)
     scenario = fedaudit.Scenario(
         **{**TWO, "evaluation": {"controls": False}, "data": {"name": "digits"}, "model": {"name": "logistic"}},
         attacks=[QUICK],
@@ -115,14 +120,14 @@ def test_a_recording_is_observed_as_its_transcript_by_default_by_a_server(record
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: InvG(iteration=20), "attack 'invg': unknown key 'iteration'; did you mean 'iterations'"),
+        (lambda: InvG(**{"iteration": 20}), "attack 'invg': unknown key 'iteration'; did you mean 'iterations'"),
         (lambda: InvG(iterations=-1), "attack 'invg': iterations: -1 isn't allowed"),
-        (lambda: InvG(20), "attack 'invg': settings are given by their names"),
+        (lambda: InvG(*[20]), "attack 'invg': settings are given by their names"),
         (lambda: fedaudit.make_attack("invg", {"iteration": 20}), "attack 'invg': unknown key 'iteration'"),
-        (lambda: ThreatModel(adversary="sever"), "adversary: 'sever' isn't allowed; did you mean 'server'"),
-        (lambda: ThreatModel(adversry="server"), "unknown key 'adversry'; did you mean 'adversary'"),
+        (lambda: ThreatModel(**{"adversary": "sever"}), "adversary: 'sever' isn't allowed; did you mean 'server'"),
+        (lambda: ThreatModel(**{"adversry": "server"}), "unknown key 'adversry'; did you mean 'adversary'"),
         (lambda: ThreatModel(records=3), "records is 3; half of them"),
-        (lambda: fedaudit.Scenario(**TWO, sed=3), "Scenario: unknown key 'sed'; did you mean 'seed'"),
+        (lambda: fedaudit.Scenario(**{**TWO, "sed": 3}), "unknown key 'sed'; did you mean 'seed'"),
         (lambda: fedaudit.Scenario(**TWO, threat={"adversary": "sever"}), "threat.adversary: 'sever' isn't allowed"),
     ],
 )

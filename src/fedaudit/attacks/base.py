@@ -451,7 +451,7 @@ def attacks_of(given: Attacks | None) -> list[Attack]:
         if isinstance(one, Attack):
             made.append(one)
             continue
-        settings = {"name": one} if isinstance(one, str) else dict(one)  # type: ignore[call-overload]
+        settings = {"name": one} if isinstance(one, str) else one.written() if isinstance(one, Plugin) else dict(one)
         made.append(make_attack(str(settings.pop("name", "")), settings))
     names = [attack.name for attack in made]
     if twice := {name for name in names if names.count(name) > 1}:

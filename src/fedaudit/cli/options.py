@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from fedaudit.results import AuditResult
-    from fedaudit.scenario.scenario import Scenario
+    from fedaudit.scenario.scenario import Scenario as ReadScenario
 
 EXCEEDED = 1
 NOT_TESTED = 3
@@ -212,7 +212,7 @@ def check_data_dir(data_dir: Path | None) -> None:
         raise BadInput(f"the data folder '{data_dir}' (--data-dir or FEDAUDIT_DATA) isn't a folder")
 
 
-def scenario_of(path: Path | None, settings: list[str] | None, seed: int | None) -> Scenario:
+def scenario_of(path: Path | None, settings: list[str] | None, seed: int | None) -> ReadScenario:
     """Return the scenario, read once; what can't be read is told before torch is loaded."""
     from fedaudit.scenario.yaml import describe_source, read_scenario
 

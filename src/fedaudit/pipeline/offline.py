@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
 from pathlib import Path
 from typing import Any, overload
@@ -35,6 +35,7 @@ from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import LOSSES, Loss, loss_name
+from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.secure_sum import sums_only, union
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
@@ -43,7 +44,6 @@ from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.folders import check_folder, inside
 from fedaudit.utils.progress import live_display
-from fedaudit.utils.validation import explain
 
 NO_TRUTH = "there is no ground truth beside the transcript to evaluate findings by; say where it is (truth)"
 NO_LIMITS_WITHOUT_TRUTH = (
@@ -118,6 +118,7 @@ class Findings(Sequence[Finding | NotApplicable]):
     Attributes:
         transcript: that was attacked.
         seen: the transcript as the adversary sees it: with sums in place of updates, where the server adds.
+        observation: that, as attacks receive it.
         members: of which updates each of these sums is made.
         attacks: that ran, with all their settings.
         threat: who attacked, knowing what.
@@ -129,12 +130,12 @@ class Findings(Sequence[Finding | NotApplicable]):
         folder: of the transcript.
         store: folder that keeps finished findings.
         started: seconds since 1970.
-        drawn_by: flags by which its records are drawn, beside the threat model's.
-        part: the ``rounds`` and ``clients`` that were asked for; empty: all.
+        asked: what was asked for.
     """
 
     transcript: Transcript
     seen: Transcript
+    observation: Observation
     members: dict[tuple[int, int], list[Update]]
     attacks: list[Attack]
     threat: ThreatModel
@@ -145,8 +146,7 @@ class Findings(Sequence[Finding | NotApplicable]):
     folder: Path | None
     store: Path | None
     started: float
-    drawn_by: tuple[str, ...] = ()
-    part: dict[str, Any] = field(default_factory=dict)
+    asked: AttackRequest
 
     @cached_property
     def _outcomes(self) -> list[Finding | NotApplicable]:
@@ -176,7 +176,8 @@ class Findings(Sequence[Finding | NotApplicable]):
             "threat": self.threat.model_dump(mode="json"),
             "seed": self.seed,
             "device": self.device,
-            **self.part,
+            **({} if self.asked.rounds is None else {"rounds": sorted(self.asked.rounds)}),
+            **({} if self.asked.clients is None else {"clients": self.asked.clients}),
         }
 
     def make_room(self, out: Path) -> None:
@@ -296,12 +297,14 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
     members: dict[tuple[int, int], list[Update]] = {}
     if adversary.group_size > 1 and adversary.clients is None and not _sums(transcript):
         seen, members = _summed(transcript, adversary.group_size)
-    planned = plan([seen], attacks, adversary, seed=seed, device=device)
+    observation = observe(seen, adversary)
+    planned = plan([observation], attacks, seed=seed, device=device)
     if request.clients is not None:
         planned = _of_first(planned, request.clients)
     found = Findings(
         transcript=transcript,
         seen=seen,
+        observation=observation,
         members=members,
         attacks=attacks,
         threat=adversary,
@@ -312,11 +315,7 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
         folder=folder,
         store=means.store,
         started=started,
-        drawn_by=_drawn_by(records, rounds) if transcript.recording else (),
-        part={
-            **({} if rounds is None else {"rounds": sorted(rounds)}),
-            **({} if request.clients is None else {"clients": request.clients}),
-        },
+        asked=request,
     )
     if out:
         holds_another(out, found.request(), overwrite=request.overwrite)
@@ -391,6 +390,7 @@ def evaluate_findings(
     return assess(
         ResolvedScenario(attacked, data, model_record),
         [recording],
+        [found.observation],
         found.trials,
         replace(means, store=found.store),
         started=found.started,
@@ -436,16 +436,13 @@ def _flags(found: Findings) -> list[str]:
         for name in ("records", "public_examples", "hidden_attribute", "client_property"):
             if (value := getattr(adversary, name)) is not None:
                 flags.append(f"--set {shlex.quote(f'threat.{name}={json.dumps(value)}')}")
-    flags += found.drawn_by
+        records, rounds = found.asked.records, found.asked.rounds
+        path = shlex.quote(str(records)) if isinstance(records, str | Path) else "FILE"
+        flags += [f"--records {path}"] * (records is not None)
+        flags += [] if rounds is None else [f"--rounds {','.join(map(str, sorted(rounds)))}"]
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
     return flags
-
-
-def _drawn_by(records: Any, rounds: Collection[int] | None) -> tuple[str, ...]:
-    path = shlex.quote(str(records)) if isinstance(records, str | Path) else "FILE"
-    own = () if records is None else (f"--records {path}",)
-    return own if rounds is None else (*own, f"--rounds {','.join(map(str, sorted(rounds)))}")
 
 
 def _sums(transcript: Transcript) -> list[int]:
@@ -462,10 +459,7 @@ def _summed(transcript: Transcript, group_size: int) -> tuple[Transcript, dict[t
 
 def threat_from(given: Mapping[str, Any] | ThreatModel | None) -> ThreatModel:
     """Return a threat model of its fields; BadInput is one line that names the field and says what is wrong with it."""
-    try:
-        return ThreatModel.model_validate(given or {})
-    except ValidationError as error:
-        raise BadInput(explain(error, ThreatModel)) from None
+    return given if isinstance(given, ThreatModel) else ThreatModel(**{str(k): v for k, v in (given or {}).items()})
 
 
 def _save_findings(out: Path, trials: Sequence[Trial]) -> None:

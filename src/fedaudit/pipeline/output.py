@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedaudit.pipeline.prepare import spell_out
+from fedaudit.pipeline.prepare import AuditRequest, spell_out
 from fedaudit.report.write import FILES
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.utils import plain_yaml
@@ -66,7 +66,7 @@ def _same(out: Path, wanted: Scenario | dict[str, Any]) -> bool:
     if not isinstance(before, dict) or (out / REQUEST).exists():
         return False
     with suppress(BadInput):  # perhaps written by a version that had fewer settings: then with their defaults
-        return spell_out(scenario_from(before.get("scenario")))[0] == wanted
+        return spell_out(AuditRequest(scenario=scenario_from(before.get("scenario")))).scenario == wanted
     return False
 
 

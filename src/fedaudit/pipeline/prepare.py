@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedaudit.attacks import ATTACKS
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.dataset import of_heads
+from fedaudit.data.own import dataset_of
 from fedaudit.epsilon.canaries import CanarySpec
 from fedaudit.models import (
     BATCH_NORM,
@@ -58,6 +59,23 @@ from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import generator
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditRequest:
+    """What is to be audited, with a user's own parts: what :func:`resolve` and ``run_audit`` take as keywords.
+
+    Attributes:
+        scenario: that names the parts that aren't a user's own.
+        data_dir: where data sets that aren't embedded lie.
+        dataset, model, loss: a user's own; the model isn't changed, and the loss is the mean over a batch.
+    """
+
+    scenario: Scenario
+    data_dir: Path | None = None
+    dataset: Dataset | None = None
+    model: nn.Module | None = None
+    loss: Loss | None = None
+
+
 @dataclass(frozen=True)
 class ResolvedScenario:
     """A scenario with everything that was made from it and checked.
@@ -87,15 +105,7 @@ def resolve(
 ) -> ResolvedScenario:
     """Make all parts of ``scenario``, check that they fit together, and train the model if that is wanted.
 
-    What can't work is found before anything that takes long. ``dataset``, ``model`` and ``loss`` are a user's own.
-
-    Args:
-        scenario: as it was read.
-        data_dir: where data sets that aren't embedded lie.
-        dataset: instead of the scenario's.
-        model: instead of the scenario's; it isn't changed.
-        loss: instead of the scenario's; mean over a batch.
-        display: shows progress.
+    What can't work is found before anything that takes long. The keywords are those of an :class:`AuditRequest`.
 
     Raises:
         BadInput: a name is unknown, a setting isn't allowed, the data aren't there, parts don't fit together, or a
@@ -104,7 +114,8 @@ def resolve(
     module = None if model is None else _copied(model)
     model = None if model is None else unwrapped(model)
     kept = keep_modes(module) if module is not None and scenario.model.batch_norm is None else 0
-    scenario, dataset = spell_out(scenario, data_dir=data_dir, dataset=dataset, model=module)
+    spelled = spell_out(AuditRequest(scenario=scenario, data_dir=data_dir, dataset=dataset, model=module))
+    scenario, dataset = spelled.scenario, spelled.dataset
     if dataset is None:
         if scenario.data.name == "custom":
             raise BadInput(
@@ -226,20 +237,20 @@ def resolve(
     return ResolvedScenario(scenario, data_record, model_record, federations)
 
 
-def spell_out(
-    scenario: Scenario, *, data_dir: Path | None = None, dataset: Dataset | None = None, model: nn.Module | None = None
-) -> tuple[Scenario, Dataset | None]:
-    """Return the scenario as :func:`resolve` does, without making its parts, and the data set.
+def spell_out(request: AuditRequest) -> AuditRequest:
+    """Return the request with the scenario as :func:`resolve` has it, without making its parts.
 
-    It is read where attacks are left open only: :func:`resolve` takes it, and needn't read it again.
+    The data set is read where attacks are left open only, and then stands in what is returned.
     """
+    scenario, dataset, model = request.scenario, request.dataset, request.model
     _check(scenario)
     if not scenario.attacks and (dataset is not None or scenario.data.name != "custom"):
-        dataset = _loaded(scenario, data_dir) if dataset is None else dataset
+        dataset = _loaded(scenario, request.data_dir) if dataset is None else dataset
         chosen = [make(ATTACKS, spec.name, spec.settings()) for spec in choose(scenario, dataset, model)]
         scenario = scenario.model_copy(update={"attacks": chosen})
     module = model if isinstance(model, nn.Module) else None
-    return scenario.model_copy(update={"model": _with_modes(scenario.model, module)}), dataset
+    scenario = scenario.model_copy(update={"model": _with_modes(scenario.model, module)})
+    return replace(request, scenario=scenario, dataset=dataset)
 
 
 def of_one_tensor_each(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, Dataset]:
@@ -255,6 +266,12 @@ def of_one_tensor_each(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, 
     elif dataset.packed_targets is not None:
         raise BadInput(f"the targets are several, {dataset.packed_targets}, and the model returns one tensor; give one")
     return (module if inputs is heads is None else of_one_tensor(module, inputs, heads)), dataset
+
+
+def own_dataset(data: Any, kind: str | None, name: str | None, loss: Loss | None) -> Dataset:
+    """Return a user's own data of a ``kind``, with targets as the loss takes them: its ``name``, or a user's own."""
+    meant = loss is not None and recognise(loss, 1, None) is None  # 0 and 1, counts: whoever wrote it knows
+    return dataset_of(data, kind=kind, classes=name == BCE, raw_targets=meant)
 
 
 def check_files(scenario: Scenario) -> None:

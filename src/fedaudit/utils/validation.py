@@ -25,7 +25,7 @@ class Spec(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise BadInput(f"{type(self).__name__}: {explain(error, type(self))}") from None
+            raise BadInput(explain(error, type(self))) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # so parts of a whole are told of by the whole
 

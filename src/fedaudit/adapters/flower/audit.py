@@ -175,7 +175,7 @@ def audit_flower(
             threat=adversary,
             seed=seed,
             model=module,
-            loss=(watcher.loss if loss is None else loss) if called is None else None,
+            loss=None if isinstance(loss, str) else watcher.loss if loss is None else loss,
             rounds=[max(watcher.rounds)] if attacked == "last" else attacked,
             records=records,
             clients=clients,
