@@ -18,7 +18,8 @@ from fedaudit.data.own import pairs_of as pairs_of
 from fedaudit.pipeline.members import MemberWatch as MemberWatch
 from fedaudit.pipeline.offline import AttackRequest, Findings, attacked, audited, evaluate_findings, written
 from fedaudit.pipeline.output import clear, holds_another
-from fedaudit.pipeline.prepare import AuditRequest, check_files, of_one_tensor_each, own_dataset, resolve, spell_out
+from fedaudit.pipeline.parts.data import of_one_tensor_each, own_dataset
+from fedaudit.pipeline.prepare import AuditRequest, check_files, resolve, spell_out
 from fedaudit.pipeline.run import Audit as Audit
 from fedaudit.pipeline.run import Limits as Limits
 from fedaudit.pipeline.run import Recording as Recording

@@ -22,6 +22,7 @@ from fedaudit.utils.registry import Plugin
 NET = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10))
 DATA = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 10
 TWO: dict[str, Any] = {"federations": [{"name": "a", "clients": 2, "rounds": 1, "examples": 4, "batch_size": 2}]}
+WRONG: dict[str, Any] = {"iteration": 20}
 QUICK = InvG(iterations=2)
 
 
@@ -120,7 +121,7 @@ def test_a_recording_is_observed_as_its_transcript_by_default_by_a_server(record
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: InvG(**{"iteration": 20}), "attack 'invg': unknown key 'iteration'; did you mean 'iterations'"),
+        (lambda: InvG(**WRONG), "attack 'invg': unknown key 'iteration'; did you mean 'iterations'"),
         (lambda: InvG(iterations=-1), "attack 'invg': iterations: -1 isn't allowed"),
         (lambda: InvG(*[20]), "attack 'invg': settings are given by their names"),
         (lambda: fedaudit.make_attack("invg", {"iteration": 20}), "attack 'invg': unknown key 'iteration'"),

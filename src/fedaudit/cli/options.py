@@ -26,29 +26,23 @@ NOT_TESTED = 3
 
 
 # What errors below the command line tell a Python caller to give, and the flag that gives it.
+_NAMED = (
+    "data_dir=…",
+    "fail_above=…",
+    "fail_below=…",
+    "fail_on=…",
+    "max_minutes=…",
+    "nodes=…",
+    "out=…",
+    "parameters=…",
+)
 _FLAGS = {
-    "again=True": "--again",
-    "data_dir=…": "--data-dir",
-    "device='cpu'": "--device cpu",
-    "fail_above=…": "--fail-above",
-    "fail_below=…": "--fail-below",
-    "fail_on=…": "--fail-on",
-    "loss=…": "--loss package.module:function",
-    "max_minutes=…": "--max-minutes",
-    "module=…": "--model package.module:factory",
-    "nodes=…": "--nodes",
-    "out=…": "--out",
-    "overrides: ": "--set ",
-    "overwrite=True": "--overwrite",
-    "parameters=…": "--parameters",
-    "records=…": "--records FILE",
-    "rounds=…": "--rounds",
-    "task={'input_shape': (3, 32, 32)}": "--input-shape 3,32,32",
+    **{name: f"--{name[:-2].replace('_', '-')}" for name in (*_NAMED, "rounds=…", "transcript=…", "truth=…")},
+    **{"again=True": "--again", "overwrite=True": "--overwrite", "what_if=True": "--what-if"},
+    **{"device='cpu'": "--device cpu", "overrides: ": "--set ", "with overrides": "with --set"},
+    **{"loss=…": "--loss package.module:function", "module=…": "--model package.module:factory"},
+    **{"records=…": "--records FILE", "task={'input_shape': (3, 32, 32)}": "--input-shape 3,32,32"},
     "threat={'sees': 'aggregate of 10'}": "--set threat.sees='aggregate of 10'",
-    "transcript=…": "--transcript",
-    "truth=…": "--truth",
-    "what_if=True": "--what-if",
-    "with overrides": "with --set",
 }
 _PYTHON = re.compile(r"\w\([^()]*\)|(?<![\w.])(?:" + "|".join(map(re.escape, _FLAGS)) + ")")
 

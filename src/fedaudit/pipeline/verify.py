@@ -20,7 +20,7 @@ from fedaudit.modalities import save_png
 from fedaudit.pipeline.margin import UNTOLD
 from fedaudit.pipeline.offline import AttackRequest, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import REQUEST, leaves
-from fedaudit.pipeline.prepare import own_dataset
+from fedaudit.pipeline.parts.data import own_dataset
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.pipeline.trials import Means, Trial
 from fedaudit.results import AuditResult
