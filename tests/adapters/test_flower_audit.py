@@ -153,7 +153,7 @@ def test_what_is_there_is_kept(tmp_path):
     app = write_app(tmp_path / "app")
     audit_flower(app, nodes=2, rounds=1, out=tmp_path / "out", **QUICK)
     before = (tmp_path / "out/recording/index.json").read_bytes()
-    with pytest.raises(BadInput, match=r"is there already: attack it with .* or give --overwrite"):
+    with pytest.raises(BadInput, match=r"is there already: attack it with .* or overwrite=True"):
         audit_flower(app, nodes=2, rounds=1, out=tmp_path / "out", **QUICK)
     assert (tmp_path / "out/recording/index.json").read_bytes() == before
     audit_flower(app, nodes=2, rounds=1, out=tmp_path / "out", overwrite=True, **QUICK)

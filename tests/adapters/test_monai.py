@@ -204,5 +204,5 @@ def test_of_several_outputs_of_a_pixel_the_loss_is_asked_for(tmp_path):
     net = DynUNet(2, 1, 2, filters=(4, 8, 8, 8), deep_supervision=True, deep_supr_num=1, **sizes)
     loss = of_monai.DeepSupervisionLoss(of_monai.DiceCELoss(**ONE_HOT))
     recorded(tmp_path / "r", net, lambda out, masks: loss(list(torch.unbind(out, 1)), masks), 2)
-    with pytest.raises(BadInput, match="give it: --loss"):
+    with pytest.raises(BadInput, match="give it: loss="):
         audited(tmp_path / "r", net)
