@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ import fedaudit
 from fedaudit import ThreatModel
 from fedaudit.adapters.guard import SiteGuard
 from fedaudit.attacks import InvG
-from fedaudit.cli.options import in_flags
+from fedaudit.cli.options import in_flags, scenario_of
 from fedaudit.defences import Sanitiser
 from fedaudit.pipeline import run
+from fedaudit.utils import plain_yaml
 from fedaudit.utils.registry import Plugin
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10))
@@ -156,3 +158,32 @@ def test_help_shows_the_settings(plugin: type[Plugin]) -> None:
 )
 def test_the_command_line_says_flags_where_errors_say_keywords(python: str, flags: str) -> None:
     assert in_flags(python) == flags
+
+
+def test_what_the_adversary_sees_is_made_once_for_all_attacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def watched(recording: Any, threat: ThreatModel) -> fedaudit.Observation:
+        made.append(recording.transcript.name)
+        return fedaudit.observe(recording, threat)
+
+    monkeypatch.setattr(run, "observe", watched)
+    wanted: dict[str, Any] = {**TWO, "attacks": ["labels", "exact-linear"], "evaluation": {"controls": False}}
+    audit = fedaudit.audit(wanted, model=NET, data=DATA, progress=False)
+    assert len(audit.result.attacks) == 2
+    assert made == ["a"]
+
+
+def test_the_command_line_reads_a_scenario_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s.yaml").write_text("federations: [{name: a}]\n")
+    read, files = plain_yaml.read, list[Path]()
+
+    def watched(path: Path, *rest: Any) -> Any:
+        files.append(path)
+        return read(path, *rest)
+
+    monkeypatch.setattr(plain_yaml, "read", watched)
+    made = scenario_of(tmp_path / "s.yaml", ["federations.a.clients=3"], 5)
+    assert (made.federations[0].clients, made.seed, files) == (3, 5, [tmp_path / "s.yaml"])
+    with pytest.raises(fedaudit.BadInput, match=r"s\.yaml' with overrides: unknown key 'sed'"):
+        scenario_of(tmp_path / "s.yaml", ["sed=3"], None)
