@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -13,36 +11,37 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor, nn
 
-from fedaudit.attacks import Attack
 from fedaudit.attacks import make_attack as make_attack
+from fedaudit.attacks.base import Attacks
 from fedaudit.data import Dataset
-from fedaudit.data.own import dataset_of
 from fedaudit.data.own import pairs_of as pairs_of
 from fedaudit.pipeline.members import MemberWatch as MemberWatch
-from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
+from fedaudit.pipeline.offline import AttackRequest, Findings, attacked, audited, evaluate_findings, written
 from fedaudit.pipeline.output import clear, holds_another
-from fedaudit.pipeline.prepare import check_files, of_one_tensor_each, resolve, spell_out
+from fedaudit.pipeline.parts.data import of_one_tensor_each, own_dataset
+from fedaudit.pipeline.prepare import AuditRequest, check_files, resolve, spell_out
 from fedaudit.pipeline.run import Audit as Audit
 from fedaudit.pipeline.run import Limits as Limits
 from fedaudit.pipeline.run import Recording as Recording
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.transcripts import new_folder
 from fedaudit.pipeline.trials import Means
-from fedaudit.pipeline.verify import Verification, verify_audit
+from fedaudit.pipeline.verify import verify as verify
 from fedaudit.pipeline.what_if import with_what_if
 from fedaudit.results import AuditResult as AuditResult
 from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
-from fedaudit.task.losses import recognise
-from fedaudit.task.targets import BCE
 from fedaudit.task.training import LOSSES as LOSSES
 from fedaudit.task.training import Loss as Loss
 from fedaudit.task.training import loss_name
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.progress import live_display
+from fedaudit.utils.registry import listed
+from fedaudit.utils.validation import Spec
 
 Array = Tensor | np.ndarray[Any, Any]
 
@@ -57,8 +56,8 @@ def audit(
     batch_norm: Literal["eval", "train"] | None = None,
     dropout: bool | None = None,
     federations: Sequence[dict[str, Any]] | None = None,
-    attacks: Sequence[str | dict[str, Any] | Attack] | None = None,
-    threat: dict[str, Any] | None = None,
+    attacks: Attacks | None = None,
+    threat: Mapping[str, Any] | ThreatModel | None = None,
     seed: int | None = None,
     data_dir: Path | str | None = None,
     out: Path | str | None = None,
@@ -112,22 +111,23 @@ def audit(
     Raises:
         BadInput: something can't be used; the message says what and what to do.
     """
-    changes = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
+    named = None if attacks is None else listed(attacks, "attacks")
+    changes = {"federations": federations, "attacks": named, "threat": threat, "seed": seed}
     modes = {"batch_norm": batch_norm, "dropout": dropout}
-    made, dataset, loss, model = _with_own(scenario, changes, modes, model=model, data=data, kind=kind, loss=loss)
-    made = with_what_if(made) if what_if else made
-    limits = _limits(fail_above, fail_on, fail_below)
-    check_files(made)
-    folder, where = Path(out) if out else None, Path(data_dir) if data_dir else None
+    request = _requested(scenario, changes, modes, model=model, data=data, kind=kind, loss=loss, data_dir=data_dir)
+    if what_if:
+        request = dataclasses.replace(request, scenario=with_what_if(request.scenario))
+    limits = limits_of(fail_above, fail_on, fail_below)
+    check_files(request.scenario)
+    folder = Path(out) if out else None
     another = False
     if folder:
         check_folder(folder)
-        made, dataset = spell_out(made, data_dir=where, dataset=dataset, model=model)
-        another = holds_another(folder, made, overwrite=overwrite)
+        request = spell_out(request)
+        another = holds_another(folder, request.scenario, overwrite=overwrite)
     store = folder / "findings" if folder else None
-    own: dict[str, Any] = {"data_dir": where, "dataset": dataset, "model": model, "loss": loss}
     with live_display(progress) as display:
-        finished = run_audit(made, **own, workers=workers, store=store, display=display).held_to(limits)
+        finished = run_audit(**vars(request), workers=workers, store=store, display=display).held_to(limits)
     if folder:
         if another:
             clear(folder)
@@ -155,7 +155,7 @@ def simulate(
 
     Args:
         scenario, model, data, kind, loss, batch_norm, dropout, seed, data_dir, progress: as of :func:`audit`.
-        federation: which one, if the scenario has several.
+        federation: which one, if the scenario has several; of the default ones, where it names none, the first.
         out: a new folder for the transcript, with the truth in a file of its own; one that takes long and is killed
             goes on from where it was when it is called again.
         workers: processes that the clients are simulated in.
@@ -168,16 +168,17 @@ def simulate(
         BadInput: something can't be used; the message says what and what to do.
     """
     modes = {"batch_norm": batch_norm, "dropout": dropout}
-    own_parts: dict[str, Any] = {"model": model, "data": data, "kind": kind, "loss": loss}
-    made, dataset, loss, model = _with_own(scenario, {"seed": seed}, modes, **own_parts)
-    names = [name for name, _, _ in made.runs()]
-    if federation is None and len(names) > 1:
+    request = _requested(
+        scenario, {"seed": seed}, modes, model=model, data=data, kind=kind, loss=loss, data_dir=data_dir
+    )
+    names = [name for name, _, _ in request.scenario.runs()]
+    given = not (scenario is None or (isinstance(scenario, dict) and "federations" not in scenario))
+    if federation is None and given and len(names) > 1:
         raise BadInput(f"the scenario has {len(names)} federations; choose one with federation=…: {', '.join(names)}")
     if federation is not None and federation not in names:
         raise BadInput(unknown_name("federation", federation, names))
     with new_folder(Path(out)) if out else nullcontext() as partial, live_display(progress) as display:
-        own: dict[str, Any] = {"dataset": dataset, "model": model, "loss": loss}
-        resolved = resolve(made, data_dir=Path(data_dir) if data_dir else None, display=display, **own)
+        resolved = resolve(**vars(request), display=display)
         chosen = [federation or names[0]]
         (recording,) = record(resolved, names=chosen, workers=workers, store=partial, display=display)
         if partial:
@@ -187,9 +188,9 @@ def simulate(
 
 def attack(
     transcript: Recording | Transcript | Path | str,
-    attacks: Sequence[str | dict[str, Any] | Attack] | None = None,
+    attacks: Attacks | None = None,
     *,
-    threat: dict[str, Any] | None = None,
+    threat: Mapping[str, Any] | ThreatModel | None = None,
     seed: int | None = None,
     device: str = "cpu",
     truth: Path | str | None = None,
@@ -234,27 +235,8 @@ def attack(
     Raises:
         BadInput: something can't be used; the message says what and what to do.
     """
-    with live_display(progress) as display:
-        found = _attack(
-            transcript,
-            attacks,
-            threat=threat,
-            seed=seed,
-            device=device,
-            truth=truth,
-            model=module if module is not None else model,
-            loss=loss,
-            task=task,
-            rounds=rounds,
-            records=records,
-            clients=clients,
-            out=out,
-            means=Means(workers, display=display, deadline=deadline_of(max_minutes)),
-            overwrite=overwrite,
-        )
-    if out:
-        found.save(out)
-    return found
+    model = module if module is not None else model
+    return attacked(AttackRequest(**_of_request(locals())))
 
 
 def evaluate(
@@ -282,21 +264,21 @@ def evaluate(
     Raises:
         BadInput: there is no ground truth, or it isn't that of the transcript.
     """
-    limits = _limits(fail_above, fail_on, fail_below)
+    limits = limits_of(fail_above, fail_on, fail_below)
     if out:
         check_folder(Path(out))
         holds_another(Path(out), findings.request(), overwrite=overwrite)
     with live_display(progress) as display:
         known, means = Path(truth) if isinstance(truth, str) else truth, Means(workers, display=display)
         finished = evaluate_findings(findings, known, means=means, controls=controls)
-    return _written(finished.held_to(limits), findings, out)
+    return written(finished.held_to(limits), findings, out)
 
 
 def audit_transcript(
     transcript: Recording | Transcript | Path | str,
-    attacks: Sequence[str | dict[str, Any]] | None = None,
+    attacks: Attacks | None = None,
     *,
-    threat: dict[str, Any] | None = None,
+    threat: Mapping[str, Any] | ThreatModel | None = None,
     seed: int | None = None,
     device: str = "cpu",
     truth: Path | str | None = None,
@@ -330,141 +312,22 @@ def audit_transcript(
     Raises:
         BadInput: there is no ground truth beside the transcript, or something can't be used.
     """
-    limits = _limits(fail_above, fail_on, fail_below)
-    deadline = deadline_of(max_minutes)
-    with live_display(progress) as display:
-        means = Means(workers, display=display, deadline=deadline)
-        found = _attack(
-            transcript,
-            attacks,
-            threat=threat,
-            seed=seed,
-            device=device,
-            truth=truth,
-            model=module if module is not None else model,
-            loss=loss,
-            task=task,
-            rounds=rounds,
-            records=records,
-            clients=clients,
-            out=out,
-            means=means,
-            overwrite=overwrite,
-            without_truth=NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH,
-        )
-        finished = evaluate_findings(found, means=means, controls=controls)
-    return _written(finished.held_to(limits), found, out)
+    model = module if module is not None else model
+    request = AttackRequest(**_of_request(locals()))
+    return audited(request, limits_of(fail_above, fail_on, fail_below), controls=controls)
 
 
-def deadline_of(max_minutes: float | None) -> float | None:
-    """Return when so many minutes are over, in seconds since 1970; None: never.
-
-    Raises:
-        BadInput: it is no time.
-    """
-    if max_minutes is None:
-        return None
-    if isinstance(max_minutes, bool) or not (0 < max_minutes < math.inf):
-        raise BadInput(f"max_minutes is {max_minutes!r}; give minutes above 0")
-    return time.time() + 60 * max_minutes
+def _of_request(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a function that are fields of a request."""
+    return {field.name: given[field.name] for field in dataclasses.fields(AttackRequest)}
 
 
-def _attack(
-    transcript: Recording | Transcript | Path | str,
-    attacks: Sequence[str | dict[str, Any] | Attack] | None,
-    *,
-    threat: dict[str, Any] | None,
-    truth: Path | str | None,
-    loss: Loss | None,
-    out: Path | str | None,
-    **options: Any,
-) -> Findings:
-    if loss is not None and loss_name(loss) in LOSSES:
-        loss = None  # the transcript names it
-    source = Path(transcript) if isinstance(transcript, str) else transcript
-    known: Path | Truth | None = Path(truth) if truth else None
-    if isinstance(source, Recording):
-        held, source = source.truth, source.transcript
-        known = known or dataclasses.replace(held, about={**held.about, "transcript": source.fingerprint()})
-    if out:
-        check_folder(Path(out))
-    return attack_transcript(
-        source,
-        None if attacks is None else [_named(one) for one in attacks],
-        threat=threat or {},
-        out=Path(out) if out else None,
-        truth=known,
-        loss=loss,
-        **options,
-    )
-
-
-def _written(finished: Audit, findings: Findings, out: Path | str | None) -> Audit:
-    if out:
-        findings.make_room(Path(out))
-        finished.save(out)
-    return finished
-
-
-def verify(
-    folder: Path | str,
-    *,
-    transcript: Transcript | Path | str | None = None,
-    truth: Path | str | None = None,
-    model: nn.Module | None = None,
-    data: Dataset | tuple[Array, Array] | Any | None = None,
-    loss: Loss | None = None,
-    task: dict[str, Any] | None = None,
-    rounds: Sequence[int] | None = None,
-    records: Any | None = None,
-    data_dir: Path | str | None = None,
-    workers: int = 1,
-    progress: bool = True,
-) -> Verification:
-    """Derive an audit's numbers again from the findings kept in its folder, and say what differs.
-
-    Args:
-        folder: that the audit was written to.
-        transcript, truth, task, records: of an :func:`attack`, as it was given them.
-        rounds: the same; default: those that were attacked.
-        model, data, loss, data_dir, workers, progress: as of :func:`audit`.
-
-    Returns:
-        ``verification.differences``, a line each, is empty where every value, image and the page follow.
-
-    Raises:
-        BadInput: there are no results or findings, they were changed, or they can't be derived here.
-    """
-    if loss is not None and loss_name(loss) in LOSSES:
-        loss = None
-    dataset = None
-    if data is not None:
-        known = AuditResult.load(Path(folder) / "results.json").scenario
-        named, given = known.get("model"), known.get("data")
-        kind = given.get("kind") if isinstance(given, dict) else None
-        dataset = _own_dataset(data, kind, named.get("loss") if isinstance(named, dict) else None, loss)
-    with live_display(progress) as display:
-        return verify_audit(
-            Path(folder),
-            transcript=Path(transcript) if isinstance(transcript, str) else transcript,
-            truth=Path(truth) if truth else None,
-            data_dir=Path(data_dir) if data_dir else None,
-            dataset=dataset,
-            model=model,
-            loss=loss,
-            task=task,
-            rounds=None if rounds is None else list(rounds),
-            records=records,
-            workers=workers,
-            display=display,
-        )
-
-
-def _limits(above: dict[str, float] | None, on: Verdict | None, below: dict[str, float] | None) -> Limits:
+def limits_of(above: dict[str, float] | None, on: Verdict | None, below: dict[str, float] | None) -> Limits:
+    """Return the limits of these keywords of :func:`audit`, checked."""
     return Limits({} if above is None else above, on, {} if below is None else below).check()
 
 
-def _with_own(
+def _requested(
     scenario: Scenario | str | Path | dict[str, Any] | None,
     changes: dict[str, Any],
     modes: dict[str, Any],
@@ -473,63 +336,54 @@ def _with_own(
     data: Any | None,
     kind: str | None,
     loss: Loss | None,
-) -> tuple[Scenario, Dataset | None, Loss | None, nn.Module | None]:
-    """Return the scenario with the user's own parts in it, the data set, the loss if it has no name, and the model.
+    data_dir: Path | str | None,
+) -> AuditRequest:
+    """Return what is asked for, with the loss only if it has no name.
 
     ``changes`` of the scenario and ``modes`` of its model count unless they are None.
     """
+    where = Path(data_dir) if data_dir else None
     own = (model, data, kind, loss, *changes.values(), *modes.values())
     if isinstance(scenario, Scenario) and all(part is None for part in own):
-        return scenario, None, None, None  # what it holds has been made already
+        return AuditRequest(scenario=scenario, data_dir=where)  # what it holds has been made already
     values = _values(scenario)
     if scenario is None and (model is not None or data is not None or changes.get("threat") is not None):
-        values.pop("attacks")  # the default audit's are for its own data and adversary
+        values["attacks"] = None  # the default audit's are for its own data and adversary
     for part in ("model", "data"):
-        if not isinstance(values.get(part, {}), dict):
+        if not isinstance(values.get(part, {}), dict | Spec):
             raise BadInput(
                 f"scenario: {part}: {values[part]!r} isn't allowed; it should be a mapping of keys to values"
             )
+        values[part] = dict(values.get(part, {}))
     values |= {key: value for key, value in changes.items() if value is not None}
     if model is not None:
         own_model = {"name": "custom", "initialisation": "given", "width": None, "checkpoint": None}
-        values["model"] = {**(values.get("model", {}) if scenario else {}), **own_model}
+        values["model"] = {**(values["model"] if scenario else {}), **own_model}
     if loss is not None:
         name = loss_name(loss)
         loss = None if name in LOSSES else loss
-        values["model"] = {**values.get("model", {}), "loss": name}
-    values["model"] = values.get("model", {}) | {key: value for key, value in modes.items() if value is not None}
+        values["model"]["loss"] = name
+    values["model"] |= {key: value for key, value in modes.items() if value is not None}
     if kind is not None:
-        values["data"] = {**values.get("data", {}), "kind": kind}
+        values["data"]["kind"] = kind
     if data is None:
-        return scenario_from(values), None, loss, model
+        return AuditRequest(scenario=scenario_from(values), data_dir=where, model=model, loss=loss)
     if scenario is None and changes.get("federations") is None:  # the default audit's are the first photographs
-        values["federations"] = [{**spec, "draw": "random"} for spec in values["federations"]]
+        values["federations"] = [spec.model_copy(update={"draw": "random"}) for spec in values["federations"]]
     named = {"name": "custom", "image_size": None, "limit": None, "white": None}
-    given = values.get("data", {}) if scenario else {"kind": kind}
+    given = values["data"] if scenario else {"kind": kind}
     values["data"] = {"split": "train", **given, **named}
-    dataset = _own_dataset(data, values["data"].get("kind"), values["model"].get("loss"), loss)
+    dataset = own_dataset(data, values["data"].get("kind"), values["model"].get("loss"), loss)
     if isinstance(model, nn.Module):
         model, dataset = of_one_tensor_each(model, dataset)
         if dataset.packed_targets is not None and scenario is None and changes.get("threat") is None:
-            values["threat"] = {**values.get("threat", {}), "knows_labels": True}  # nobody can seek them
-    return scenario_from(values), dataset, loss, model
-
-
-def _own_dataset(data: Any, kind: str | None, name: str | None, loss: Loss | None) -> Dataset:
-    """Return a user's own data of a ``kind``, with targets as the loss takes them: its ``name``, or a user's own."""
-    meant = loss is not None and recognise(loss, 1, None) is None  # 0 and 1, counts: whoever wrote it knows
-    return dataset_of(data, kind=kind, classes=name == BCE, raw_targets=meant)
-
-
-def _named(attack: str | dict[str, Any] | Attack) -> dict[str, Any]:
-    """Return an attack's name and settings."""
-    if isinstance(attack, Attack):
-        return attack.written()
-    return {"name": attack} if isinstance(attack, str) else attack
+            values["threat"] = {**dict(values["threat"]), "knows_labels": True}  # nobody can seek them
+    return AuditRequest(scenario=scenario_from(values), data_dir=where, dataset=dataset, model=model, loss=loss)
 
 
 def _values(scenario: Scenario | str | Path | dict[str, Any] | None) -> dict[str, Any]:
+    """Return the scenario's keys; what was made of them stays so."""
     if isinstance(scenario, dict):
-        return {"federations": load_scenario(None).model_dump(mode="json")["federations"], **scenario}
+        return {"federations": load_scenario(None).federations, **scenario}
     loaded = scenario if isinstance(scenario, Scenario) else load_scenario(Path(scenario) if scenario else None)
-    return loaded.model_dump(mode="json")
+    return {**dict(loaded), "attacks": loaded.attacks or None}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedaudit import ThreatModel, make_attack
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput
 from tests.adapters.flower_cases import (
@@ -46,7 +47,8 @@ def errors(out):
 
 def test_the_example_is_audited_by_one_call(tmp_path):
     config = {"final-model": str(tmp_path / "final.pt"), "num-server-rounds": 2}
-    finished = audit_flower(EXAMPLE, nodes=3, config=config, attacked=None, out=tmp_path / "out", **QUICK)
+    asked = {**QUICK, "attacks": make_attack("labels"), "threat": ThreatModel()}  # objects, as names and mappings
+    finished = audit_flower(EXAMPLE, nodes=3, config=config, attacked=None, out=tmp_path / "out", **asked)
     assert errors(tmp_path / "out") == {(r, c): 0.0 for r in (0, 1) for c in (0, 1, 2)}
     (row,) = finished.result.summaries
     assert (row.attack, row.verdict) == ("labels", "inferred")
@@ -151,7 +153,7 @@ def test_what_is_there_is_kept(tmp_path):
     app = write_app(tmp_path / "app")
     audit_flower(app, nodes=2, rounds=1, out=tmp_path / "out", **QUICK)
     before = (tmp_path / "out/recording/index.json").read_bytes()
-    with pytest.raises(BadInput, match=r"is there already: attack it with .* or give --overwrite"):
+    with pytest.raises(BadInput, match=r"is there already: attack it with .* or overwrite=True"):
         audit_flower(app, nodes=2, rounds=1, out=tmp_path / "out", **QUICK)
     assert (tmp_path / "out/recording/index.json").read_bytes() == before
     audit_flower(app, nodes=2, rounds=1, out=tmp_path / "out", overwrite=True, **QUICK)
@@ -320,6 +322,13 @@ def test_an_app_is_stopped_when_half_of_the_time_is_over(tmp_path):
 def test_a_mistyped_attack_is_noticed_before_the_app_runs(tmp_path):
     with pytest.raises(BadInput, match="did you mean 'invg'"):
         audit_flower(write_app(tmp_path / "app"), nodes=2, attacks=["invgg"], out=tmp_path / "out")
+    assert not (tmp_path / "out" / "recording").exists()
+
+
+@pytest.mark.parametrize("given", [{"threat": {"adversary": "sever"}}, {"attacks": [3]}, {"fail_above": {"pnsr": 2}}])
+def test_so_is_whatever_else_can_t_be_asked_for(given, tmp_path):
+    with pytest.raises(BadInput, match=r"did you mean '(server|psnr)'|attacks has 3"):
+        audit_flower(write_app(tmp_path / "app"), nodes=2, out=tmp_path / "out", **given)
     assert not (tmp_path / "out" / "recording").exists()
 
 

@@ -13,6 +13,7 @@ from fedaudit.attacks import ATTACKS, Finding, make_attack
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import plan, record
 from fedaudit.scenario.scenario import scenario_from
+from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 
@@ -73,7 +74,7 @@ def transcript_of(model: str, update: str) -> Transcript:
 def outcome_of(model: str, update: str, attack: str) -> str:
     known = make_attack(attack).settings()
     settings = {name: value for name, value in QUICK.items() if name in known}
-    trial, *_ = plan([transcript_of(model, update)], [make_attack(attack, settings)], ThreatModel())
+    trial, *_ = plan([observe(transcript_of(model, update), ThreatModel())], [make_attack(attack, settings)])
     reason = trial.outcome or trial.run()
     if isinstance(reason, Finding):
         return "runs"

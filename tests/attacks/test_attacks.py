@@ -279,8 +279,8 @@ def test_a_finding_does_not_change_when_the_ground_truth_does():
     audits = []
     for truth in (only.truth, lies):
         recorded = [Recording(only.transcript, truth)]
-        trials = run_trials(plan([only.transcript], attacks, made.threat))
-        audits.append(assess(resolve(made), recorded, trials, started=0))
+        seen = [observe(only.transcript, made.threat)]
+        audits.append(assess(resolve(made), recorded, seen, run_trials(plan(seen, attacks)), started=0))
     honest, lying = audits
     for name, pixels in honest.image_files.items():
         if any(part in name for part in ("/control-", "-power-", "-margin-")):  # made of what the auditor knows

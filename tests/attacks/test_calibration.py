@@ -161,7 +161,7 @@ def test_one_calibration_serves_all_updates_of_the_same_facts_and_no_victim_has_
         made = scenario(data={"name": "digits", **data})
         transcript = fedaudit.simulate(made, progress=False).transcript
         attack = make_attack("invg", {**BAD, "iterations": 24, "calibrate": True})
-        trials = calibrated(plan([transcript], [attack], scenario_from(made).threat), Means(**means))
+        trials = calibrated(plan([observe(transcript, scenario_from(made).threat)], [attack]), Means(**means))
         found = {id(t.calibration): t.calibration for t in trials}
         ((own),) = found.values()
         assert isinstance(own, CalibrationFinding)
@@ -188,7 +188,7 @@ def test_a_calibration_that_the_deadline_stops_is_not_kept(tmp_path: Path, secon
     transcript = fedaudit.simulate(made, progress=False).transcript
     attack = make_attack("invg", {**BAD, "iterations": 5_000, "calibrate": True})
     means = Means(store=tmp_path, deadline=time.time() + seconds)
-    trials = calibrated(plan([transcript], [attack], scenario_from(made).threat), means)
+    trials = calibrated(plan([observe(transcript, scenario_from(made).threat)], [attack]), means)
     assert all("time" in str(trial.calibration) for trial in trials)
     assert trials[0].attack == attack.with_settings({})
     assert not list(tmp_path.iterdir())

@@ -232,7 +232,7 @@ def test_a_generator_of_another_training_is_not_written_over(tmp_path, digits, m
     written = file.stat().st_mtime_ns
     assert first.computation == TrainedGenerator.load(file).computation
     assert train().network.start.weight.equal(first.network.start.weight)
-    with pytest.raises(BadInput, match=r"other data, settings or code made .* --again"):
+    with pytest.raises(BadInput, match=r"other data, settings or code made .* again=True"):
         train(seed=1)
     monkeypatch.setattr("fedaudit.utils.fingerprint.code_version", lambda: "another")
     with pytest.raises(BadInput, match="other data, settings or code"):

@@ -153,9 +153,9 @@ def test_a_server_records_without_truth_or_module(tmp_path: Path) -> None:
     train(model, held(0))
     with Recorder(tmp_path / "r") as recorder, recorder.round(start):
         recorder.update(987654321987654321, {k: v.numpy() for k, v in model.state_dict().items()}, num_examples=4)
-    with pytest.raises(BadInput, match="--input-shape"):
+    with pytest.raises(BadInput, match="input_shape"):
         Transcript.load(tmp_path / "r", Net())
-    with pytest.raises(BadInput, match="--model"):
+    with pytest.raises(BadInput, match="module=…"):
         Transcript.load(tmp_path / "r")
     transcript = Transcript.load(tmp_path / "r", Net(), task={"input_shape": (1, 8, 8)})
     (update,) = transcript.rounds[0].updates

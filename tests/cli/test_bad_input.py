@@ -100,7 +100,7 @@ SETTINGS = [
         ["threat.adversary=hacker"],
         "it should be 'server', 'malicious-server', 'eavesdropper', 'client' or 'aggregating-client'",
     ),
-    ("unknown device", ["device=tpu"], "device: 'tpu' isn't allowed; it should be 'cpu' or 'cuda'"),
+    ("unknown device", ["device=tpu"], "device: 'tpu' isn't allowed; did you mean 'cpu'? it should be 'cpu' or 'cuda'"),
     ("width of a model without", ["model.name=logistic", "model.width=3"], "model 'logistic' has no width"),
     (
         "immense model",
@@ -260,7 +260,7 @@ FLAGS = [
         "unknown federation 'sdg'; did you mean 'sgd'?",
     ),
     ("unknown attack", "attack {r} --attack agik", "unknown attack 'agik'; did you mean 'agic'?"),
-    ("attack twice", "attack {r} --attack invg --attack invg", "the same attack is named twice"),
+    ("attack twice", "attack {r} --attack invg --attack invg", "attacks names 'invg' twice"),
     ("rounds of a simulation", "attack {r} --attack invg --rounds 0", "--rounds is for a recording"),
     ("attack's setting", "attack {r} --attack invg --set itrations=3", "did you mean 'iterations'?"),
     ("adversary", "attack {r} --attack invg --adversary hacker", "adversary: 'hacker' isn't allowed"),

@@ -26,7 +26,7 @@ from fedaudit.evaluation import (
     paired_interval,
     summarise,
 )
-from fedaudit.evaluation.image_metrics import _lpips_network, lpips, lpips_missing, mse, psnr, ssim
+from fedaudit.evaluation.image_metrics import _lpips_network, lpips, lpips_missing, mse, psnr, psnr_from_mse, ssim
 from fedaudit.evaluation.images import assign, standing, verdict_of
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.results import AttackSummary, FindingResult, ImageResult, MetricResult
@@ -35,6 +35,7 @@ from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
+from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import own_process
 from fedaudit.utils.seeds import generator
 
@@ -82,7 +83,10 @@ def test_mse_psnr_and_ssim_agree_with_scikit_image(seed, noise, channels):
     for i in range(2):
         x, y = a[i].double().numpy(), b[i].double().numpy()
         assert errors[i].item() == pytest.approx(mean_squared_error(x, y), rel=1e-5)
-        assert psnr(errors)[i].item() == pytest.approx(peak_signal_noise_ratio(x, y, data_range=1.0), rel=1e-5)
+        ratio = pytest.approx(peak_signal_noise_ratio(x, y, data_range=1.0), rel=1e-5)
+        assert psnr_from_mse(errors)[i].item() == ratio
+        assert psnr(a[i], b[i]).item() == psnr(x, y).item() == ratio
+        assert psnr(a[i, 0], b[i, 0]).item() == pytest.approx(peak_signal_noise_ratio(x[0], y[0], data_range=1.0))
         other = structural_similarity(
             x, y, channel_axis=0, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=1.0
         )
@@ -109,8 +113,14 @@ def test_ssim_of_two_shades_is_the_closed_form():
 
 def test_equal_pictures_reach_the_cap_and_not_infinity():
     a = image_files(1)
-    assert psnr(mse(a, a)).item() == 100
+    assert psnr_from_mse(mse(a, a)).item() == 100
+    assert psnr(a[0], a[0]).item() == 100
     assert ssim(a, a).item() == pytest.approx(1)
+
+
+def test_psnr_refuses_images_of_two_shapes():
+    with pytest.raises(BadInput, match=r"one shape; these are \(3, 8, 8\) and \(8, 8\)"):
+        psnr(torch.zeros(3, 8, 8), torch.zeros(8, 8))
 
 
 @pytest.mark.parametrize("size", [3, 7, 8, 11])
@@ -239,7 +249,7 @@ def test_where_the_victim_is_the_only_candidate_an_even_image_is_the_baseline(no
         attack="invg", images=found, labels=torch.tensor([3]), label_source="given", objective=0.0, iterations=1
     )
     result = evaluate(recovered, seen([0], examples=1), truth, seed=0).result
-    assert result.images[0].psnr_mean_image == pytest.approx(psnr(mse(flat, true)).item())
+    assert result.images[0].psnr_mean_image == pytest.approx(psnr_from_mse(mse(flat, true)).item())
     assert (verdict_of(result.images).verdict == "recovered") is (verdict == "recovered")
 
 

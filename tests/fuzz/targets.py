@@ -24,7 +24,7 @@ from fedaudit.attacks import ATTACKS
 from fedaudit.data import load_dataset
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.pipeline.prepare import resolve, spell_out
+from fedaudit.pipeline.prepare import AuditRequest, resolve, spell_out
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, parse_setting, scenario_from
 from fedaudit.simulation.behaviour import BEHAVIOURS
@@ -113,7 +113,7 @@ def _scenario(values: Any) -> None:
     again = scenario_from(plain_yaml.loads(made.to_yaml(), "again"))
     if again.to_yaml() != made.to_yaml():
         raise Finding("a scenario changes when it is written and read")
-    spell_out(made.model_copy(update={"attacks": made.attacks or scenario_from(BASE).attacks}))
+    spell_out(AuditRequest(scenario=made.model_copy(update={"attacks": made.attacks or scenario_from(BASE).attacks})))
 
 
 def _no_nonsense(values: dict[str, Any]) -> None:

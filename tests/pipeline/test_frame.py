@@ -186,13 +186,13 @@ def test_an_observation_splits_into_updates_clients_or_not_at_all():
 def test_a_plan_gives_every_attack_what_it_looks_at():
     attacks = [ATTACKS[f"drift-{looks}"].value() for looks in ("update", "client", "federation")]
     sent = transcript()
-    trials = plan([sent], attacks, ThreatModel(), updates=1)  # the limit is on updates, not on clients
+    trials = plan([observe(sent, ThreatModel())], attacks, updates=1)  # the limit is on updates, not on clients
     assert [len(trial.observation.messages) for trial in trials[:1]] == [1]
     assert [trial.attack.name for trial in trials].count("drift-client") == 3
-    few = plan([sent], attacks, ThreatModel(), clients=2)
+    few = plan([observe(sent, ThreatModel())], attacks, clients=2)
     assert [trial.attack.name for trial in few] == ["drift-update"] * 6 + ["drift-client"] * 2 + ["drift-federation"]
     assert len(trials[-1].observation.messages) == 6
-    blind = plan([sent], attacks, ThreatModel(adversary="client"))
+    blind = plan([observe(sent, ThreatModel(adversary="client"))], attacks)
     assert [trial.outcome is None for trial in blind] == [False, False, True]
 
 

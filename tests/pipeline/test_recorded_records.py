@@ -13,8 +13,6 @@ import fedaudit
 from fedaudit import BadInput, NotApplicable, Recorder, Transcript
 from fedaudit.evaluation import evaluate
 from fedaudit.pipeline.choice import choose_for
-from fedaudit.pipeline.offline import attack_transcript
-from fedaudit.pipeline.trials import Means
 from fedaudit.transcript.queries import NOBODY
 from fedaudit.transcript.threat import ThreatModel
 from tests.capture.recording_cases import MEAN, STD
@@ -74,11 +72,9 @@ def recorded(tmp_path_factory):
 
 
 def attacked(folder, attacks=ASK, threat=None, records=None, seed=0):
-    means = Means(1)
-    return attack_transcript(
-        folder, attacks, threat=threat or {}, seed=seed, device="cpu", truth=None, means=means, model=Net(),
-        rounds=[1], records=records,
-    )  # fmt: skip
+    return fedaudit.attack(
+        folder, attacks, threat=threat, seed=seed, model=Net(), rounds=[1], records=records, progress=False
+    )
 
 
 def test_half_are_the_clients_each_with_another_of_its_class(recorded):
@@ -178,7 +174,7 @@ def test_what_are_no_examples_is_said_in_a_line(recorded, records, said):
 def test_what_is_missing_is_said_in_a_line(tmp_path, recorded):
     folder, inputs, labels = recorded
     record(tmp_path / "r", steps=1)
-    with pytest.raises(BadInput, match=r"no examples are known that nobody trained on; give some: --records FILE"):
+    with pytest.raises(BadInput, match=r"no examples are known that nobody trained on; give some: records=…"):
         attacked(tmp_path / "r", threat={"records": 40})
     (outcome,) = attacked(tmp_path / "r")
     assert "--records FILE" in str(outcome)
@@ -221,9 +217,8 @@ def test_a_column_of_a_recorded_table_is_hidden_and_asked_for(tmp_path):
             optimiser.step()
         recorder.update("site", model.state_dict(), seen, num_examples=100)
     threat = {"records": 60, "hidden_attribute": "smoker"}
-    found: Any = attack_transcript(
-        tmp_path / "r", [{"name": "attribute-loss"}], threat=threat, seed=0, device="cpu", truth=None, means=Means(1),
-        model=nn.Linear(6, 2),
+    found: Any = fedaudit.attack(
+        tmp_path / "r", [{"name": "attribute-loss"}], threat=threat, seed=0, model=nn.Linear(6, 2),
     )  # fmt: skip
     records, truth = found.transcript.records, found.truth
     assert records.columns.tolist() == [4, 5]
@@ -233,9 +228,9 @@ def test_a_column_of_a_recorded_table_is_hidden_and_asked_for(tmp_path):
         assert int(smokes[place]) == value
     assert found[0].kind == "attribute"
     with pytest.raises(BadInput, match=r"'sex'; categorical columns of the recording: smoker"):
-        attack_transcript(
+        fedaudit.attack(
             tmp_path / "r", [{"name": "attribute-loss"}], threat={**threat, "hidden_attribute": "sex"}, seed=0,
-            device="cpu", truth=None, means=Means(1), model=nn.Linear(6, 2),
+            model=nn.Linear(6, 2),
         )  # fmt: skip
 
 
@@ -266,9 +261,7 @@ def smokers(folder, *, clients=12, own=24, columns=True):
 
 def asked(folder, attacks, **threat):
     threat = {"client_property": "smoker=yes", "knows_public_data": True, **threat}
-    return attack_transcript(
-        folder, attacks, threat=threat, seed=0, device="cpu", truth=None, means=Means(1), model=nn.Linear(6, 2)
-    )
+    return fedaudit.attack(folder, attacks, threat=threat, seed=0, model=nn.Linear(6, 2))
 
 
 def test_which_clients_of_a_recording_have_a_property(tmp_path):
@@ -307,7 +300,7 @@ def test_what_a_property_lacks_is_said_in_a_line(tmp_path):
         ("r", {"client_property": "smoker=maybe"}, r"value 'maybe'"),
         ("r", {"client_property": "sex=f"}, r"of 'sex'; categorical columns of the recording: smoker"),
         ("plain", {}, r"categorical columns of the recording: none: name them, Recorder\(columns=…\)"),
-        ("r", {"public_examples": 400}, r"400 are asked for, and 299 are known.*--records FILE"),
+        ("r", {"public_examples": 400}, r"400 are asked for, and 299 are known.*records=…"),
     ):
         with pytest.raises(BadInput, match=said):
             asked(tmp_path / folder, attack, **threat)
@@ -338,9 +331,9 @@ def three(tmp_path_factory):
 def test_every_observer_of_a_recording_has_its_attacks(three, who):
     """Who has the final model alone sees no round before the last."""
     fewer = {"shadow-models": {"shadows": 4}, "lira": {"shadows": 4}, "rmia": {"shadows": 4}}
-    found: Any = attack_transcript(
+    found: Any = fedaudit.attack(
         three, [{"name": name, **fewer.get(name, {})} for name in ATTACKS], threat={**PUBLIC, **WHO[who]}, seed=0,
-        device="cpu", truth=None, means=Means(1), model=Net(), rounds=[1] if who == "final" else None,
+        model=Net(), rounds=[1] if who == "final" else None,
     )  # fmt: skip
     done = {t.attack.name for t in found.trials if not isinstance(t.outcome, NotApplicable)}
     assert done == {name for name, readers in ATTACKS.items() if who in readers.split()}

@@ -15,7 +15,7 @@ from fedaudit.attacks.inversion.calibration import psnr_of
 from fedaudit.capture import Recorder
 from fedaudit.data import Dataset
 from fedaudit.pipeline.calibrations import own_images
-from fedaudit.pipeline.prepare import spell_out
+from fedaudit.pipeline.prepare import AuditRequest, spell_out
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import observe
@@ -129,7 +129,8 @@ def test_an_audit_that_names_no_attack_searches_for_the_examples(kind: str):
     federations = [{"name": "f", "clients": 2, "examples": 4, "batch_size": 4}]
     data = Dataset.from_tensors(*arrays(kind), kind=kind)
     spec = {"data": {"name": "custom", "split": "train"}, "model": {"name": "custom", "initialisation": "given"}}
-    found, _ = spell_out(scenario_from({**spec, "federations": federations}), dataset=data, model=net(kind))
+    made = scenario_from({**spec, "federations": federations})
+    found = spell_out(AuditRequest(scenario=made, dataset=data, model=net(kind))).scenario
     assert {attack.name for attack in found.attacks} & {"invg", "agic", "agic-plus"}
 
 

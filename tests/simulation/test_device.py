@@ -20,6 +20,7 @@ from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.simulator import Recording, simulate
+from fedaudit.transcript.observation import observe
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import Quiet
 from tests.attacks.attack_cases import SCENARIOS
@@ -180,7 +181,7 @@ def test_results_say_on_which_device_it_was() -> None:
     with elsewhere():
         there = record(dataclasses.replace(resolved, federations=own))
     told = [
-        with_device(federation_record(made.transcript, made.history, resolved.scenario), made.truth)
+        with_device(federation_record(made.transcript, made.history, resolved.scenario, observe(made)), made.truth)
         for made in (*here, *there)
     ]
     assert [one.device for one in told] == [None, DEVICE]

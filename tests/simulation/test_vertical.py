@@ -243,7 +243,7 @@ def test_other_attacks_refuse_a_vertical_federation(name: str, observations: lis
 def test_attacks_on_vertical_federations_refuse_others(name: str) -> None:
     made = scenario_from({"data": {"name": "digits"}, "federations": [{"name": "f", "examples": 4}], "attacks": [name]})
     (recording,) = record(resolve(made))
-    (trial,) = plan([recording.transcript], [make_attack(name)], ThreatModel())
+    (trial,) = plan([observe(recording.transcript, ThreatModel())], [make_attack(name)])
     assert "is for vertical federations" in str(trial.outcome)
 
 

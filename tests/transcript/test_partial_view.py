@@ -128,7 +128,8 @@ def test_of_one_other_client_they_have_the_update_itself(algorithm):
         assert 0 < apart(flat(message.update), flat(sent)) < 1e-4  # the rounding of the models is in it
         assert not message.update.members
         assert message.update.training == sent.training
-    assert truth_for(Recording(transcript, truth), threat).inputs[0, 2].equal(truth.inputs[0, 2])
+    recording = Recording(transcript, truth)
+    assert truth_for(recording, observe(recording, threat)).inputs[0, 2].equal(truth.inputs[0, 2])
 
 
 def test_what_an_aggregating_client_subtracts_from_a_sum_leaves_the_others():
@@ -148,7 +149,8 @@ def test_what_an_aggregating_client_subtracts_from_a_sum_leaves_the_others():
 
 def test_the_truth_of_a_sum_is_what_its_clients_used():
     transcript, truth = simulated("fedsgd")
-    own = truth_for(Recording(transcript, truth), ThreatModel(adversary="client", clients=[0, 1]))
+    two = ThreatModel(adversary="client", clients=[0, 1])
+    own = truth_for(Recording(transcript, truth), observe(transcript, two))
     assert own.inputs[3, 2].equal(torch.cat([truth.inputs[3, 2], truth.inputs[3, 3]]))
     assert own.labels[3, 2].equal(torch.cat([truth.labels[3, 2], truth.labels[3, 3]]))
 
@@ -239,7 +241,7 @@ def test_every_attack_runs_on_every_part_or_says_why_not(name, tmp_path: Path):
     attack = quick_attack(name, tmp_path)
     for part in PARTS.values():
         threat = ThreatModel(**part, **RECORDS)
-        for trial in plan([transcript], [attack], threat, updates=1, clients=1):
+        for trial in plan([observe(transcript, threat)], [attack], updates=1, clients=1):
             outcome = trial.outcome or trial.run()
             assert isinstance(outcome, Finding) or "\n" not in str(outcome)
 
@@ -259,21 +261,22 @@ def test_what_the_adversary_holds_itself_is_no_record(who, own):
         if owner >= 0:
             assert any(torch.equal(record, x) for x in federation.client_data[owner].inputs)
         assert not any(torch.equal(record, x) for client in own for x in federation.client_data[client].inputs)
-    assert truth_for(Recording(transcript, truth), ThreatModel(**threat)).owners.equal(truth.owners)
+    seen = observe(transcript, ThreatModel(**threat))
+    assert truth_for(Recording(transcript, truth), seen).owners.equal(truth.owners)
 
 
 def test_records_that_were_used_after_the_last_round_that_is_seen_are_left_out():
     spec = {**AVG, "examples": 80, "local_steps": 1, "rounds": 6, "clients_per_round": 1}
     _, transcript, truth = run(spec, seed=1, threat={"records": 40})
     recording = Recording(transcript, truth)
-    early = truth_for(recording, ThreatModel(records=40, rounds="0 to 2"))
+    early = truth_for(recording, observe(recording, ThreatModel(records=40, rounds="0 to 2")))
     assert transcript.records is not None
     used = torch.cat([x for (index, _), x in truth.inputs.items() if index <= 2])
     for row, record in enumerate(transcript.records.inputs):
         asked = bool((used == record).flatten(1).all(dim=1).any())
         assert early.owners[row] == (truth.owners[row] if asked or truth.owners[row] == NOBODY else UNUSED)
     assert 0 < int((early.owners >= 0).sum()) < int((truth.owners >= 0).sum())
-    assert truth_for(recording, ThreatModel(records=40, rounds="from 3")).owners.equal(truth.owners)
+    assert truth_for(recording, observe(recording, ThreatModel(records=40, rounds="from 3"))).owners.equal(truth.owners)
 
 
 # Audits and recordings ----------------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ def test_a_trial_whose_workers_die_costs_the_others_nothing(tmp_path):
         def stage(self, title: str, total: float) -> Report:
             return told.append
 
-    with pytest.raises(FedAuditError, match=f"died twice .*fewer --workers; what was finished is kept in {tmp_path}"):
+    with pytest.raises(FedAuditError, match=f"died twice .*fewer workers; what was finished is kept in {tmp_path}"):
         run_trials(trials, Means(2, tmp_path, display=Told()))
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["a", "c", "d"]
     assert told[0] == 0

@@ -25,9 +25,11 @@ from fedaudit.pipeline.site import Book, filters_of, site_account
 from fedaudit.results.site import LEFT, RESULT, CheckRecord, Done, SiteRound
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import Plugin, listed
 
 if TYPE_CHECKING:
     from fedaudit.api import Verdict
+    from fedaudit.attacks.base import Attacks
     from fedaudit.pipeline.ledger import Filter
     from fedaudit.task.training import Loss
 
@@ -76,7 +78,7 @@ class SiteGuard:
 
     def __init__(
         self,
-        attacks: Sequence[str | dict[str, Any]] = ("labels", {"name": "invg", "iterations": 300}),
+        attacks: Attacks = ("labels", {"name": "invg", "iterations": 300}),
         fail_on: Verdict | None = "recovered",
         fail_above: Mapping[str, float] | None = None,
         on_fail: str = "warn",
@@ -101,8 +103,8 @@ class SiteGuard:
         """Keep the settings, under their names and as they stand in a job's configuration.
 
         Args:
-            attacks: names, or mappings with settings; default: the labels, and 300 iterations of invg. None is
-                calibrated, unless its ``calibrate`` says so.
+            attacks: names, mappings with settings, or objects; default: the labels, and 300 iterations of invg. None
+                is calibrated, unless its ``calibrate`` says so, as an object's always does.
             fail_on: the verdict that an update must not reach, nor a worse one.
             fail_above: metric to limit, as ``fedaudit audit --fail-above``.
             on_fail: ``"warn"``, ``"refuse"``, or ``"clip"``: what raises an alarm leaves with its change scaled down
@@ -127,7 +129,7 @@ class SiteGuard:
                 (:class:`~fedaudit.pipeline.members.MemberWatch`). An alarm counts as an update that gives away more
                 than allowed, whatever ``fail_on`` is. Default: what the client's app evaluates on.
             share: of the time that the site trains, most that all of this takes after the first round, whose debt later
-                rounds pay (:class:`~fedaudit.pipeline.site.Plan`); None: everything is played on every update.
+                rounds pay (:class:`~fedaudit.pipeline.plan.Plan`); None: everything is played on every update.
             reports: write a report on every update that is attacked into ``out``, too; it holds the site's data.
             clip_norm: Euclidean norm of the change of all parameters to which ``"clip"`` scales; default: the median
                 of the site's last ten quiet rounds; where there was none, the update doesn't leave.
@@ -161,7 +163,7 @@ class SiteGuard:
         if out is None and (reports or target_epsilon is not None):
             what = "reports are written there" if reports else "the updates of a budget are counted in a file there"
             raise BadInput(f"out is None, and {what}: give a folder on the site")
-        self.attacks = list(attacks)
+        self.attacks = [one.written() if isinstance(one, Plugin) else one for one in listed(attacks, "attacks")]
         self.fail_on = fail_on
         self.fail_above = dict(self._limits if fail_above is None else fail_above)
         self.on_fail = on_fail
@@ -208,12 +210,11 @@ class SiteGuard:
     def _check(self) -> None:
         """Refuse attacks, limits and defences that there aren't: with a wrong word in it a policy lets nothing pass."""
         from fedaudit import api  # what attacks need takes seconds to import
+        from fedaudit.attacks.base import attacks_of
 
         if not self._checked:
             api.Limits(self.fail_above, self.fail_on).check()
-            for attack in self.attacks:
-                spec = {"name": attack} if isinstance(attack, str) else dict(attack)
-                made = api.make_attack(spec.pop("name", ""), spec)
+            for made in attacks_of(self.attacks):
                 if made.recovers == "membership":
                     raise BadInput(
                         f"attacks has '{made.name}', which asks about records: give held_out=(inputs, "
@@ -470,7 +471,7 @@ def clipped(passing: Passing, scale: float) -> dict[str, Tensor]:
     }
 
 
-def _named(attacks: Sequence[str | dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _named(attacks: Sequence[str | Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return attacks by their names; BadInput where one is named twice."""
     specs = [{"name": attack} if isinstance(attack, str) else dict(attack) for attack in attacks]
     found = {str(spec.get("name", "")): spec for spec in specs}

@@ -26,9 +26,9 @@ from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import Scope, ThreatModel
 from fedaudit.transcript.update import UpdateKind
 from fedaudit.utils import seeds
-from fedaudit.utils.errors import FedAuditError, NotApplicable
+from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable
 from fedaudit.utils.machine import full_precision
-from fedaudit.utils.registry import SETTINGS, Plugin, Registry, make
+from fedaudit.utils.registry import SETTINGS, Plugin, Registry, listed, make
 from fedaudit.utils.registry import register as register
 
 MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is asked
@@ -434,3 +434,26 @@ def make_attack(name: str, settings: Mapping[str, Any] | None = None) -> Attack:
         BadInput: no such attack or setting, or a value that isn't allowed.
     """
     return make(ATTACKS, name, settings)
+
+
+# What a user may give: objects, names, or mappings of a name and settings; a single one needs no list.
+Attacks = str | Mapping[str, Any] | Attack | Sequence[str | Mapping[str, Any] | Attack]
+
+
+def attacks_of(given: Attacks | None) -> list[Attack]:
+    """Return the attacks of a user's ``attacks``, each made once; none of None.
+
+    Raises:
+        BadInput: as of :func:`make_attack`, or one is named twice.
+    """
+    made = []
+    for one in listed(() if given is None else given, "attacks"):
+        if isinstance(one, Attack):
+            made.append(one)
+            continue
+        settings = {"name": one} if isinstance(one, str) else one.written() if isinstance(one, Plugin) else dict(one)
+        made.append(make_attack(str(settings.pop("name", "")), settings))
+    names = [attack.name for attack in made]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise BadInput(f"attacks names '{min(twice)}' twice; give each once")
+    return made

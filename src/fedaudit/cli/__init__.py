@@ -30,6 +30,7 @@ from fedaudit.cli.options import (
     Workers,
     check_data_dir,
     check_folder,
+    in_flags,
     number_of_workers,
     print_json,
 )
@@ -183,7 +184,7 @@ def _run() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except FedAuditError as error:
-        _fail(str(error))
+        _fail(in_flags(str(error)))
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:

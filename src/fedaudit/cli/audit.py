@@ -91,13 +91,9 @@ def audit(
         )
         _conclude(finished, out, formats)
         return
-    from fedaudit.scenario.yaml import read_scenario
-
-    read_scenario(scenario, settings)  # what can't be read is told before torch is loaded
+    loaded = options.scenario_of(scenario, [*(settings or []), *["evaluation.controls=false"] * no_controls], seed)
     from fedaudit import api
-    from fedaudit.scenario.scenario import load_scenario
 
-    loaded = load_scenario(scenario, [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])], seed)
     limits = options.limits_of(fail_above, fail_on, policy, fail_below)
     options.check_data_dir(data_dir)
     processes = options.number_of_workers(workers)
@@ -123,16 +119,12 @@ def simulate(
     workers: options.Workers = None,
 ) -> None:
     """Simulate federations and write transcripts; the ground truth goes to a separate file."""
-    from fedaudit.scenario.yaml import read_scenario
-
-    read_scenario(scenario, settings)
+    loaded = options.scenario_of(scenario, settings, seed)
     from fedaudit import api
     from fedaudit.pipeline.transcripts import simulate_all
-    from fedaudit.scenario.scenario import load_scenario
     from fedaudit.transcript.truth import FILE
     from fedaudit.utils.progress import live_display
 
-    loaded = load_scenario(scenario, settings, seed)
     options.check_data_dir(data_dir)
     processes = options.number_of_workers(workers)
     if federation is not None or len(loaded.runs()) == 1:
@@ -209,7 +201,8 @@ def attack(
     formats = options.formats_of(write)
     task = options.task_of(mean, std, input_shape, batch_norm, task_file)
     own = options.own_parts(model, checkpoint, loss, task, rounds)
-    from fedaudit import api
+    from fedaudit.evaluation import Limits
+    from fedaudit.pipeline import offline
     from fedaudit.pipeline.transcripts import check_single
     from fedaudit.transcript.truth import truth_beside
 
@@ -221,21 +214,22 @@ def attack(
         "knows_training": knows_training,
         "knows_public_data": knows_public_data,
     }
-    asked: dict[str, Any] = {
+    request = offline.AttackRequest(
+        transcript=transcript,
         **own,
         **_asked(attacks or [], threat, settings or []),
-        "records": records,
-        "clients": clients,
-        "max_minutes": max_minutes,
-        "seed": seed,
-        "device": device,
-        "truth": truth,
-        "out": out,
-        "workers": options.number_of_workers(workers),
-        "overwrite": overwrite,
-    }
+        records=records,
+        clients=clients,
+        max_minutes=max_minutes,
+        seed=seed,
+        device=device,
+        truth=truth,
+        out=out,
+        workers=options.number_of_workers(workers),
+        overwrite=overwrite,
+    )
     if not any(limits.values()) and truth is None and truth_beside(transcript) is None:
-        found = api.attack(transcript, **asked)
+        found = offline.attacked(request)
         refused = [(t.attack.name, str(t.outcome)) for t in found.trials if isinstance(t.outcome, NotApplicable)]
         for name, reason in dict.fromkeys(refused):
             print(f"{name} could not be run: {reason}")
@@ -243,7 +237,7 @@ def attack(
         what = "no attack could be run, see" if len(refused) == len(found) else "what was recovered is listed in"
         print(f"not evaluated: no ground truth{unwritten}; {what} {out / 'findings.json'}")
         return
-    finished = api.audit_transcript(transcript, **asked, **limits, controls=not no_controls)
+    finished = offline.audited(request, Limits(**limits), controls=not no_controls)
     _conclude(finished, out, formats)
 
 

@@ -16,10 +16,40 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import check_folder as check_folder
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from fedaudit.results import AuditResult
+    from fedaudit.scenario.scenario import Scenario as ReadScenario
 
 EXCEEDED = 1
 NOT_TESTED = 3
+
+
+# What errors below the command line tell a Python caller to give, and the flag that gives it.
+_NAMED = (
+    "data_dir=…",
+    "fail_above=…",
+    "fail_below=…",
+    "fail_on=…",
+    "max_minutes=…",
+    "nodes=…",
+    "out=…",
+    "parameters=…",
+)
+_FLAGS = {
+    **{name: f"--{name[:-2].replace('_', '-')}" for name in (*_NAMED, "rounds=…", "transcript=…", "truth=…")},
+    **{"again=True": "--again", "overwrite=True": "--overwrite", "what_if=True": "--what-if"},
+    **{"device='cpu'": "--device cpu", "overrides: ": "--set ", "with overrides": "with --set"},
+    **{"loss=…": "--loss package.module:function", "module=…": "--model package.module:factory"},
+    **{"records=…": "--records FILE", "task={'input_shape': (3, 32, 32)}": "--input-shape 3,32,32"},
+    "threat={'sees': 'aggregate of 10'}": "--set threat.sees='aggregate of 10'",
+}
+_PYTHON = re.compile(r"\w\([^()]*\)|(?<![\w.])(?:" + "|".join(map(re.escape, _FLAGS)) + ")")
+
+
+def in_flags(message: str) -> str:
+    """Return an error's message with flags in place of Python's keywords; calls in it stay as they are."""
+    return _PYTHON.sub(lambda found: _FLAGS.get(found[0], found[0]), message)
 
 
 class Level(StrEnum):
@@ -176,6 +206,16 @@ def check_data_dir(data_dir: Path | None) -> None:
         raise BadInput(f"the data folder '{data_dir}' (--data-dir or FEDAUDIT_DATA) isn't a folder")
 
 
+def scenario_of(path: Path | None, settings: list[str] | None, seed: int | None) -> ReadScenario:
+    """Return the scenario, read once; what can't be read is told before torch is loaded."""
+    from fedaudit.scenario.yaml import describe_source, read_scenario
+
+    values = read_scenario(path, settings, seed)
+    from fedaudit.scenario.scenario import scenario_from
+
+    return scenario_from(values, where=describe_source(path, settings))
+
+
 def number_of_workers(workers: int | None) -> int:
     """Return how many processes to use: as asked, or all cores."""
     return workers or os.cpu_count() or 1
@@ -286,13 +326,40 @@ def own_parts(
     """Return the user's own parts of a recording as the Python interface takes them; ``task`` is of :func:`task_of`."""
     parts: dict[str, Any] = {"model": None, "loss": None, "task": task, "rounds": rounds_of(rounds)}
     if model:
-        from fedaudit.pipeline.recordings import own_module
-
-        parts["model"] = own_module(model, checkpoint)
+        parts["model"] = _own_module(model, checkpoint)
     if loss is not None:
         found = loss_of(loss)
         (task if isinstance(found, str) else parts)["loss"] = found
     return parts
+
+
+def _own_module(name: str, checkpoint: Path | None = None) -> Module:
+    """Return the module that ``package.module:factory`` stands for: a module, or a class or function that makes one.
+
+    It is made without arguments. What doesn't travel in the federation (a frozen part) has the weights of
+    ``checkpoint``.
+    """
+    from torch import nn
+
+    from fedaudit.models import load_checkpoint
+    from fedaudit.utils.objects import load_object
+
+    found = load_object(name, "--model")
+    if not isinstance(found, nn.Module):
+        if not callable(found):
+            raise BadInput(f"--model '{name}' is a {type(found).__name__}; give a torch module or what makes one")
+        try:
+            found = found()
+        except Exception as error:
+            raise BadInput(
+                f"--model '{name}' can't be called without arguments ({type(error).__name__}: {error}); write a "
+                "function that makes the module, and name that"
+            ) from None
+        if not isinstance(found, nn.Module):
+            raise BadInput(f"--model '{name}' returns a {type(found).__name__}, not a torch module")
+    if checkpoint is not None:
+        load_checkpoint(found, checkpoint)
+    return found
 
 
 def loss_of(text: str) -> Any:

@@ -156,7 +156,7 @@ def load_dataset(
             return found if limit is None else _limited(found, limit)
     wanted = "; or ".join(layout.describe() for layout in entry.value.layouts)
     if directory is None:
-        looked = f"no data folder given (--data-dir or {DATA_DIR_VARIABLE}) to look in for {wanted}"
+        looked = f"no data folder given (data_dir=… or {DATA_DIR_VARIABLE}) to look in for {wanted}"
     elif not directory.is_dir():
         looked = f"the data folder {directory} does not exist"
     else:

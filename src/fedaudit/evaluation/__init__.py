@@ -15,7 +15,7 @@ from fedaudit.evaluation import (  # noqa: F401
     vertical,
 )
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, entry, evaluate, metric
-from fedaudit.evaluation.image_metrics import mse, psnr
+from fedaudit.evaluation.image_metrics import mse, psnr, psnr_from_mse
 from fedaudit.evaluation.limits import Limits, check_limits, read_policy
 from fedaudit.evaluation.scores import compare, summarise, verdict_rules
 from fedaudit.evaluation.statistics import interval, paired_interval
@@ -37,6 +37,7 @@ __all__ = [
     "mse",
     "paired_interval",
     "psnr",
+    "psnr_from_mse",
     "read_policy",
     "summarise",
     "verdict_rules",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedaudit.attacks import ClassImagesFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
-from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
+from fedaudit.evaluation.image_metrics import lpips, mse, psnr_from_mse, ssim
 from fedaudit.evaluation.statistics import SURE, proportion
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
 from fedaudit.results import Chart, FindingResult, Line, MetricResult, Sheet
@@ -237,8 +237,8 @@ def likeness(generated: Tensor, real: Tensor) -> dict[str, float]:
     nearest = errors.argmin(dim=1)
     rows = torch.arange(len(generated))
     found = {
-        "psnr nearest": float(psnr(errors[rows, nearest]).mean()),
-        "psnr": float(psnr(errors).mean()),
+        "psnr nearest": float(psnr_from_mse(errors[rows, nearest]).mean()),
+        "psnr": float(psnr_from_mse(errors).mean()),
         "ssim nearest": float(structure[rows, nearest].mean()),
         "ssim": float(structure.mean()),
     }

@@ -7,9 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import import_torchvision
 
 PSNR_CAP = 100.0  # dB; equal images would be infinitely many, which JSON can't hold
@@ -24,7 +26,19 @@ def mse(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).double().square().flatten(1).mean(dim=1)
 
 
-def psnr(error: Tensor) -> Tensor:
+def psnr(a: Tensor | np.ndarray[Any, Any], b: Tensor | np.ndarray[Any, Any]) -> Tensor:
+    """Return the peak signal-to-noise ratio in dB of two images on [0, 1] of any one shape, a scalar, at most 100.
+
+    Raises:
+        BadInput: their shapes differ.
+    """
+    a, b = torch.as_tensor(a), torch.as_tensor(b)
+    if a.shape != b.shape:
+        raise BadInput(f"psnr compares two images of one shape; these are {tuple(a.shape)} and {tuple(b.shape)}")
+    return psnr_from_mse(mse(a[None], b[None])[0])
+
+
+def psnr_from_mse(error: Tensor) -> Tensor:
     """Return the peak signal-to-noise ratio in dB of mean squared errors on [0, 1]: −10·log10(MSE), at most 100."""
     return (-10 * torch.log10(error.clamp_min(10 ** (-PSNR_CAP / 10)))).clamp_max(PSNR_CAP)
 

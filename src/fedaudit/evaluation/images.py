@@ -26,7 +26,7 @@ from fedaudit.evaluation.finding_types import (
     evaluate,
     refused,
 )
-from fedaudit.evaluation.image_metrics import PSNR_CAP, correlation, lpips, mse, psnr, ssim
+from fedaudit.evaluation.image_metrics import PSNR_CAP, correlation, lpips, mse, psnr_from_mse, ssim
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.registration import STAY, channel_means, correlations, overlapping, registered, turned, ways
 from fedaudit.evaluation.shift import REMEDY, SHIFTED, comparable, told_apart
@@ -147,7 +147,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     order = paired(finding.images)
     images, labels = finding.images[order], finding.labels[order]
     errors = mse(images, true)
-    values = psnr(errors)
+    values = psnr_from_mse(errors)
     seen = observation.task_info.normalise
     normalised = mse(seen(given_images[order]), seen(given_truth))
     structure, linear = _likeness(images, true, truth.candidates.mean(dim=0))
@@ -180,7 +180,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         other = _same_class(true[i], int(true_labels[i]), truth, rngs[id(message)])
         stands = standing(recovered[i], wanted[i], candidates)
         nearest = stands.nearest
-        apart = None if nearest is None else float(psnr(mse(truth.candidates[nearest, None], images[i, None])))
+        apart = None if nearest is None else float(psnr_from_mse(mse(truth.candidates[nearest, None], images[i, None])))
         stem = f"images/{federation}-{message.round}-{message.client}-{position}"
         results.append(
             ImageResult(
@@ -193,7 +193,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 ssim=None if structure is None else float(structure[i]),
                 correlation=None if linear is None else float(linear[i]),
                 mse_normalised=float(normalised[i]),
-                psnr_normalised=float(psnr(normalised[i])),
+                psnr_normalised=float(psnr_from_mse(normalised[i])),
                 lpips=None if perceptual is None else float(perceptual[i]),
                 victim=tensor_digest(true[i]).hex()[:12],
                 rank=stands.rank,
@@ -207,8 +207,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 uses=uses[i],
                 rounds=list(finding.rounds[int(order[i])]) if finding.rounds else [],
                 certified=None if finding.certified is None else bool(finding.certified[order[i]]),
-                psnr_mean_image=float(psnr(mse(mean_image[i : i + 1], true[i : i + 1]))),
-                psnr_same_class=None if other is None else float(psnr(mse(other[None], true[i : i + 1]))),
+                psnr_mean_image=float(psnr_from_mse(mse(mean_image[i : i + 1], true[i : i + 1]))),
+                psnr_same_class=None if other is None else float(psnr_from_mse(mse(other[None], true[i : i + 1]))),
                 registered=None
                 if moved is None
                 else _with_luck(_after_move(moved[i], true[i], mean_image[i], truth), as_far),
@@ -226,7 +226,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     curve = trace and Curve(
         iterations=trace.iterations,
         objective=trace.objective,
-        psnr=[float(psnr(mse(s[paired(s)], true)).mean()) for s in trace.snapshots],
+        psnr=[float(psnr_from_mse(mse(s[paired(s)], true)).mean()) for s in trace.snapshots],
     )
     metrics, luck = _grouped(finding, covered, given[1], seed)
     result = done(
@@ -371,7 +371,7 @@ def _by_part(images: Tensor, true: Tensor, packing: Packing) -> str:
     """Return in words how near each input came, by the mean PSNR of its range."""
     sizes = [part.size for part in packing.parts]
     each = zip(packing.parts, images.split(sizes, dim=1), true.split(sizes, dim=1), strict=True)
-    told = ", ".join(f"{part.label} {float(psnr(mse(a, b)).mean()):.1f} dB" for part, a, b in each)
+    told = ", ".join(f"{part.label} {float(psnr_from_mse(mse(a, b)).mean()):.1f} dB" for part, a, b in each)
     return f"each input by itself, mean PSNR: {told}"
 
 
@@ -477,10 +477,10 @@ def _after_move(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -
         errors, _ = registered(image, truth.candidates)
         same = (truth.candidates == true).flatten(1).all(dim=1)
         place = 1 + int(((errors <= error) & ~same).sum())
-        nearest = None if bool(same.all()) else float(psnr(errors[~same].min()))
+        nearest = None if bool(same.all()) else float(psnr_from_mse(errors[~same].min()))
     structure, alike = _likeness(on_image[None].contiguous(), on_true[None].contiguous())
     return RegisteredResult(
-        psnr=float(psnr(error)),
+        psnr=float(psnr_from_mse(error)),
         ssim=None if structure is None else float(structure),
         correlation=None if alike is None else float(alike),
         flipped=move.flipped,
@@ -489,7 +489,7 @@ def _after_move(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -
         deep=move.deep,
         rank=place,
         psnr_nearest_other=nearest,
-        psnr_mean_image=float(psnr(registered(mean_image, true[None])[0])),
+        psnr_mean_image=float(psnr_from_mse(registered(mean_image, true[None])[0])),
     )
 
 
@@ -512,10 +512,10 @@ def _after_tone(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -
     nearest = None
     if not bool(same.all()):
         apart = 10 * np.log10(max(1 - float(others[~same].max()), 1e-10) / max(1 - r * r, 1e-10))
-        nearest = float(psnr(error)) - float(apart)
+        nearest = float(psnr_from_mse(error)) - float(apart)
     mean = float(_in_tone(mean_image, true[None]))
     return RegisteredResult(
-        psnr=float(psnr(error)),
+        psnr=float(psnr_from_mse(error)),
         ssim=None if structure is None else float(structure),
         correlation=None if alike is None else float(alike),
         flipped=bool(turn % 2),
@@ -525,7 +525,7 @@ def _after_tone(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -
         contrast=contrast,
         rank=1 + int(((others >= r * r) & ~same).sum()),
         psnr_nearest_other=nearest,
-        psnr_mean_image=float(psnr(mean * theirs.square().mean())),
+        psnr_mean_image=float(psnr_from_mse(mean * theirs.square().mean())),
     )
 
 
@@ -627,7 +627,10 @@ def standing(image: Tensor, true: Tensor, candidates: Tensor) -> Standing:
     nearest = int(distances.masked_fill(same, torch.inf).argmin())
     further = torch.cat([own, distances[distances > distances[nearest]]]).min()
     return Standing(
-        rank, nearest, max(0.0, float(psnr(distances[nearest] / image.numel()) - psnr(further / image.numel()))), equal
+        rank,
+        nearest,
+        max(0.0, float(psnr_from_mse(distances[nearest] / image.numel()) - psnr_from_mse(further / image.numel()))),
+        equal,
     )
 
 

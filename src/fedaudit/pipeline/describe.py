@@ -21,7 +21,7 @@ from fedaudit.simulation.history import History
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.training import UNMODELLED, TrainingConfig
-from fedaudit.transcript.observation import observe
+from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.trees import TreeRecord, TreeSpec
@@ -77,7 +77,9 @@ def adversary_record(scenario: Scenario, recordings: Sequence[Recording]) -> Adv
     )
 
 
-def federation_record(transcript: Transcript, history: History | None, scenario: Scenario) -> FederationRecord:
+def federation_record(
+    transcript: Transcript, history: History | None, scenario: Scenario, seen: Observation
+) -> FederationRecord:
     """Return the settings of one of the scenario's federations; ``history``: None where it was read from disk."""
     name, spec, placed = next(run for run in scenario.runs() if run[0] == transcript.name)
     if transcript.vertical is not None:
@@ -129,13 +131,13 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         local_steps=spec.local_steps,
         local_epochs=spec.local_epochs,
         learning_rate=spec.learning_rate,
-        updates_observed=len(observe(transcript, scenario.threat).messages),
+        updates_observed=len(seen.messages),
         updates_rejected=sum(len(r.rejected) for r in transcript.rounds),
         fallbacks=sum(r.fallback is not None for r in transcript.rounds),
         description=f"{rounds}, {who}; {what}"
         + ("" if recording else f" (learning rate {spec.learning_rate:g}); examples: {spec.drawn}")
         + sums
-        + _part(transcript, scenario.threat)
+        + _part(seen)
         + (f"; {defences}" if defences else ""),
         aggregator=placed.aggregator.name,
         sanitiser=placed.sanitiser.name,
@@ -146,11 +148,11 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
     )
 
 
-def _part(transcript: Transcript, threat: ThreatModel) -> str:
+def _part(seen: Observation) -> str:
     """Return in words of which rounds an adversary that sees a part reads how many updates."""
-    if not threat.partial:
+    if not seen.threat.partial:
         return ""
-    read = observe(transcript, threat).messages
+    read = seen.messages
     sums = sum(len(m.update.members) > 1 for m in read)
     parts = [_many(len(read) - sums, "update")] * (len(read) > sums or not read)
     parts += [f"{_many(sums, 'sum')} of several"] * (sums > 0)

@@ -226,7 +226,7 @@ def chain_account(name: str, filters: Sequence[Filter], elements: int | None, si
         if isinstance(sanitiser, DifferentialPrivacy) and (sanitiser.level, sanitiser.where) != ("client", "local"):
             raise BadInput(f"{name}: dp of a {sanitiser.level}, {sanitiser.where}: write it as a scenario")
         if known == "svt-privacy" and elements is None:
-            raise BadInput(f"{name}: the ε of {kind} depends on the model's size; give --parameters")
+            raise BadInput(f"{name}: the ε of {kind} depends on the model's size; give parameters=…")
         account = sanitiser.account(TakingPart((1,), sites, 1, 1, None, elements or 0))
         if account is None:
             continue

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
 from pathlib import Path
 from typing import Any, overload
@@ -16,6 +18,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from fedaudit.attacks import Attack, Finding, ImageFinding, make_attack
+from fedaudit.attacks.base import Attacks, attacks_of
+from fedaudit.evaluation import Limits
 from fedaudit.modalities import ExampleKind
 from fedaudit.models import has_batch_norm
 from fedaudit.pipeline.calibrations import calibrated
@@ -30,21 +34,81 @@ from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
-from fedaudit.task.training import Loss
+from fedaudit.task.training import LOSSES, Loss, loss_name
+from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.secure_sum import sums_only, union
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, load_truth, truth_beside
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
-from fedaudit.utils.folders import inside
-from fedaudit.utils.validation import explain
+from fedaudit.utils.folders import check_folder, inside
+from fedaudit.utils.progress import live_display
 
 NO_TRUTH = "there is no ground truth beside the transcript to evaluate findings by; say where it is (truth)"
 NO_LIMITS_WITHOUT_TRUTH = (
-    "--fail-above, --fail-below and --fail-on need the ground truth to evaluate by, and there is none beside the "
+    "fail_above=…, fail_below=… and fail_on=… need the ground truth to evaluate by, and there is none beside the "
     "transcript"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackRequest:
+    """What is asked of attacks on a transcript, by Python, the command line, a Flower app's audit or ``verify``.
+
+    The fields are as of :func:`fedaudit.attack`.
+    """
+
+    transcript: Recording | Transcript | Path | str
+    attacks: Attacks | None = None
+    threat: Mapping[str, Any] | ThreatModel | None = None
+    seed: int | None = None
+    device: str = "cpu"
+    truth: Path | Truth | str | None = None
+    model: nn.Module | None = None
+    loss: Loss | None = None
+    task: Mapping[str, Any] | None = None
+    rounds: Collection[int] | None = None
+    records: Any = None
+    clients: int | None = None
+    max_minutes: float | None = None
+    out: Path | str | None = None
+    workers: int = 1
+    overwrite: bool = False
+    progress: bool = True
+
+    @contextmanager
+    def means(self) -> Iterator[Means]:
+        """Enter with what the work is done with, its progress shown.
+
+        Raises:
+            BadInput: ``max_minutes`` is no time.
+        """
+        deadline = deadline_of(self.max_minutes)
+        with live_display(self.progress) as display:
+            yield Means(self.workers, display=display, deadline=deadline)
+
+    def opened(self) -> tuple[Path | Transcript, Path | Truth | None]:
+        """Return the transcript, which may yet lie in its folder, and the truth that was given with it."""
+        source = Path(self.transcript) if isinstance(self.transcript, str) else self.transcript
+        truth = Path(self.truth) if isinstance(self.truth, str) else self.truth
+        if not isinstance(source, Recording):
+            return source, truth
+        held, source = source.truth, source.transcript
+        return source, truth or replace(held, about={**held.about, "transcript": source.fingerprint()})
+
+
+def deadline_of(max_minutes: float | None) -> float | None:
+    """Return when so many minutes are over, in seconds since 1970; None: never.
+
+    Raises:
+        BadInput: it is no time.
+    """
+    if max_minutes is None:
+        return None
+    if isinstance(max_minutes, bool) or not (0 < max_minutes < math.inf):
+        raise BadInput(f"max_minutes is {max_minutes!r}; give minutes above 0")
+    return time.time() + 60 * max_minutes
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -54,9 +118,9 @@ class Findings(Sequence[Finding | NotApplicable]):
     Attributes:
         transcript: that was attacked.
         seen: the transcript as the adversary sees it: with sums in place of updates, where the server adds.
+        observation: that, as attacks receive it.
         members: of which updates each of these sums is made.
         attacks: that ran, with all their settings.
-        given: the settings that were given of each.
         threat: who attacked, knowing what.
         seed: of the attacks.
         device: where they ran.
@@ -66,15 +130,14 @@ class Findings(Sequence[Finding | NotApplicable]):
         folder: of the transcript.
         store: folder that keeps finished findings.
         started: seconds since 1970.
-        drawn_by: flags by which its records are drawn, beside the threat model's.
-        part: the ``rounds`` and ``clients`` that were asked for; empty: all.
+        asked: what was asked for.
     """
 
     transcript: Transcript
     seen: Transcript
+    observation: Observation
     members: dict[tuple[int, int], list[Update]]
     attacks: list[Attack]
-    given: list[dict[str, Any]]
     threat: ThreatModel
     seed: int
     device: str
@@ -83,8 +146,7 @@ class Findings(Sequence[Finding | NotApplicable]):
     folder: Path | None
     store: Path | None
     started: float
-    drawn_by: tuple[str, ...] = ()
-    part: dict[str, Any] = field(default_factory=dict)
+    asked: AttackRequest
 
     @cached_property
     def _outcomes(self) -> list[Finding | NotApplicable]:
@@ -114,7 +176,8 @@ class Findings(Sequence[Finding | NotApplicable]):
             "threat": self.threat.model_dump(mode="json"),
             "seed": self.seed,
             "device": self.device,
-            **self.part,
+            **({} if self.asked.rounds is None else {"rounds": sorted(self.asked.rounds)}),
+            **({} if self.asked.clients is None else {"clients": self.asked.clients}),
         }
 
     def make_room(self, out: Path) -> None:
@@ -134,57 +197,69 @@ class Findings(Sequence[Finding | NotApplicable]):
         _save_findings(Path(out), self.trials)
 
 
-def attack_transcript(
-    source: Path | Transcript,
-    specs: Sequence[Mapping[str, Any]] | None,
-    *,
-    threat: dict[str, Any],
-    seed: int | None,
-    device: str,
-    truth: Path | Truth | None,
-    means: Means,
-    model: nn.Module | None = None,
-    loss: Loss | None = None,
-    task: Mapping[str, Any] | None = None,
-    rounds: Collection[int] | None = None,
-    clients: int | None = None,
-    out: Path | None = None,
-    overwrite: bool = False,
-    without_truth: str | None = None,
-    records: Any = None,
-) -> Findings:
+def attacked(request: AttackRequest) -> Findings:
+    """Run attacks on a transcript, and list what was recovered in the folder, if there is one."""
+    with request.means() as means:
+        found = attack_transcript(request, means)
+    if request.out:
+        found.save(request.out)
+    return found
+
+
+def audited(request: AttackRequest, limits: Limits, *, controls: bool = True) -> Audit:
+    """Run attacks on a transcript, evaluate what they found, and write the report into the folder, if there is one."""
+    without = NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH
+    with request.means() as means:
+        found = attack_transcript(request, means, without_truth=without)
+        finished = evaluate_findings(found, means=means, controls=controls)
+    return written(finished.held_to(limits), found, request.out)
+
+
+def written(finished: Audit, found: Findings, out: Path | str | None) -> Audit:
+    """Return the audit, with its report in ``out``, if that is a folder."""
+    if out:
+        found.make_room(Path(out))
+        finished.save(out)
+    return finished
+
+
+def attack_transcript(request: AttackRequest, means: Means, *, without_truth: str | None = None) -> Findings:
     """Run attacks on a transcript; of the ground truth they get nothing.
 
     A recording's records are drawn first (:mod:`fedaudit.pipeline.recorded_records`), where an attack may ask about
     some.
 
     Args:
-        specs: of each attack its ``name`` and settings; None: those that fit.
-        threat: fields of a ThreatModel.
-        seed: of the attacks; None takes the recorded scenario's, or 0 where there is no ground truth.
-        device, task, rounds, clients, overwrite: as of :func:`fedaudit.attack`.
-        truth: the ground truth or its file; None looks for the one in the transcript's folder.
-        means: with what; findings are kept in ``out`` where they have no other store.
-        model, loss: a user's own, where ``source`` is a folder and was made with them.
-        out: folder that the findings, or their evaluation, will be written to.
+        request: what is asked for.
+        means: with what; findings are kept in the request's folder where they have no other store.
         without_truth: what to say where there is no ground truth; None attacks all the same.
-        records: of a recording: examples that nobody trained on; None: the recorder's candidates.
     """
     started = time.time()
-    adversary = threat_from(threat)
-    attacks, given = _attacks(specs or [])
+    out, device, seed, records, rounds = (
+        Path(request.out) if request.out else None,
+        request.device,
+        request.seed,
+        request.records,
+        request.rounds,
+    )
+    if out:
+        check_folder(out)
+    adversary, attacks = threat_from(request.threat), attacks_of(request.attacks)
     if device not in ("cpu", "cuda"):
         raise BadInput(f"device '{device}' isn't known; it is cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device is 'cuda', but torch finds no GPU here; use --device cpu")
+        raise BadInput("device is 'cuda', but torch finds no GPU here; give device='cpu'")
+    source, truth = request.opened()
     folder = None if isinstance(source, Transcript) else source
-    transcript = (
-        source if isinstance(source, Transcript) else Transcript.load(source, model, loss, task=task, rounds=rounds)
-    )
+    if isinstance(source, Transcript):
+        transcript = source
+    else:
+        own = None if request.loss is not None and loss_name(request.loss) in LOSSES else request.loss  # it is named
+        transcript = Transcript.load(source, request.model, own, task=request.task, rounds=rounds)
     if records is not None and not transcript.recording:
-        raise BadInput("--records is for a recording: records of a simulation are drawn by it (threat.records)")
+        raise BadInput("records=… is for a recording: records of a simulation are drawn by it (threat.records)")
     if rounds is not None and not transcript.recording:
-        raise BadInput("--rounds is for a recording: which rounds of a simulation are attacked the scenario says")
+        raise BadInput("rounds=… is for a recording: which rounds of a simulation are attacked the scenario says")
     if truth is None and folder is not None:
         truth = truth_beside(folder)
     if transcript.recording and isinstance(truth, Path) and truth.is_dir():
@@ -214,23 +289,24 @@ def attack_transcript(
             "no records: half of them are what clients trained on, and there is no ground truth to take them of"
         )
     if not attacks:
-        attacks, given = _attacks([{"name": s.name, **s.settings()} for s in choose_for(transcript, adversary)])
-    adversary = _granted(adversary, threat, transcript)
+        attacks = [make_attack(s.name, s.settings()) for s in choose_for(transcript, adversary)]
+    adversary = _granted(adversary, transcript)
     seed = seed or 0
     means = replace(means, store=means.store or (out / "findings" if out else None))
     seen = transcript
     members: dict[tuple[int, int], list[Update]] = {}
     if adversary.group_size > 1 and adversary.clients is None and not _sums(transcript):
         seen, members = _summed(transcript, adversary.group_size)
-    planned = plan([seen], attacks, adversary, seed=seed, device=device)
-    if clients is not None:
-        planned = _of_first(planned, clients)
+    observation = observe(seen, adversary)
+    planned = plan([observation], attacks, seed=seed, device=device)
+    if request.clients is not None:
+        planned = _of_first(planned, request.clients)
     found = Findings(
         transcript=transcript,
         seen=seen,
+        observation=observation,
         members=members,
         attacks=attacks,
-        given=given,
         threat=adversary,
         seed=seed,
         device=device,
@@ -239,24 +315,20 @@ def attack_transcript(
         folder=folder,
         store=means.store,
         started=started,
-        drawn_by=_drawn_by(records, rounds) if transcript.recording else (),
-        part={
-            **({} if rounds is None else {"rounds": sorted(rounds)}),
-            **({} if clients is None else {"clients": clients}),
-        },
+        asked=request,
     )
     if out:
-        holds_another(out, found.request(), overwrite=overwrite)
+        holds_another(out, found.request(), overwrite=request.overwrite)
     return replace(found, trials=run_trials(calibrated(planned, means), means))
 
 
 def _of_first(trials: Sequence[Trial], count: int) -> list[Trial]:
     """Return the trials, of which those on one client alone that isn't among the first ``count`` are refused."""
     if count < 1:
-        raise BadInput(f"--clients is {count}; give 1 or more")
+        raise BadInput(f"clients={count}; give 1 or more")
     alone = [{m.client for m in trial.observation.messages} for trial in trials]
     first = sorted({next(iter(own)) for own in alone if len(own) == 1})[:count]
-    refusal = NotApplicable(f"not run: it is beyond the first {count} clients (--clients)")
+    refusal = NotApplicable(f"not run: it is beyond the first {count} clients")
     return [
         trial if trial.outcome or len(own) != 1 or own <= set(first) else replace(trial, outcome=refusal)
         for trial, own in zip(trials, alone, strict=True)
@@ -318,6 +390,7 @@ def evaluate_findings(
     return assess(
         ResolvedScenario(attacked, data, model_record),
         [recording],
+        [found.observation],
         found.trials,
         replace(means, store=found.store),
         started=found.started,
@@ -325,19 +398,19 @@ def evaluate_findings(
     )
 
 
-def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcript) -> ThreatModel:
+def _granted(adversary: ThreatModel, transcript: Transcript) -> ThreatModel:
     """Return the adversary with what the transcript grants of what it asks for; BadInput where labels aren't in it."""
     if transcript.records is not None:
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
         adversary = threat_from(
-            {**threat, "records": len(transcript.records) or None, "public_examples": public or None}
+            {**dict(adversary), "records": len(transcript.records) or None, "public_examples": public or None}
         )
     if transcript.task_info.inserted is not None and adversary.adversary == "server":
         adversary = adversary.model_copy(update={"adversary": "malicious-server"})
     if adversary.adversary != "client" and adversary.group_size == 1 and (sizes := _sums(transcript)):
         adversary = adversary.model_copy(update={"sees": f"aggregate of {min(sizes)}"})
     if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
-        remedy = "simulate with --set threat.knows_labels=true"
+        remedy = "simulate a scenario with threat.knows_labels=true"
         if transcript.recording:
             remedy = "a recording has them in its ground truth, of every update: capture each client's training"
         raise BadInput(f"the transcript '{transcript.name}' grants no labels; {remedy}")
@@ -351,8 +424,8 @@ def _flags(found: Findings) -> list[str]:
     flags = ["--model MODULE:NAME"] * own + [f"--attack {name}" for name in names]
     flags += [
         f"--set {shlex.quote(f'attacks.{name}.{key}={json.dumps(value, default=str)}')}"
-        for name, settings in zip(names, found.given, strict=True)
-        for key, value in settings.items()
+        for name, attack in zip(names, found.attacks, strict=True)
+        for key, value in attack.changed().items()
     ]
     flags += [f"--adversary {adversary.adversary}", f"--seed {found.seed}", "--out DIR"]
     flags += [f"--set {shlex.quote(f'threat.sees={adversary.sees}')}"] * (adversary.group_size > 1)
@@ -363,16 +436,13 @@ def _flags(found: Findings) -> list[str]:
         for name in ("records", "public_examples", "hidden_attribute", "client_property"):
             if (value := getattr(adversary, name)) is not None:
                 flags.append(f"--set {shlex.quote(f'threat.{name}={json.dumps(value)}')}")
-    flags += found.drawn_by
+        records, rounds = found.asked.records, found.asked.rounds
+        path = shlex.quote(str(records)) if isinstance(records, str | Path) else "FILE"
+        flags += [f"--records {path}"] * (records is not None)
+        flags += [] if rounds is None else [f"--rounds {','.join(map(str, sorted(rounds)))}"]
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
     return flags
-
-
-def _drawn_by(records: Any, rounds: Collection[int] | None) -> tuple[str, ...]:
-    path = shlex.quote(str(records)) if isinstance(records, str | Path) else "FILE"
-    own = () if records is None else (f"--records {path}",)
-    return own if rounds is None else (*own, f"--rounds {','.join(map(str, sorted(rounds)))}")
 
 
 def _sums(transcript: Transcript) -> list[int]:
@@ -387,21 +457,9 @@ def _summed(transcript: Transcript, group_size: int) -> tuple[Transcript, dict[t
     return replace(transcript, rounds=rounds), members
 
 
-def _attacks(specs: Sequence[Mapping[str, Any]]) -> tuple[list[Attack], list[dict[str, Any]]]:
-    """Return the attacks of these names and settings, and the settings given; BadInput where a name is given twice."""
-    names = [spec["name"] for spec in specs]
-    if len(set(names)) < len(names):
-        raise BadInput("the same attack is named twice; give every --attack once")
-    given = [{key: value for key, value in spec.items() if key != "name"} for spec in specs]
-    return [make_attack(name, settings) for name, settings in zip(names, given, strict=True)], given
-
-
-def threat_from(values: dict[str, Any]) -> ThreatModel:
+def threat_from(given: Mapping[str, Any] | ThreatModel | None) -> ThreatModel:
     """Return a threat model of its fields; BadInput is one line that names the field and says what is wrong with it."""
-    try:
-        return ThreatModel.model_validate(values)
-    except ValidationError as error:
-        raise BadInput(explain(error, ThreatModel)) from None
+    return given if isinstance(given, ThreatModel) else ThreatModel(**{str(k): v for k, v in (given or {}).items()})
 
 
 def _save_findings(out: Path, trials: Sequence[Trial]) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedaudit.pipeline.prepare import spell_out
+from fedaudit.pipeline.prepare import AuditRequest, spell_out
 from fedaudit.report.write import FILES
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.utils import plain_yaml
@@ -32,8 +32,8 @@ def holds_another(out: Path, wanted: Scenario | dict[str, Any], *, overwrite: bo
         return False
     if not overwrite:
         raise BadInput(
-            f"'{out}' holds another audit{_named(out)}; give another --out, or --overwrite (Python: overwrite=True) "
-            "to delete its report and images first"
+            f"'{out}' holds another audit{_named(out)}; give another out=…, or overwrite=True to "
+            "delete its report and images first"
         )
     return True
 
@@ -66,7 +66,7 @@ def _same(out: Path, wanted: Scenario | dict[str, Any]) -> bool:
     if not isinstance(before, dict) or (out / REQUEST).exists():
         return False
     with suppress(BadInput):  # perhaps written by a version that had fewer settings: then with their defaults
-        return spell_out(scenario_from(before.get("scenario")))[0] == wanted
+        return spell_out(AuditRequest(scenario=scenario_from(before.get("scenario")))).scenario == wanted
     return False
 
 

@@ -7,26 +7,24 @@ from dataclasses import replace
 import torch
 
 from fedaudit.simulation.simulator import Recording
-from fedaudit.transcript.observation import observe
+from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import NOBODY, UNUSED, QuerySet
 from fedaudit.transcript.secure_sum import union
-from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.view import view
 from fedaudit.utils.fingerprint import tensor_digest
 
 
-def truth_for(recording: Recording, threat: ThreatModel) -> Truth:
+def truth_for(recording: Recording, seen: Observation) -> Truth:
     """Return the truth that belongs to what the adversary sees of a recording.
 
     Of a sum that the adversary reads stands what all of its clients used. Records that its own clients hold, which it
     knows, and those that were used only after the last round that it sees, are like those that nobody used: their pairs
     are left out.
     """
-    transcript, truth = recording.transcript, recording.truth
+    transcript, truth, threat = recording.transcript, recording.truth, seen.threat
     if not threat.partial or transcript.vertical is not None:
         return truth
-    seen = observe(transcript, threat)
     if any(m.update.members for m in seen.messages):
         sent = {(r.index, u.client): u for r in transcript.rounds for u in r.updates}
         members = {

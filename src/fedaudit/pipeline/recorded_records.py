@@ -77,7 +77,7 @@ def with_records(
     if asked is not None and not 0 < public <= free_ones:
         raise BadInput(
             f"no public examples for threat.client_property: {max(1, public)} are asked for, and {max(0, free_ones)} "
-            "are known that nobody trained on; give more: --records FILE"
+            "are known that nobody trained on; give more: records=…"
         )
     most = 2 * max(0, min(_pairs(info, theirs, others), free_ones - public))
     number = threat.records or min(_MOST, most)
@@ -88,7 +88,7 @@ def with_records(
             f"no records: {most} can be drawn in pairs of one class, of {len(theirs[0])} examples that clients used "
             f"and {len(others[0])} that nobody did, and it takes {max(threat.records or 0, _FEWEST)}; "
             + (f"set threat.records={most}, or " if threat.records and most >= _FEWEST else "")
-            + "give more examples that nobody trained on: --records FILE"
+            + "give more examples that nobody trained on: records=…"
         )
     hidden = None
     if threat.hidden_attribute is not None:
@@ -140,7 +140,7 @@ def _others(transcript: Transcript, path: Path | None, given: Any) -> Examples:
         found = None if path is None else unused_candidates(path, transcript)
         if found is None:
             raise BadInput(
-                "no records: no examples are known that nobody trained on; give some: --records FILE, records=…, or "
+                "no records: no examples are known that nobody trained on; give some: records=…, or "
                 "Recorder.candidates while it records"
             )
         return found

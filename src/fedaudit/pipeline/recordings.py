@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
 from fedaudit.modalities.tokens import as_given
-from fedaudit.models import load_checkpoint, set_training_mode
+from fedaudit.models import set_training_mode
 from fedaudit.pipeline.explanations import Difference, Explanation, named
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
@@ -30,7 +30,6 @@ from fedaudit.transcript.trees import TreeRecord
 from fedaudit.transcript.truth import Truth, truth_file
 from fedaudit.transcript.update import BEYOND_ROUNDING, CONTRADICTED, PrivateSteps, Replay, Update
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.objects import load_object
 from fedaudit.utils.progress import Display
 from fedaudit.utils.seeds import generator
 
@@ -41,31 +40,6 @@ _STEPS = 200  # of such a training, at most
 _LESS_NOISE = 4  # times as little as noise makes at most: then less was added than was declared
 _DRAWS = 3  # times as far from itself as two replays are where the model draws at random
 _UPDATES = 4  # of a simulation that are replayed, the first ones
-
-
-def own_module(name: str, checkpoint: Path | None = None) -> nn.Module:
-    """Return the module that ``package.module:factory`` stands for: a module, or a class or function that makes one.
-
-    It is made without arguments. What doesn't travel in the federation (a frozen part) has the weights of
-    ``checkpoint``.
-    """
-    found = load_object(name, "--model")
-    if not isinstance(found, nn.Module):
-        if not callable(found):
-            raise BadInput(f"--model '{name}' is a {type(found).__name__}; give a torch module or what makes one")
-        try:
-            found = found()
-        except Exception as error:
-            raise BadInput(
-                f"--model '{name}' can't be called without arguments ({type(error).__name__}: {error}); write a "
-                "function that makes the module, and name that"
-            ) from None
-        if not isinstance(found, nn.Module):
-            raise BadInput(f"--model '{name}' returns a {type(found).__name__}, not a torch module")
-    module: nn.Module = found
-    if checkpoint is not None:
-        load_checkpoint(module, checkpoint)
-    return module
 
 
 def with_truth(transcript: Transcript, folder: Path) -> Transcript:
@@ -479,7 +453,7 @@ _REMEDIES = {  # of each of UNMODELLED
     "torch.nn.utils.clip_grad_norm_ or clip_grad_value_ only.",
     "several-inputs": "Call the model with tensors (n, …) of real values, or one tuple or dictionary of such.",
     "several-losses": "Train one model by one loss a step, without penalties, in one process.",
-    "loss": "Give the loss: --loss package.module:function, or loss=….",
+    "loss": "Give the loss: loss=….",
     "nothing-seen": "Train in the process and thread that record.",
 }
 

@@ -52,9 +52,8 @@ from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording as Recording
 from fedaudit.simulation.simulator import simulate
 from fedaudit.task.training import Loss
-from fedaudit.transcript.observation import observe
+from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import code_digest, device_name, fingerprint
 from fedaudit.utils.folders import inside
@@ -161,9 +160,7 @@ def run_audit(
     """Simulate the federations of ``scenario``, attack what the adversary sees, and evaluate.
 
     Args:
-        scenario: what to audit.
-        data_dir: where data sets that aren't embedded lie.
-        dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.resolve`.
+        scenario, data_dir, dataset, model, loss: as of :func:`fedaudit.pipeline.prepare.resolve`.
         workers: processes for the simulation and the attacks.
         store: folder that keeps finished findings, so that an interrupted audit goes on where it stopped.
         kept: see :func:`.run_trials`.
@@ -179,17 +176,17 @@ def run_audit(
     recordings = record(resolved, workers=workers, store=store if checkpoints else None, display=display)
     attacked = [r for r in recordings if resolved.scenario.attacked(r.transcript.name)]
     check_public_examples(attacked, resolved.scenario.attacks)
+    observed = [observe(r, resolved.scenario.threat) for r in recordings]
     planned = plan(
-        [r.transcript for r in attacked],
+        [seen for seen, recording in zip(observed, recordings, strict=True) if recording in attacked],
         resolved.scenario.attacks,
-        resolved.scenario.threat,
         updates=resolved.scenario.evaluation.updates,
         clients=resolved.scenario.evaluation.clients,
         seed=resolved.scenario.seed,
         device=resolved.scenario.device,
     )
     planned = calibrated(planned, means)
-    audit = assess(resolved, recordings, run_trials(planned, means), means, started=started)
+    audit = assess(resolved, recordings, observed, run_trials(planned, means), means, started=started)
     if store and checkpoints:
         for federation in resolved.federations:
             simulation_checkpoint(store, federation.name).unlink(missing_ok=True)
@@ -266,9 +263,8 @@ def check_public_examples(recordings: Sequence[Recording], attacks: Sequence[Att
 
 
 def plan(
-    transcripts: Sequence[Transcript],
+    observed: Sequence[Observation],
     attacks: Sequence[Attack],
-    threat: ThreatModel,
     *,
     updates: int | None = None,
     clients: int | None = None,
@@ -282,8 +278,7 @@ def plan(
     reason.
     """
     trials: list[Trial] = []
-    for transcript, attack in itertools.product(transcripts, attacks):
-        whole = observe(transcript, threat)
+    for whole, attack in itertools.product(observed, attacks):
         scope = attack.scope()
         most = {"update": updates, "client": clients}.get(scope)
         for observation in whole.split(scope)[:most] or [whole]:
@@ -303,16 +298,22 @@ def plan(
 def assess(
     resolved: ResolvedScenario,
     recordings: Sequence[Recording],
+    observed: Sequence[Observation],
     trials: Sequence[Trial],
     means: Means | None = None,
     *,
     started: float,
     repeat: str | None = None,
 ) -> Audit:
-    """Open the truth, now that every attack has been run; evaluate, and run the positive controls."""
+    """Open the truth, now that every attack has been run; evaluate, and run the positive controls.
+
+    ``observed`` is what the adversary sees of each recording.
+    """
     scenario, attacks, means = resolved.scenario, resolved.scenario.attacks, means or Means()
     replayed = {r.transcript.name: worst_replay(r) for r in recordings if r.history is None}
-    recordings = [dataclasses.replace(r, truth=truth_for(r, scenario.threat)) for r in recordings]
+    recordings = [
+        dataclasses.replace(r, truth=truth_for(r, seen)) for r, seen in zip(recordings, observed, strict=True)
+    ]
     truths = {r.transcript.name: r.truth for r in recordings}
     findings: list[FindingResult] = []
     image_files: dict[str, Tensor] = {}
@@ -381,13 +382,13 @@ def assess(
         model=resolved.model,
         adversary=adversary,
         federations=[
-            with_device(federation_record(r.transcript, r.history, scenario), r.truth).model_copy(
+            with_device(federation_record(r.transcript, r.history, scenario, seen), r.truth).model_copy(
                 update={
                     "replay_error": replay.error if (replay := replayed.get(r.transcript.name)) else None,
                     "checks": noticed(r) if scenario.threat.adversary == "malicious-server" else [],
                 }
             )
-            for r in recordings
+            for r, seen in zip(recordings, observed, strict=True)
         ],
         attacks=[
             AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings(), mapping=a.by_standards())

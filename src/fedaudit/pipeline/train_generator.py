@@ -138,7 +138,7 @@ def train_generator(
 
 def _same(out: Path, key: str) -> TrainedGenerator:
     """Return the generator that ``out`` holds, if it is of the training with this fingerprint."""
-    remedy = "give --again to train it anew and write over it, or another --out"
+    remedy = "give again=True to train it anew and write over it, or another out=…"
     try:
         trained = TrainedGenerator.load(out)
     except BadInput:

@@ -198,7 +198,7 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
                 beat(index, trials[todo[index]].work)
         if died:
             there = f"; what was finished is kept in {store}" if store else ""
-            raise FedAuditError(f"{died}, perhaps for want of memory: run again with fewer --workers{there}")
+            raise FedAuditError(f"{died}, perhaps for want of memory: run again with fewer workers{there}")
         done += sum(parts.values())
     report(done)
     return _with(outcomes, trials)

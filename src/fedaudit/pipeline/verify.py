@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,18 @@ import torch
 from torch import nn
 
 from fedaudit.attacks import Finding
-from fedaudit.data import Dataset
 from fedaudit.evaluation import Limits
 from fedaudit.modalities import save_png
 from fedaudit.pipeline.margin import UNTOLD
-from fedaudit.pipeline.offline import attack_transcript, evaluate_findings
+from fedaudit.pipeline.offline import AttackRequest, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import REQUEST, leaves
+from fedaudit.pipeline.parts.data import own_dataset
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.pipeline.trials import Means, Trial
 from fedaudit.results import AuditResult
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.task.training import Loss
+from fedaudit.task.training import LOSSES, Loss, loss_name
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.truth import Truth
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import code_digest, device_name
@@ -36,7 +35,7 @@ from fedaudit.utils.image_bytes import decode
 from fedaudit.utils.integrity import file_sha256
 from fedaudit.utils.machine import processor
 from fedaudit.utils.native import native_code
-from fedaudit.utils.progress import Display
+from fedaudit.utils.progress import live_display
 
 # What depends on the clock or the machine, or is compared on its own; see fedaudit.results.
 _SKIPPED = {"timing", "environment", "digests", "fedaudit_version"}
@@ -64,36 +63,43 @@ class Verification:
     values: int = 0
 
 
-def verify_audit(
-    folder: Path,
+def verify(
+    folder: Path | str,
     *,
-    transcript: Path | Transcript | None = None,
-    truth: Path | Truth | None = None,
-    data_dir: Path | None = None,
-    dataset: Dataset | None = None,
+    transcript: Transcript | Path | str | None = None,
+    truth: Path | str | None = None,
     model: nn.Module | None = None,
+    data: Any | None = None,
     loss: Loss | None = None,
     task: Mapping[str, Any] | None = None,
-    rounds: list[int] | None = None,
-    records: Any = None,
+    rounds: Sequence[int] | None = None,
+    records: Any | None = None,
+    data_dir: Path | str | None = None,
     workers: int = 1,
-    display: Display,
+    progress: bool = True,
 ) -> Verification:
-    """Derive the results in ``folder`` from the findings kept there, and compare; nothing is written, no attack run.
+    """Derive an audit's numbers again from the findings kept in its folder, and say what differs.
 
-    An audit's federations are simulated again, for only the scenario is kept of them; a transcript that was attacked
-    is read. Then follow evaluation against the truth, verdicts, scores, images and the page.
+    Nothing is written, and no attack is run. An audit's federations are simulated again, for only the scenario is kept
+    of them; a transcript that was attacked is read. Then follow evaluation against the truth, verdicts, scores, images
+    and the page.
 
     Args:
-        transcript: that was attacked, or its folder; needed where that isn't ``folder/recording``.
-        truth: its ground truth, where that doesn't lie beside it.
-        data_dir, dataset, model, loss: as of :func:`fedaudit.pipeline.run.run_audit`.
-        task, records: of a recording, as the attack had them.
-        rounds: of a recording; default: those that were attacked.
+        folder: that the audit was written to.
+        transcript, truth, task, records: of an :func:`fedaudit.attack`, as it was given them; the transcript by
+            default ``folder/recording``.
+        rounds: the same; default: those that were attacked.
+        model, data, loss, data_dir, workers, progress: as of :func:`fedaudit.audit`.
+
+    Returns:
+        ``verification.differences``, a line each, is empty where every value, image and the page follow.
 
     Raises:
-        BadInput: there are no results or no findings, they were changed, or they can't be derived here.
+        BadInput: there are no results or findings, they were changed, or they can't be derived here.
     """
+    folder = Path(folder)
+    if loss is not None and loss_name(loss) in LOSSES:
+        loss = None
     stored = AuditResult.load(inside(folder, "results.json"))
     _check_place(stored, folder)
     found = Verification()
@@ -107,46 +113,47 @@ def verify_audit(
         found.notes += stored.digests.notes
     if not stored.thresholds:
         found.notes.append("results.json holds no limits; whether the audit was run with some follows from nothing")
-    means = Means(workers, kept=_KeptFindings(stored, folder / "findings", found, exact=exact), display=display)
     scenario = scenario_from(stored.scenario, where=f"the scenario in '{folder}'")
-    if not (folder / REQUEST).exists():
-        derived = run_audit(
-            scenario,
-            data_dir=data_dir,
-            dataset=dataset,
-            model=model,
-            loss=loss,
-            workers=workers,
-            kept=means.kept,
-            checkpoints=False,
-            display=display,
-        )
-    else:
-        request = plain_yaml.read(inside(folder, REQUEST), REQUEST)
-        if not isinstance(request, dict) or not _is_request(request):
-            raise BadInput(f"{folder / REQUEST} isn't what 'fedaudit attack' writes")
-        source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
-        if source is None:
-            raise BadInput(f"the results in '{folder}' are of a transcript: name its folder with --transcript")
-        attacked = attack_transcript(
-            source,
-            request["attacks"],
-            threat=dict(request.get("threat") or {}),
-            seed=request.get("seed"),
-            device=str(request.get("device", "cpu")),
-            truth=truth,
-            means=means,
-            without_truth="the transcript has no ground truth beside it; name it with --truth",
-            model=model,
-            loss=loss,
-            task=task,
-            rounds=request.get("rounds") if rounds is None else rounds,
-            clients=request.get("clients"),
-            records=records,
-        )
-        derived = evaluate_findings(attacked, means=means, controls=scenario.evaluation.controls)
-        repeat = stored.repeat  # the flags as they were written, of which not all can be told again
-        derived = dataclasses.replace(derived, result=derived.result.model_copy(update={"repeat": repeat}))
+    with live_display(progress) as display:
+        means = Means(workers, kept=_KeptFindings(stored, folder / "findings", found, exact=exact), display=display)
+        if not (folder / REQUEST).exists():
+            derived = run_audit(
+                scenario,
+                data_dir=None if data_dir is None else Path(data_dir),
+                dataset=None if data is None else own_dataset(data, scenario.data.kind, scenario.model.loss, loss),
+                model=model,
+                loss=loss,
+                workers=workers,
+                kept=means.kept,
+                checkpoints=False,
+                display=display,
+            )
+        else:
+            request = plain_yaml.read(inside(folder, REQUEST), REQUEST)
+            if not isinstance(request, dict) or not _is_request(request):
+                raise BadInput(f"{folder / REQUEST} isn't what 'fedaudit attack' writes")
+            source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
+            if source is None:
+                raise BadInput(f"the results in '{folder}' are of a transcript: name its folder with transcript=…")
+            asked = AttackRequest(
+                transcript=source,
+                attacks=request["attacks"],
+                threat=dict(request.get("threat") or {}),
+                seed=request.get("seed"),
+                device=str(request.get("device", "cpu")),
+                truth=truth,
+                model=model,
+                loss=loss,
+                task=task,
+                rounds=request.get("rounds") if rounds is None else rounds,
+                clients=request.get("clients"),
+                records=records,
+            )
+            without = "the transcript has no ground truth beside it; name it with truth=…"
+            attacked = attack_transcript(asked, means, without_truth=without)
+            derived = evaluate_findings(attacked, means=means, controls=scenario.evaluation.controls)
+            repeat = stored.repeat  # the flags as they were written, of which not all can be told again
+            derived = dataclasses.replace(derived, result=derived.result.model_copy(update={"repeat": repeat}))
     derived = derived.held_to(
         Limits(
             {t.metric: t.limit for t in stored.thresholds if t.limit is not None and not t.below},

@@ -14,14 +14,16 @@ def with_what_if(scenario: Scenario) -> Scenario:
     Accuracy is measured after the last round, where the scenario measures none: it is part of the price.
     """
     if scenario.other_defences or not scenario.defences.undefended:
-        raise BadInput("--what-if chooses the defences, and the scenario names some: leave one of the two out")
+        raise BadInput("what_if=True chooses the defences, and the scenario names some: leave one of the two out")
     if any(f.vertical for f in scenario.federations):
         raise BadInput(
-            "--what-if compares defences of updates, and a vertical federation sends none; change its protocol or top"
+            "what_if=True compares defences of updates, and a vertical federation sends none; change its protocol or "
+            "top"
         )
     if any(f.trees for f in scenario.federations):
         raise BadInput(
-            "--what-if compares defences of updates, and a federation of trees sends none; change its trees' settings"
+            "what_if=True compares defences of updates, and a federation of trees sends none; change its trees' "
+            "settings"
         )
     summed = scenario.threat.sees != "updates"
     fitting = suitable((a.recovers for a in scenario.attacks), summed=summed)

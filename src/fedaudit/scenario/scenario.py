@@ -336,5 +336,4 @@ def load_scenario(path: Path | str | None, overrides: list[str] | None = None, s
         BadInput: the file can't be read, isn't YAML, or isn't a scenario; an override doesn't fit.
     """
     path = Path(path) if isinstance(path, str) else path
-    where = f"{describe_source(path)} with --set" if overrides else describe_source(path)
-    return scenario_from(read_scenario(path, overrides, seed), where=where)
+    return scenario_from(read_scenario(path, overrides, seed), where=describe_source(path, overrides))

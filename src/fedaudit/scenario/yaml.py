@@ -10,9 +10,9 @@ from fedaudit.utils.bounds import YAML
 from fedaudit.utils.errors import OWN_MODEL, BadInput, unknown_name
 
 
-def describe_source(path: Path | None) -> str:
+def describe_source(path: Path | None, overrides: list[str] | None = None) -> str:
     """Return where a scenario was read, for messages."""
-    return f"the scenario '{path}'" if path else "the default scenario"
+    return (f"the scenario '{path}'" if path else "the default scenario") + " with overrides" * bool(overrides)
 
 
 def read_scenario(path: Path | None, overrides: list[str] | None = None, seed: int | None = None) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """Split ``key=value``; the value is read as YAML, so that numbers, lists and null mean what they look like."""
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
-        raise BadInput(f"--set {text}: expected key=value, for example federations.fedavg.local_steps=8")
-    return key.strip(), plain_yaml.loads(raw, f"--set {text}: the value")
+        raise BadInput(f"overrides: {text}: expected key=value, for example federations.fedavg.local_steps=8")
+    return key.strip(), plain_yaml.loads(raw, f"overrides: {text}: the value")
 
 
 def apply_override(values: dict[str, Any], text: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def apply_override(values: dict[str, Any], text: str) -> dict[str, Any]:
     """
     key, value = parse_setting(text)
     if key.count(".") >= (YAML.depth or 0):
-        raise BadInput(f"--set {key[:40]}…: more than {YAML.depth} levels deep")
+        raise BadInput(f"overrides: {key[:40]}…: more than {YAML.depth} levels deep")
     return dict(_set(values, key.split("."), value, key))
 
 
@@ -65,12 +65,12 @@ def _set(node: Any, path: list[str], value: Any, key: str) -> Any:
         elif head.isascii() and head.isdigit() and len(head) < 10 and int(head) < len(node):
             position = int(head)
         else:
-            raise BadInput(f"--set {key}: {unknown_name('item', head, names)}")
+            raise BadInput(f"overrides: {key}: {unknown_name('item', head, names)}")
         return [_set(item, rest, value, key) if i == position else item for i, item in enumerate(named)]
     if node is None:
         node = {}
     if not isinstance(node, dict):
-        raise BadInput(f"--set {key}: '{head}' can't be set inside of a plain value")
+        raise BadInput(f"overrides: {key}: '{head}' can't be set inside of a plain value")
     from fedaudit.utils.validation import from_name  # it imports pydantic
 
     inner = from_name(node.get(head)) if head in _SHORT and rest else node.get(head)

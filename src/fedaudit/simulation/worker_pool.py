@@ -50,7 +50,7 @@ def run_round(
     for row, result in results:
         if isinstance(result, WorkerDied):
             raise FedAuditError(
-                f"in the simulation: {result}, perhaps for want of memory: run again with fewer --workers"
+                f"in the simulation: {result}, perhaps for want of memory: run again with fewer workers"
             )
         if isinstance(result, BaseException):
             raise result

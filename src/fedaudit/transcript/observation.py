@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import reprlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -161,14 +161,25 @@ class Observation:
         ]
 
 
-def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
-    """Return what the adversary of ``threat`` sees of ``transcript``.
+class Recorded(Protocol):
+    """What holds a transcript, as a Recording."""
+
+    @property
+    def transcript(self) -> Transcript:
+        """What travelled."""
+
+
+def observe(transcript: Transcript | Recorded, threat: ThreatModel | None = None) -> Observation:
+    """Return what an adversary sees of a transcript or a Recording; default: an honest-but-curious server.
 
     Labels are in the observation only where the threat model grants them *and* they travelled with the transcript.
 
     Raises:
         BadInput: the transcript contradicts itself, or isn't one of its model.
     """
+    if not isinstance(transcript, Transcript):
+        transcript = transcript.transcript
+    threat = threat or ThreatModel()
     transcript.check()
     models, read = view(transcript, threat)
     messages = []

@@ -204,7 +204,7 @@ def complete_task(
     if task.input_shape is None:
         raise BadInput(
             f"the recording doesn't say what an input looks like ({lost}); "
-            "if it is known, give --input-shape, for example 3,32,32"
+            "if it is known, give task={'input_shape': (3, 32, 32)}, for example"
         )
     shape = tuple(task.input_shape)
     kind = "tokens" if task.tokens else task.kind or fitting_kind(shape, discrete=False).name
@@ -237,7 +237,7 @@ def complete_task(
                 f"the model returned its one output in a dictionary or a tuple ({task.heads}): wrap it in a module "
                 "that returns the tensor alone, and record that"
             )
-        raise BadInput(f"clients minimise a user's own loss{of}; give it: --loss package.module:function, or loss=…")
+        raise BadInput(f"clients minimise a user's own loss{of}; give it: loss=…")
     asked = task.task or usual_task(name, outputs)
     classes = None if asked != "classification" else 2 if name == BCE else max(outputs, 2)
     classes = task.tokens.vocabulary if task.tokens and task.tokens.causal else classes

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.validation import Count, Share, Title, Whole
+from fedaudit.utils.validation import Count, Share, Spec, Title, Whole
 
 Adversary = Literal["server", "malicious-server", "eavesdropper", "client", "aggregating-client"]
 
@@ -32,10 +32,8 @@ ADVERSARIES: dict[Adversary, str] = {
 _SHOWN = 12  # rounds that are named one by one
 
 
-class ThreatModel(BaseModel):
+class ThreatModel(Spec):
     """Who the adversary is and what it knows. It only looks, unless the server or clients are malicious."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     adversary: Adversary = Field(
         default="server", description="server, malicious-server, eavesdropper, client or aggregating-client"

@@ -315,10 +315,7 @@ class Transcript:
         notes = list(header.notes)
         vertical = _entry(VerticalEntry, parts["vertical"][0], place("vertical")) if "vertical" in parts else None
         if module is None and (header.task is None or header.task.model == "custom"):
-            raise BadInput(
-                f"the transcript in '{folder}' is of a user's own model; name it: --model package.module:factory, or "
-                "module=… from Python"
-            )
+            raise BadInput(f"the transcript in '{folder}' is of a user's own model; name it: module=…")
         if module is not None:
             module = own_copy(module).float()
             keep_modes(module)
@@ -377,9 +374,7 @@ def _architecture(
 ) -> tuple[nn.Module, Loss]:
     """Return the module and the loss that ``task_info`` names, or those given."""
     if loss is None and task_info.loss == "custom":
-        raise BadInput(
-            f"the transcript in '{folder}' is of a user's own loss; give it: --loss package.module:function, or loss=…"
-        )
+        raise BadInput(f"the transcript in '{folder}' is of a user's own loss; give it: loss=…")
     options = LossOptions(task_info.loss, task_info.label_smoothing, task_info.class_weights, task_info.summed)
     if loss is not None and task_info.loss != "custom" and not task_info.causal:
         read = recognise(loss, task_info.outputs, task_info.num_classes, task_info.task, len(task_info.input_shape) - 1)

@@ -42,6 +42,10 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     """Return the one-line message for a name that is not among ``known``, with the nearest valid one."""
     names = list(known)
     given = str(name) if len(str(name)) <= 100 else f"{str(name)[:100]}…"
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return f"unknown {kind} '{given}'; {hint}known: {', '.join(names)}"
+    return f"unknown {kind} '{given}'; {did_you_mean(given, names)}known: {', '.join(names)}"
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """Return the question whether the nearest of ``known`` was meant, with a space behind it; empty: none is near."""
+    near = difflib.get_close_matches(str(given)[:100], list(known), n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'? " if near else ""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import logging
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, dataclass_transform, overload
 
@@ -140,6 +142,14 @@ class Plugin:
         """Return its name and all settings, as a scenario has them."""
         return {"name": self.name, **self.settings()}
 
+    def changed(self) -> dict[str, Any]:
+        """Return the settings that aren't the defaults."""
+        try:
+            usual = type(self)().settings()
+        except BadInput:  # one has no default
+            usual = {}
+        return {name: value for name, value in self.settings().items() if name not in usual or value != usual[name]}
+
     def anew(self) -> Self:
         """Return another with the same settings that remembers nothing."""
         return replace(self)  # type: ignore[type-var]
@@ -187,11 +197,35 @@ def register(cls: C | None = None, /, *, frozen: bool = True) -> C | Callable[[C
                 raise ValueError(f"{plugin.__name__} has no {attribute}: give it a class attribute '{attribute}'")
         made: Any = plugin
         if "__dataclass_fields__" not in vars(plugin):
-            made = checked_dataclass(plugin, kw_only=True, frozen=frozen, eq=frozen, config=SETTINGS)
+            made = _told_in_a_line(checked_dataclass(plugin, kw_only=True, frozen=frozen, eq=frozen, config=SETTINGS))
         registered: C = plugin.registry.register(safe_name(plugin.name), plugin.summary, **plugin.info())(made)
         return registered
 
     return add if cls is None else add(cls)
+
+
+def _told_in_a_line(plugin: Any) -> Any:
+    """Return the class, which raises BadInput in place of pydantic's errors, and whose help shows its settings."""
+    init, kind, name = plugin.__init__, plugin.registry.kind, plugin.name
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **settings: Any) -> None:
+        try:
+            init(self, *args, **settings)
+        except ValidationError as error:
+            known = settings_of(type(self))
+            if not known and settings:
+                raise BadInput(f"{kind} '{name}' has no settings; leave '{next(iter(settings))}' out") from None
+            raise BadInput(f"{kind} '{name}': {explain(error, known=known)}") from None
+        except UnicodeEncodeError:  # pydantic's, where it looks for a truth value
+            raise BadInput(f"{kind} '{name}': a setting has a character that isn't one, half of a pair") from None
+
+    shown = inspect.signature(plugin)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    __init__.__signature__ = shown.replace(parameters=[own, *shown.parameters.values()])  # type: ignore[attr-defined]
+    __init__.__module__, __init__.__doc__ = plugin.__module__, "Check the settings; BadInput says what is wrong."
+    plugin.__init__ = __init__
+    return plugin
 
 
 def settings_of(plugin: type[Plugin]) -> list[str]:
@@ -205,16 +239,22 @@ def make(registry: Registry[type[P]], name: str, settings: Mapping[str, Any] | N
     Raises:
         BadInput: no such name or setting, or a value that isn't allowed.
     """
-    cls = registry[name].value
-    try:
-        return cls(**(settings or {}))
-    except ValidationError as error:
-        known = settings_of(cls)
-        if not known and settings:
-            raise BadInput(f"{registry.kind} '{name}' has no settings; leave '{next(iter(settings))}' out") from None
-        raise BadInput(f"{registry.kind} '{name}': {explain(error, known=known)}") from None
-    except UnicodeEncodeError:  # pydantic's, where it looks for a truth value
-        raise BadInput(f"{registry.kind} '{name}': a setting has a character that isn't one, half of a pair") from None
+    return registry[name].value(**(settings or {}))
+
+
+def listed(given: Any, what: str) -> list[str | Mapping[str, Any] | Plugin]:
+    """Return the plug-ins of a setting called ``what``: objects, names, or mappings of a name and settings.
+
+    Raises:
+        BadInput: one is none of these; a single one needs no list.
+    """
+    single = isinstance(given, str | Mapping | Plugin) or not isinstance(given, Iterable)
+    found = [given] if single else list(given)
+    for one in found:
+        if not isinstance(one, str | Mapping | Plugin):
+            shown = f"the class {one.__name__}: give {one.__name__}()" if isinstance(one, type) else repr(one)[:80]
+            raise BadInput(f"{what} has {shown}; each is an object, a name, or a mapping of name and settings")
+    return found
 
 
 class _ByName:

@@ -11,15 +11,23 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from fedaudit.utils.bounds import PATH
-from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.errors import BadInput, did_you_mean, unknown_name
 
 SMALLEST, LARGEST = 1e-30, 1e30  # of numbers that aren't 0, without their sign
 
 
 class Spec(BaseModel):
-    """A part of a scenario: immutable, and unknown keys are refused."""
+    """A part of a scenario: immutable, and unknown keys are refused, in Python by a BadInput."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise BadInput(explain(error, type(self))) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # so parts of a whole are told of by the whole
 
 
 class NamedSpec(BaseModel):
@@ -135,6 +143,11 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None, known:
             text = f"{at}{given} isn't allowed; it should be a mapping of keys to values"
         case "path_type":
             text = f"{at}{given} isn't allowed; it should be a path"
+        case "unexpected_positional_argument":
+            text = f"settings are given by their names, and {given} has none"
+        case "literal_error" | "enum":
+            near = did_you_mean(detail.get("input"), re.findall(r"'([^']*)'", message))
+            text = f"{at}{given} isn't allowed; {near}it should be {message.removeprefix('Input should be ')}"
         case "too_short":
             text = f"{at}at least one is needed"
         case "int_parsing_size":

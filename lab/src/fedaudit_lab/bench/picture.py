@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedaudit import BadInput, Observation, Scenario, ThreatModel, make_attack, observe, simulate
 from fedaudit.attacks.inversion import GradientInversion, make_step, one_gradient, prepare
-from fedaudit.evaluation import mse, psnr
+from fedaudit.evaluation import mse, psnr_from_mse
 from fedaudit.task import TaskInfo
 from fedaudit.utils import Display, Quiet, generator, one_thread
 from fedaudit_lab.bench.cases import Prepared
@@ -189,4 +189,4 @@ def _mean_psnr(runs: Sequence[_Run], observations: Sequence[Observation], truths
         mse(o.task_info.denormalise(run.image.detach()).clamp(0, 1), truth)
         for run, o, truth in zip(runs, observations, truths, strict=True)
     ]
-    return psnr(torch.cat(errors)).mean().item()
+    return psnr_from_mse(torch.cat(errors)).mean().item()

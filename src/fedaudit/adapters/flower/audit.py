@@ -23,15 +23,17 @@ from torch import Tensor, nn
 from fedaudit import api
 from fedaudit.adapters.flower.in_process import App, Call, Enough, Run, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, booster_in, check_names, is_training, num_examples, state_in
+from fedaudit.attacks.base import Attacks, attacks_of
 from fedaudit.capture.boosters import convert_boosters
 from fedaudit.capture.boosting import BoosterCapture, BoosterRecorder, WrongColumns
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.models import without_opacus
-from fedaudit.pipeline.offline import threat_from
+from fedaudit.pipeline import offline
 from fedaudit.task.training import UNMODELLED, Loss
 from fedaudit.transcript.files import INDEX
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import truth_beside
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.folders import check_folder
@@ -56,8 +58,8 @@ def audit_flower(
     records: Any | None = None,
     clients: int | None = None,
     max_minutes: float | None = None,
-    attacks: Sequence[str | dict[str, Any]] | None = None,
-    threat: dict[str, Any] | None = None,
+    attacks: Attacks | None = None,
+    threat: Mapping[str, Any] | ThreatModel | None = None,
     loss: str | Loss | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -106,13 +108,12 @@ def audit_flower(
     folder, began = Path(out), time.time()
     check_folder(folder)
     called = loss if isinstance(loss, str) else None
-    deadline = api.deadline_of(max_minutes)
-    for attack in attacks or []:  # before the app runs for an hour
-        spec = {"name": attack} if isinstance(attack, str) else dict(attack)
-        api.make_attack(spec.pop("name", ""), spec)
+    deadline = offline.deadline_of(max_minutes)
+    made, adversary = attacks_of(attacks), offline.threat_from(threat)  # before the app runs for an hour
+    limits = api.limits_of(fail_above, fail_on, fail_below)
     if mean is not None and std is not None and (len(mean) != len(std) or not all(value > 0 for value in std)):
         raise BadInput(f"{len(mean)} means and std {', '.join(map(str, std))}: as many are needed, each std above 0")
-    if attacked == "last" and threat_from(threat or {}).partial:
+    if attacked == "last" and adversary.partial:
         attacked = None
     if records is not None:
         api.pairs_of(records)
@@ -168,31 +169,25 @@ def audit_flower(
                 f"{watcher.updates or trees.messages} updates in {run.rounds} round(s) recorded in "
                 f"{folder / RECORDING} ({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
             )
-        asked: dict[str, Any] = {
-            "threat": threat,
-            "seed": seed,
-            "module": module,
-            "loss": (watcher.loss if loss is None else loss) if called is None else None,
-            "rounds": [max(watcher.rounds)] if attacked == "last" else attacked,
-            "records": records,
-            "clients": clients,
-            "max_minutes": None if deadline is None else max(1e-3, (deadline - time.time()) / 60),
-            "out": folder,
-            "workers": workers,
-            "overwrite": overwrite,
-            "progress": progress,
-        }
-        if truth_beside(folder / RECORDING) is not None or fail_above or fail_on or fail_below:
-            return api.audit_transcript(
-                folder / RECORDING,
-                attacks,
-                fail_above=fail_above,
-                fail_on=fail_on,
-                fail_below=fail_below,
-                controls=controls,
-                **asked,
-            )
-        api.attack(folder / RECORDING, attacks, **asked)
+        request = offline.AttackRequest(
+            transcript=folder / RECORDING,
+            attacks=made,
+            threat=adversary,
+            seed=seed,
+            model=module,
+            loss=None if isinstance(loss, str) else watcher.loss if loss is None else loss,
+            rounds=[max(watcher.rounds)] if attacked == "last" else attacked,
+            records=records,
+            clients=clients,
+            max_minutes=None if deadline is None else max(1e-3, (deadline - time.time()) / 60),
+            out=folder,
+            workers=workers,
+            overwrite=overwrite,
+            progress=progress,
+        )
+        if limits or truth_beside(folder / RECORDING) is not None:
+            return offline.audited(request, limits, controls=controls)
+        offline.attacked(request)
     because = f" ({'; '.join(watcher.notes)})" if watcher.notes else ""
     raise BadInput(
         f"what the clients trained on couldn't be recorded{because}; what was recovered is listed in "
@@ -269,7 +264,7 @@ class _Watcher:
             self.refused = BadInput(
                 "the app's clients send masked shares of secure aggregation (SecAgg+), which no audit reads: audit it "
                 "without that workflow and mod, and let the server see sums alone: "
-                "--set threat.sees='aggregate of 10', threat={'sees': 'aggregate of 10'}"
+                "threat={'sees': 'aggregate of 10'}"
             )
         nameless = [[*record] == [str(i) for i in range(len(record))] for record in content.array_records.values()]
         if self.module is seen.module is None and nameless and all(nameless):
@@ -319,11 +314,11 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
     if watcher.module is not None and watcher.updates:
         return watcher.module
     if not run.rounds:
-        over = " before the time was over (--max-minutes): what does its ServerApp wait for?" if run.stopped else ""
+        over = " before the time was over (max_minutes=…): what does its ServerApp wait for?" if run.stopped else ""
         raise BadInput(f"the app asked no client to train{over or ': nothing to audit'}")
     if not run.replies:
         why = f": {run.failures[0]}" if run.failures else ""
-        over = " before the time was over: give more (--max-minutes), or fewer examples" if run.stopped else ""
+        over = " before the time was over: give more (max_minutes=…), or fewer examples" if run.stopped else ""
         raise BadInput(f"no client sent an update{over}{why}")
     if not watcher.updates:
         first, *more = watcher.notes
@@ -343,7 +338,7 @@ def _make_room(folder: Path, *, overwrite: bool) -> None:
         if not place.exists():
             continue
         if not overwrite or not any(place.glob(own)):
-            raise BadInput(f"'{place}' is there already: {use.format(place)}, take another --out, or give --overwrite")
+            raise BadInput(f"'{place}' is there already: {use.format(place)}, take another out=…, or overwrite=True")
         shutil.rmtree(place)
 
 

@@ -281,7 +281,7 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
             self._asked += 1
             if self._asked > _ASKED:
                 raise BadInput(
-                    f"it waits for more nodes than the {len(self._contexts)} that there are; give more (--nodes)"
+                    f"it waits for more nodes than the {len(self._contexts)} that there are; give more (nodes=…)"
                 )
         return list(self._contexts)
 

@@ -34,7 +34,7 @@ _LOUD = 10  # noise so many times as long as the clip
 
 
 class SanitiserMod:
-    """A client mod that sanitises what local training changed: any of ``fedaudit list sanitisers``.
+    """A client mod that sanitises what local training changed: any client-side one of ``fedaudit list defences``.
 
     >>> app = ClientApp(mods=[SanitiserMod("top-k", {"ratio": 0.1})])  # doctest: +SKIP
 

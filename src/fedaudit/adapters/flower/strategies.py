@@ -30,7 +30,7 @@ RootUpdate = Callable[[dict[str, Tensor], int], Mapping[str, Tensor]]
 
 
 class RobustStrategy(FedAvg):  # type: ignore[misc]
-    """Flower's ``FedAvg`` with another rule: any of ``fedaudit list aggregators``.
+    """Flower's ``FedAvg`` with another rule: any of a server's in ``fedaudit list defences``.
 
     >>> RobustStrategy("krum", {"f": 1}, fraction_train=0.5)  # doctest: +SKIP
 

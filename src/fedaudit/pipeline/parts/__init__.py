@@ -1,0 +1,1 @@
+"""The parts of a scenario, made and checked: data, loss and task, model, federations."""
