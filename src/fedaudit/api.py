@@ -34,10 +34,9 @@ from fedaudit.results import AuditResult as AuditResult
 from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.task.losses import recognise
-from fedaudit.task.targets import BCE
+from fedaudit.task.training import BCE, loss_name
 from fedaudit.task.training import LOSSES as LOSSES
 from fedaudit.task.training import Loss as Loss
-from fedaudit.task.training import loss_name
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, unknown_name

@@ -200,7 +200,7 @@ def test_maps_of_real_values_are_a_number_a_pixel(outputs: int, tmp_path: Path) 
     transcript, truth = read(tmp_path / "maps", pixels(outputs))
     assert repeated(transcript)
     info = transcript.task_info
-    assert (info.task_kind, info.loss, info.num_targets) == ("regression", "mse", wanted[0].numel())
+    assert (info.task, info.loss, info.num_targets) == ("regression", "mse", wanted[0].numel())
     assert torch.equal(truth.labels[0, 0], wanted.flatten(1))
 
 

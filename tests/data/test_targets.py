@@ -13,7 +13,6 @@ from torch import nn
 from fedaudit import BadInput, Dataset
 from fedaudit.task import TaskInfo
 from fedaudit.task.losses import LossOptions, recognise
-from fedaudit.task.targets import Task
 from fedaudit.task.training import dice_loss, loss_function
 
 RNG = np.random.default_rng(3)
@@ -64,7 +63,7 @@ def test_a_task_may_be_said_where_the_targets_do_not_tell():
         made(LABELS * 2.0, task="multi-label")
 
 
-def info(task: Task, num_targets: int, **more: Any) -> TaskInfo:
+def info(task: str, num_targets: int, **more: Any) -> TaskInfo:
     known: dict[str, Any] = {
         "model": "custom",
         "width": None,

@@ -45,8 +45,7 @@ from fedaudit.simulation.spec import FederationSpec
 from fedaudit.simulation.trees import check_task
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import LossOptions, as_called, recognise
-from fedaudit.task.targets import BCE, ONE_LOGIT, TASKS
-from fedaudit.task.training import Loss, loss_function
+from fedaudit.task.training import BCE, Loss, loss_function
 from fedaudit.transcript.reading import outputs_of
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.vertical import vertical_module
@@ -119,9 +118,9 @@ def resolve(
     assert spec.batch_norm is not None  # spell_out() saw to it
     loss_name: str = spec.loss
     one_logit = _one_logit(module, dataset, loss_name)
-    if loss_name == "auto":
-        loss_name = "custom" if loss else (ONE_LOGIT if one_logit else TASKS[dataset.task].losses)[0]
     num_targets = 1 if one_logit else dataset.num_targets
+    if loss_name == "auto":
+        loss_name = "custom" if loss else dataset.task_kind.fitting_losses(num_targets)[0]
     if loss is None:
         if loss_name == "custom":
             raise BadInput("the scenario trains with a user's own loss; run it from Python: fedaudit.audit(…, loss=…)")
@@ -381,7 +380,7 @@ def _check_part(threat: ThreatModel, spec: FederationSpec, canaries: bool) -> No
 
 def _one_logit(module: nn.Module | None, dataset: Dataset, loss: str) -> bool:
     """Whether masks of two classes are one logit a pixel: a user's own model returns that, or the loss asks for it."""
-    if dataset.task != "segmentation" or dataset.num_targets > 2:
+    if not dataset.task_kind.dense or dataset.num_targets > 2:
         return False
     if module is None:
         return loss == BCE
@@ -395,8 +394,9 @@ def _recognised(loss: Loss, dataset: Dataset, num_targets: int, extra_classes: i
     """Return which registered loss a user's own one is; None: none, or of a form that tasks don't have."""
     if dataset.tokens is not None and dataset.tokens.causal:
         return None
-    outputs = num_targets if dataset.num_classes is None else dataset.num_classes + extra_classes
-    read = recognise(loss, outputs, dataset.num_classes, dataset.task, len(dataset.input_shape) - 1)
+    classes = dataset.num_classes
+    outputs = num_targets - dataset.task_kind.fewer_outputs if classes is None else classes + extra_classes
+    read = recognise(loss, outputs, classes, dataset.task, len(dataset.input_shape) - 1)
     return None if read is not None and extra_classes and read.class_weights is not None else read
 
 
@@ -475,7 +475,7 @@ def _why_not(model: nn.Module, sample: Tensor, error: Exception) -> str:
 def _fewer_classes(dataset: Dataset, outputs: int) -> str:
     """Return why a user's own data may have fewer classes than the model, and what to do."""
     if dataset.num_classes is None:
-        what = TASKS[dataset.task].targets
+        what = dataset.task_kind.targets
         return f"; the targets are taken for {what}, {dataset.num_targets} an example: give classes as whole numbers"
     return (
         f"; '{dataset.name}' has {dataset.num_classes} classes, by default its largest label + 1: where its examples "

@@ -14,8 +14,7 @@ from fedaudit.attacks.findings import ImageFinding, RowFinding
 from fedaudit.attacks.local_training import Way, treatments
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import BCE, MSE
-from fedaudit.task.training import TrainingConfig
+from fedaudit.task.training import BCE, MSE, TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
