@@ -172,7 +172,7 @@ def test_what_the_user_says_of_the_task_counts(tmp_path: Path) -> None:
     transcript = Transcript.load(tmp_path / "s", linear(4), loss=Pinball())
     assert len(load_truth(tmp_path / "s" / FOLDER, transcript).labels) == 1
     with pytest.raises(BadInput, match="task"):
-        fedaudit.Recorder(tmp_path / "t", task="labels")  # type: ignore[arg-type]
+        fedaudit.Recorder(tmp_path / "t", task="labels")
 
 
 def refusal(folder: Path, *of: Any, **options: Any) -> str:

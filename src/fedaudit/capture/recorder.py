@@ -31,7 +31,7 @@ from fedaudit.models import (
     padding_of,
 )
 from fedaudit.models.own import InOrder
-from fedaudit.task.targets import MULTI_LABEL, NEXT_TOKEN, REGRESSION, observed_task, task_named, usual_task
+from fedaudit.task.targets import NEXT_TOKEN, REGRESSION, observed_task, task_named, usual_task
 from fedaudit.task.training import BCE, LOSSES, MSE, TOLD, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
     INDEX,
@@ -565,9 +565,9 @@ class Recorder:
         found = observed_task(targets, shape, loss, outputs)
         before = None if known.task is None else task_named(known.task)
         if self._said is None and found is not None and found is not before:
-            if before is not None and {before, found} != {MULTI_LABEL, REGRESSION}:
+            if before is not None and torch.int64 in (before.dtype, found.dtype):
                 return f"its targets are {found.name}, others' {before.name}; say which: Recorder(task=…)"
-            if before is not REGRESSION:  # numbers may be 0 and 1
+            if before is None or not before.real:  # numbers may be 0 and 1
                 self._header.observed = self._observed(task=found.name)
         if outputs is None:
             return None

@@ -220,7 +220,7 @@ class Dataset:
         parts, asked_of = None, None
         count = _count_of(inputs, targets)
         if several(targets, count):
-            if task not in (None, REGRESSION.name):
+            if task is not None and not task_named(task).real:
                 raise BadInput(f"{where}: the targets are several, and task='{task}' is of one; leave it out")
             asked_of = Packing.of(targets, f"{where}: target", whole=True)
             task, raw_targets = REGRESSION.name, True

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -232,19 +232,17 @@ def _recognised(
     loss: Loss, batches: Sequence[tuple[Tensor, Tensor]], others: Sequence[LossOptions]
 ) -> LossOptions | None:
     """Return which registered loss gives the same values: the one that ``loss`` calls, or one of the ``others``."""
-    with _trying():
-        try:
-            with _Calls() as calls:
-                loss(*batches[-1])
-            called = calls.seen if len(calls.seen) == 1 and not calls.seen[0].mismatch else []
-            tried = [LossOptions(one.name, one.label_smoothing, one.class_weights) for one in called]
-            for option, summed in itertools.product([*tried, *others], (False, True)):
-                found = option._replace(summed=summed)
-                known = loss_function(*found)
+    with _trying(), suppress(Exception):  # a user's own may raise anything, and says so where it is trained with
+        with _Calls() as calls:
+            loss(*batches[-1])
+        called = calls.seen if len(calls.seen) == 1 and not calls.seen[0].mismatch else []
+        tried = [LossOptions(one.name, one.label_smoothing, one.class_weights) for one in called]
+        for option, summed in itertools.product([*tried, *others], (False, True)):
+            found = option._replace(summed=summed)
+            known = loss_function(*found)
+            with suppress(Exception):  # one that doesn't take such targets
                 if all(_equal(loss(*batch), known(*batch)) for batch in batches):
                     return found
-        except Exception:  # a user's own: it may raise anything, and says so where it is trained with
-            return None
     return None
 
 
@@ -268,11 +266,9 @@ def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
 
 def _tells_pairs(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
     """Whether the value of a loss changes where targets change places."""
-    with _trying():
-        try:
-            return not _equal(loss(outputs, targets).sum(), loss(outputs, targets.roll(1, 0)).sum())
-        except Exception:
-            return False
+    with _trying(), suppress(Exception):
+        return not _equal(loss(outputs, targets).sum(), loss(outputs, targets.roll(1, 0)).sum())
+    return False
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

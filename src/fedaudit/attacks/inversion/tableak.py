@@ -131,7 +131,6 @@ class TabLeak(Attack):
                 labels = spread(labels, update.training).repeat(epochs)
             elif update.labels is None:
                 labels = torch.zeros(update.num_examples, 0, device=device)  # optimised beside the rows
-            decode = _decoding(table, labels, task_info.task_kind)
             variables, values = self._descended(
                 prepared, table, labels, self.iterations, self.restarts, generator, progress
             )
@@ -149,10 +148,11 @@ class TabLeak(Attack):
             notes.append("the table's columns aren't known: every position was taken for a number")
         if epochs > 1:
             notes.append(f"{epochs} local epochs: each one's {count} rows were pooled like a restart")
-        targets = decode(variables[best[0]])[1][:count].detach().cpu()
+        if labels.shape[1:] == (0,):
+            labels = task_info.task_kind.hard(variables[best[0]][:, table.width :])
         return RowFinding(
             rows=table.rows(table.pooled(pool).to(device)).cpu(),
-            labels=targets,
+            labels=labels[:count].detach().cpu(),
             label_source=prepared.label_source,
             confidence=table.confidence(pool),
             objective=float(values[best[0]]),
@@ -179,7 +179,7 @@ class TabLeak(Attack):
         decode = _decoding(table, labels, prepared.task_info.task_kind)
         count = prepared.update.num_examples
         exact = one_by_one(prepared.victim, training, distance, decode)
-        width = table.width + prepared.task_info.num_targets * (labels.ndim == 2 and not labels.shape[1])
+        width = table.width + prepared.task_info.outputs * (labels.ndim == 2 and not labels.shape[1])
         first = (2 * torch.rand((starts, count, width), generator=generator) - 1).to(labels.device)
         objective = exact
         if self.batched:
