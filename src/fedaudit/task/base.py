@@ -30,7 +30,7 @@ class Task:
         losses: names in ``LOSSES`` that fit, to which a new task adds its own; the first is the usual one.
         one_output: the same of a model of one output, of a mask at each pixel, where these are others.
         instead: what to do where somebody wants binary cross-entropy, which doesn't fit.
-        otherwise: how targets may be given, too, where whole numbers of the right shape were wanted.
+        otherwise: how targets may be given, too, where whole numbers of some shape were wanted; {}: that of masks.
         fewer_outputs: how many less than ``count`` the model has.
         dtype: of targets.
         real: targets are real numbers: none is right or wrong, only near.
@@ -155,7 +155,8 @@ class Categorical(Task):
         wanted, what = self.positions(shape), self.targets if self.dense else "class targets"
         if tuple(targets.shape[1:]) != wanted or targets.is_floating_point() or (self.dense and not wanted):
             given = f"{where}: {what} of shape {tuple(targets.shape)} for examples of {shape}"
-            raise BadInput(f"{given}; give whole numbers of shape {of_n(wanted)}{self.otherwise}")
+            otherwise = self.otherwise.format(f", {of_n(shape[1:])}" * bool(shape[1:]))
+            raise BadInput(f"{given}; give whole numbers of shape {of_n(wanted)}{otherwise}")
         targets = targets.long()
         asked = self.asked(targets)
         if asked.numel() and int(asked.min()) < 0:

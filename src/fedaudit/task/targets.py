@@ -21,7 +21,9 @@ class Classification(Categorical):
     targets = "classes"
     losses = (CROSS_ENTROPY,)
     one_output = (CROSS_ENTROPY, BCE)
-    otherwise = ", several labels as 0 and 1 of shape (n, k), or masks of the inputs' shape without their channels"
+    otherwise = (
+        ", several labels as 0 and 1 of shape (n, k), or masks of the shape of the inputs without their channels{}"
+    )
     one_class = True
 
 
