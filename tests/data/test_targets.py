@@ -44,6 +44,11 @@ def test_whole_numbers_of_the_images_shape_are_masks(targets):
     assert data.train.targets.equal(torch.tensor(MASKS[torch.arange(20) % 5 != 4]))
 
 
+def test_probabilities_are_no_masks():
+    with pytest.raises(BadInput, match=re.escape("give whole numbers of shape (n, 6, 5), the class of every pixel")):
+        made(RNG.random((20, 6, 5)), task="segmentation")
+
+
 def test_masks_may_have_classes_that_no_pixel_shows():
     assert made(MASKS, num_classes=7).num_targets == 7
 
