@@ -183,7 +183,7 @@ def test_the_losses_that_a_model_computes_itself(problem: str, tmp_path: Path) -
     batches = in_a_loop(lambda client: ({**batch, "labels": labels} for batch in texts(client)))
     error, _, transcript = verified(tmp_path / "r", make, batches)
     assert error == 0
-    assert (transcript.task_info.loss, transcript.task_info.task_kind) == (loss, task)
+    assert (transcript.task_info.loss, transcript.task_info.task_kind.name) == (loss, task)
 
 
 IMAGES: dict[str, Callable[[Any, Batch], Tensor]] = {

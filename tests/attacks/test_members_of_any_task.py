@@ -14,7 +14,6 @@ from fedaudit.attacks import MembershipFinding, make_attack
 from fedaudit.attacks.records.target import Target
 from fedaudit.data.dataset import Dataset
 from fedaudit.evaluation import evaluate
-from fedaudit.task.targets import Task
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
@@ -24,7 +23,7 @@ ON_LOSSES = ["loss-threshold", "gradient-norm", "loss-series", "shadow-models", 
 _THREAT = {"records": 48, "knows_public_data": True, "public_examples": 48}
 
 
-def examples(task: Task, n: int = 240, seed: int = 0, classes: int = 3) -> Dataset:
+def examples(task: str, n: int = 240, seed: int = 0, classes: int = 3) -> Dataset:
     """Examples whose targets nothing in the inputs tells: who fits them has learnt them by heart."""
     rng = generator(seed, "targets of any task")
     if task == "segmentation":
@@ -49,7 +48,7 @@ class Pixels(nn.Module):
         return torch.as_tensor(self.body(x)).view(-1, self.outputs, 8, 8)
 
 
-def model_of(task: Task, classes: int = 3) -> nn.Module:
+def model_of(task: str, classes: int = 3) -> nn.Module:
     torch.manual_seed(0)
     if task == "segmentation":
         return Pixels(classes if classes > 2 else 1)
@@ -57,7 +56,7 @@ def model_of(task: Task, classes: int = 3) -> nn.Module:
     return nn.Sequential(nn.Linear(24, 128), nn.ReLU(), nn.Linear(128, outputs))
 
 
-def recorded(task: Task, rounds: int, classes: int = 3) -> tuple[Observation, Truth]:
+def recorded(task: str, rounds: int, classes: int = 3) -> tuple[Observation, Truth]:
     federation: dict[str, Any] = {"name": "f", "algorithm": "fedavg", "clients": 3, "rounds": rounds, "examples": 72}
     federation |= {"batch_size": 8, "local_epochs": 4, "learning_rate": 0.5 if task != "regression" else 0.1}
     made = simulate(
@@ -95,7 +94,7 @@ def test_an_overfitted_model_of_any_task_gives_its_members_away(name, overfitted
 def test_of_examples_that_nobody_trained_on_nothing_is_told(name, overfitted):
     seen, truth = overfitted
     assert seen.records is not None
-    others = examples(seen.task_info.task_kind, len(seen.records), seed=1, classes=seen.task_info.target_values)
+    others = examples(seen.task_info.task_kind.name, len(seen.records), seed=1, classes=seen.task_info.target_values)
     inputs, targets = (
         torch.cat([getattr(s, what) for s in (others.train, others.test)]) for what in ("inputs", "targets")
     )
@@ -114,7 +113,7 @@ def test_the_loss_of_an_example_is_the_mean_over_its_labels_or_pixels(overfitted
         each = -torch.where(y[:, None] > 0, z, -z).sigmoid().log().flatten(1).mean(dim=1)
     elif y.dtype == torch.int64:
         each = -z.log_softmax(dim=1).gather(1, y[:, None]).flatten(1).mean(dim=1)
-    elif seen.task_info.task_kind == "regression":
+    elif seen.task_info.task_kind.real:
         each = (z - y).square().mean(dim=1)
     else:
         each = torch.where(y > 0, -z.sigmoid().log(), -(1 - z.sigmoid()).log()).mean(dim=1)
@@ -136,5 +135,5 @@ def test_a_shadow_model_keeps_a_number_an_example_and_holds_few_outputs_at_a_tim
     handle.remove()
     whole = target.losses_of(target.outputs(seen.records.inputs), seen.records.labels)
     torch.testing.assert_close(few, whole, rtol=1e-6, atol=1e-9)
-    if seen.task_info.task_kind == "segmentation":
+    if seen.task_info.task_kind.dense:
         assert max(sizes) == 10 * 3 // seen.task_info.outputs

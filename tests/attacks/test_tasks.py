@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fedaudit
 from fedaudit.attacks import make_attack
 from fedaudit.simulation.local_training import gradient
-from fedaudit.task.targets import Task, hard_targets, soft_targets
+from fedaudit.task.targets import task_named
 from fedaudit.task.training import loss_function
 from fedaudit.utils.errors import NotApplicable
 
@@ -21,14 +21,14 @@ def dice(seed: int) -> torch.Generator:
 
 
 IMAGES = nn.functional.avg_pool2d(torch.rand(40, 1, 10, 10, generator=dice(1)), 3, stride=1)
-TARGETS: dict[Task, Tensor] = {
+TARGETS: dict[str, Tensor] = {
     "multi-label": (torch.rand(40, 6, generator=dice(2)) < 0.4).float(),
     "regression": torch.randn(40, 3, generator=dice(3)),
     "segmentation": (IMAGES[:, 0] > IMAGES.median()).long(),
 }
 
 
-def net(task: Task) -> nn.Module:
+def net(task: str) -> nn.Module:
     torch.manual_seed(0)
     body = [nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid()]
     if task == "segmentation":
@@ -42,7 +42,7 @@ def one_logit() -> nn.Module:
 
 
 def audited(
-    task: Task, attacks: list[Any], *, granted: bool, federation: dict[str, Any] | None = None, **more: Any
+    task: str, attacks: list[Any], *, granted: bool, federation: dict[str, Any] | None = None, **more: Any
 ) -> Any:
     spec = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1, **(federation or {})}
     scenario = {"federations": [spec], "threat": {"knows_labels": granted}, "evaluation": {"controls": False}}
@@ -56,7 +56,7 @@ def audited(
 
 @pytest.mark.parametrize("task", ["multi-label", "regression"])
 @pytest.mark.parametrize("granted", [False, True])
-def test_images_come_out_whether_targets_are_granted_or_sought(task: Task, granted: bool) -> None:
+def test_images_come_out_whether_targets_are_granted_or_sought(task: str, granted: bool) -> None:
     result = audited(task, [{"name": "invg", "iterations": 300, "total_variation": 1e-3}], granted=granted)
     (finding,) = result.findings
     (image,) = finding.images
@@ -147,7 +147,7 @@ def test_ignored_pixels_of_a_simulation_count_nothing() -> None:
         fedaudit.simulate({}, data=(IMAGES, masks.clamp(min=-1)), model=net("segmentation"), progress=False)
 
 
-def seen_of(task: Task, federation: dict[str, Any] | None = None, **more: Any) -> Any:
+def seen_of(task: str, federation: dict[str, Any] | None = None, **more: Any) -> Any:
     spec = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1, **(federation or {})}
     recording = fedaudit.simulate(
         {"federations": [spec]},
@@ -181,12 +181,13 @@ def test_what_cannot_be_sought_beside_images_is_refused() -> None:
 
 def test_soft_targets_become_hard_ones() -> None:
     logits = torch.tensor([[50.0, -50.0, 50.0]])
-    torch.testing.assert_close(soft_targets(logits, "multi-label"), torch.tensor([[1.0, 0.0, 1.0]]))
-    assert hard_targets(torch.tensor([[0.2, -0.1]]), "multi-label").tolist() == [[1, 0]]
-    assert soft_targets(logits, "regression") is logits
+    labels, segmentation = task_named("multi-label"), task_named("segmentation")
+    torch.testing.assert_close(labels.soft(logits), torch.tensor([[1.0, 0.0, 1.0]]))
+    assert labels.hard(torch.tensor([[0.2, -0.1]])).tolist() == [[1, 0]]
+    assert task_named("regression").soft(logits) is logits
     masks = torch.randn(2, 3, 4, 4, generator=dice(4))
-    assert soft_targets(masks, "segmentation").sum(dim=1).allclose(torch.ones(2, 4, 4))
-    assert hard_targets(masks, "segmentation").equal(masks.argmax(dim=1))
+    assert segmentation.soft(masks).sum(dim=1).allclose(torch.ones(2, 4, 4))
+    assert segmentation.hard(masks).equal(masks.argmax(dim=1))
 
 
 def test_a_mask_as_probabilities_has_the_loss_of_the_mask() -> None:

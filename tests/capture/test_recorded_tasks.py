@@ -172,7 +172,7 @@ def test_what_the_user_says_of_the_task_counts(tmp_path: Path) -> None:
     transcript = Transcript.load(tmp_path / "s", linear(4), loss=Pinball())
     assert len(load_truth(tmp_path / "s" / FOLDER, transcript).labels) == 1
     with pytest.raises(BadInput, match="task"):
-        fedaudit.Recorder(tmp_path / "t", task="labels")  # type: ignore[arg-type]
+        fedaudit.Recorder(tmp_path / "t", task="labels")
 
 
 def refusal(folder: Path, *of: Any, **options: Any) -> str:
@@ -200,7 +200,7 @@ def test_maps_of_real_values_are_a_number_a_pixel(outputs: int, tmp_path: Path) 
     transcript, truth = read(tmp_path / "maps", pixels(outputs))
     assert repeated(transcript)
     info = transcript.task_info
-    assert (info.task_kind, info.loss, info.num_targets) == ("regression", "mse", wanted[0].numel())
+    assert (info.task, info.loss, info.num_targets) == ("regression", "mse", wanted[0].numel())
     assert torch.equal(truth.labels[0, 0], wanted.flatten(1))
 
 

@@ -13,7 +13,6 @@ from torch import nn
 from fedaudit import BadInput, Dataset
 from fedaudit.task import TaskInfo
 from fedaudit.task.losses import LossOptions, recognise
-from fedaudit.task.targets import Task
 from fedaudit.task.training import dice_loss, loss_function
 
 RNG = np.random.default_rng(3)
@@ -45,6 +44,11 @@ def test_whole_numbers_of_the_images_shape_are_masks(targets):
     assert data.train.targets.equal(torch.tensor(MASKS[torch.arange(20) % 5 != 4]))
 
 
+def test_probabilities_are_no_masks():
+    with pytest.raises(BadInput, match=re.escape("give whole numbers of shape (n, 6, 5), the class of every pixel")):
+        made(RNG.random((20, 6, 5)), task="segmentation")
+
+
 def test_masks_may_have_classes_that_no_pixel_shows():
     assert made(MASKS, num_classes=7).num_targets == 7
 
@@ -64,7 +68,7 @@ def test_a_task_may_be_said_where_the_targets_do_not_tell():
         made(LABELS * 2.0, task="multi-label")
 
 
-def info(task: Task, num_targets: int, **more: Any) -> TaskInfo:
+def info(task: str, num_targets: int, **more: Any) -> TaskInfo:
     known: dict[str, Any] = {
         "model": "custom",
         "width": None,

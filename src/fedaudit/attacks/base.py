@@ -21,7 +21,8 @@ from fedaudit.modalities import example_kind
 from fedaudit.models.vertical import Top
 from fedaudit.results import MappingRecord
 from fedaudit.simulation.local_training import FAILURES
-from fedaudit.task.targets import Task
+from fedaudit.task.base import Task
+from fedaudit.task.targets import CLASSIFICATION, task_named
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import Scope, ThreatModel
 from fedaudit.transcript.update import UpdateKind
@@ -70,7 +71,7 @@ class Case:
         kind: of the examples, such as ``image``.
         num_classes: of the labels; None: these are real values, or the tokens of a text.
         threat: who the adversary is, and what it knows.
-        task: what the model is asked for, one of :data:`fedaudit.task.targets.TASKS`.
+        task: what the model is asked for, one of :data:`fedaudit.task.TASKS`.
         known_loss: it is one of fedaudit's own, which take soft targets, too.
         update_kind: what clients send.
         examples: in one update that the adversary reads.
@@ -94,7 +95,7 @@ class Case:
     kind: str
     num_classes: int | None
     threat: ThreatModel
-    task: Task = "classification"
+    task: str = CLASSIFICATION.name
     known_loss: bool = True
     update_kind: UpdateKind = "weights"
     examples: int = 1
@@ -113,6 +114,11 @@ class Case:
     cut: bool = False
     known_labels: bool = False
     trees: bool = False
+
+    @property
+    def task_kind(self) -> Task:
+        """What the model is asked for."""
+        return task_named(self.task)
 
     @property
     def images(self) -> bool:

@@ -56,8 +56,8 @@ from fedaudit.modalities import Packing
 from fedaudit.models import logits_of, unwrapped
 from fedaudit.models.own import InOrder
 from fedaudit.task.losses import SIGNATURES, LossCall, LossOptions, read_loss, recognise
-from fedaudit.task.targets import BCE, observed_task
-from fedaudit.task.training import UNMODELLED, Pass, TrainingConfig
+from fedaudit.task.targets import observed_task
+from fedaudit.task.training import BCE, UNMODELLED, Pass, TrainingConfig
 from fedaudit.transcript.update import PrivateSteps
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.plain_tensors import plain_copy
@@ -667,11 +667,12 @@ class Capture:
         """Return a loss of one's own of masks as the registered one that it is; None: it is none of them."""
         assert seen.inputs is not None
         targets, shape = seen.target, tuple(seen.inputs.shape[1:])
-        if observed_task(targets, shape, "custom", seen.shape[1]) != "segmentation" or seen.shape[1] < 2:
+        task = observed_task(targets, shape, "custom", seen.shape[1])
+        if task is None or not task.dense or seen.shape[1] < 2:
             return None
         if criterion not in self._read:
             own, axes = copy.deepcopy(criterion).cpu(), len(shape) - 1
-            self._read[criterion] = recognise(own, seen.shape[1], None, "segmentation", axes)
+            self._read[criterion] = recognise(own, seen.shape[1], None, task.name, axes)
         read, masks = self._read[criterion], targets.long().view(len(targets), *shape[1:])
         if read is None or read.summed or not masks.equal(targets.view(masks.shape)):
             return None

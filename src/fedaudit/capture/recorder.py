@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from fedaudit.defences.privacy import of_private_steps
-from fedaudit.modalities import NOTHING, fitting_kind
+from fedaudit.modalities import fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
 from fedaudit.modalities.tokens import of_one_length
 from fedaudit.models import (
@@ -31,8 +31,8 @@ from fedaudit.models import (
     padding_of,
 )
 from fedaudit.models.own import InOrder
-from fedaudit.task.targets import BCE, MSE, Task, observed_task, read_targets, target_fault, target_shape, usual_task
-from fedaudit.task.training import LOSSES, TOLD, UNMODELLED, TrainingConfig
+from fedaudit.task.targets import NEXT_TOKEN, REGRESSION, observed_task, task_named, usual_task
+from fedaudit.task.training import BCE, LOSSES, MSE, TOLD, UNMODELLED, TrainingConfig
 from fedaudit.transcript.files import (
     INDEX,
     Form,
@@ -85,7 +85,7 @@ class Recorder:
         module: that clients train; without it the one that :meth:`capture` sees.
         mean, std: of the preprocessing, per channel; without them they are estimated from the range of the inputs.
         loss: registered name, where it isn't captured: cross-entropy, bce-with-logits or mse.
-        task: what the model is asked for, one of :data:`fedaudit.task.targets.TASKS`; without it the loss and the
+        task: what the model is asked for, one of :data:`fedaudit.task.TASKS`; without it the loss and the
             targets of all batches say.
         tokens: of text, what everybody knows of it (:class:`fedaudit.modalities.TokenInfo`, or its fields): vocabulary,
             padding, end, whether the next token is learnt. Without it the vocabulary is the embedding's.
@@ -108,7 +108,7 @@ class Recorder:
         mean: tuple[float, ...] | list[float] | None = None,
         std: tuple[float, ...] | list[float] | None = None,
         loss: str | None = None,
-        task: Task | None = None,
+        task: str | None = None,
         tokens: TokenInfo | Mapping[str, Any] | None = None,
         columns: Sequence[Column | Mapping[str, Any]] | None = None,
         every: int = 1,
@@ -552,36 +552,34 @@ class Recorder:
         known = self._header.observed
         shape, loss, outputs = tuple(inputs.shape[1:]), self._loss or captured.loss or "custom", known.outputs
         if captured.heads:
-            self._learn(task="regression")
+            self._learn(task=REGRESSION.name)
             return None
         if known.tokens is not None and known.tokens.causal:
-            words, asked = known.tokens.vocabulary, targets[targets != NOTHING]
+            words = known.tokens.vocabulary
             if targets.shape != inputs.shape or targets.is_floating_point() or outputs not in (None, words):
                 return (
                     f"its targets {tuple(targets.shape)} aren't the token that follows each of {tuple(inputs.shape)}, "
                     f"of {words}; models of text are asked for that, or for classes, labels or numbers of a whole text"
                 )
-            if asked.numel() and not 0 <= int(asked.min()) <= int(asked.max()) < words:
-                return f"its targets run from {int(asked.min())} to {int(asked.max())}, and there are {words} tokens"
-            return None
+            return NEXT_TOKEN.value_fault(targets, words)
         found = observed_task(targets, shape, loss, outputs)
-        before = known.task
-        if self._said is None and found is not None and found != before:
-            if before is not None and {before, found} != {"multi-label", "regression"}:
-                return f"its targets are {found}, others' {before}; say which: Recorder(task=…)"
-            if before != "regression":  # numbers may be 0 and 1
-                self._header.observed = self._observed(task=found)
+        before = None if known.task is None else task_named(known.task)
+        if self._said is None and found is not None and found is not before:
+            if before is not None and torch.int64 in (before.dtype, found.dtype):
+                return f"its targets are {found.name}, others' {before.name}; say which: Recorder(task=…)"
+            if before is None or not before.real:  # numbers may be 0 and 1
+                self._header.observed = self._observed(task=found.name)
         if outputs is None:
             return None
-        task = self._header.observed.task or usual_task(loss, outputs)
-        count = max(outputs, 2) if task in ("classification", "segmentation") else outputs
-        wanted = target_shape(task, count, shape)
+        task = usual_task(loss, outputs, self._header.observed.task)
+        count = task.target_values(outputs + task.fewer_outputs)
+        wanted = task.target_shape(count, shape)
         try:
-            fault = target_fault(read_targets(targets, task, wanted).cpu(), task, count, wanted)
+            fault = task.fault(task.as_given(targets, wanted).cpu(), count, wanted)
         except BadInput as error:
             fault = str(error)
         if fault and self._said is not None:
-            return f"{fault}; Recorder(task='{task}') said so"
+            return f"{fault}; Recorder(task='{task.name}') said so"
         return fault and f"{fault}; where they are something else, say what: Recorder(task=…)"
 
     def _observed(self, **values: Any) -> ObservedTask:

@@ -65,11 +65,11 @@ def models_for(dataset: Dataset) -> tuple[str, ...]:
     """Return the models that are offered for the data, the usual one first; any other that takes them may be named."""
     if dataset.tokens is not None:
         return ("decoder", "decoder-lora") if dataset.tokens.causal else ("decoder", "encoder", "decoder-lora")
-    if dataset.task == "segmentation":
+    if dataset.task_kind.dense:
         return ("unet",)
     axes = len(dataset.input_shape)
     if axes == 1:
-        return ("linear", "mlp") if dataset.task == "regression" else ("mlp", "logistic")
+        return ("linear", "mlp") if dataset.task_kind.real else ("mlp", "logistic")
     if axes in _NETWORKS:
         return (*_NETWORKS[axes], "mlp")
     return ("convnet-small", "lenet", "strided-cnn", "mlp", "resnet20")
@@ -96,7 +96,7 @@ def usual_model(adversary: str, dataset: Dataset) -> str:
     question = question_of(Choice(adversary=adversary), dataset)
     if question == "drawing":
         return "strided-cnn"
-    if question == "members" and dataset.task == "classification" and dataset.tokens is None:
+    if question == "members" and dataset.num_classes is not None and dataset.tokens is None:
         return "mlp"
     return models_for(dataset)[0]
 
@@ -116,10 +116,10 @@ def question_of(choice: Choice, dataset: Dataset) -> str:
         return "words"
     axes = len(dataset.input_shape)
     if choice.adversary == MALICIOUS:
-        return "drawing" if axes == 3 and dataset.task == "classification" else "members"
-    if axes > 1 and choice.adversary != "client" and dataset.task != "segmentation":
+        return "drawing" if axes == 3 and dataset.num_classes is not None else "members"
+    if axes > 1 and choice.adversary != "client" and not dataset.task_kind.dense:
         return "inversion"
-    return "attribute" if dataset.task == "regression" and dataset.attributes else "members"
+    return "attribute" if dataset.task_kind.real and dataset.attributes else "members"
 
 
 def scenario_text(choice: Choice, dataset: Dataset) -> str:
@@ -203,7 +203,7 @@ def _federation(choice: Choice, dataset: Dataset, question: str, held: int) -> d
         known.pop("rounds", None)
     else:
         most = held if question == "drawing" else held // 3
-        masks = dataset.task == "segmentation"  # which take long to learn by heart
+        masks = dataset.task_kind.dense  # which take long to learn by heart
         usual = 40 if choice.model in _SMALL else 30 if masks else 10
         if question == "drawing":
             usual = 40 if max(dataset.input_shape) <= 16 else 25
@@ -213,7 +213,7 @@ def _federation(choice: Choice, dataset: Dataset, question: str, held: int) -> d
             "batch_size": 8 if question == "drawing" else 10,
         }
         local = {"local_epochs": 1 if question == "drawing" else 4 if masks else 2}
-        rate = 0.02 if dataset.task == "regression" else 0.05 if question == "drawing" else 0.1
+        rate = 0.02 if dataset.task_kind.real else 0.05 if question == "drawing" else 0.1
     if not sends_gradients:
         values |= {name: known.pop(name) for name in ("local_steps", "local_epochs") if name in known} or local
     values["learning_rate"] = rate
@@ -249,7 +249,7 @@ def _threat(choice: Choice, dataset: Dataset, question: str, federation: dict[st
     if question == "attribute":
         return {**values, "hidden_attribute": _hidden(dataset)}
     free = len(dataset.train) + len(dataset.test) - examples - values["records"] // 2
-    if dataset.task == "classification" and not malicious:
+    if dataset.num_classes is not None and not malicious:
         values |= {"knows_public_data": True, "public_examples": max(4, min(_RECORDS, free // 3))}
     return values
 
@@ -263,7 +263,7 @@ def _attacks(choice: Choice, dataset: Dataset, question: str) -> list[str]:
         usual = 600 if choice.model in _QUICK else 100
         usual = max(50, min(usual, usual * _VALUES // math.prod(dataset.input_shape)))
         iterations = usual if choice.algorithm == "fedsgd" else usual // 2
-        labels = ["labels"] if dataset.task == "multi-label" else []
+        labels = ["labels"] if dataset.task_kind.label_sets else []
         return [*labels, *(f"{{name: {name}, iterations: {iterations}}}" for name in ("invg", "agic"))]
     if question == "words":
         return ["dager", "which-tokens"]
@@ -273,7 +273,7 @@ def _attacks(choice: Choice, dataset: Dataset, question: str) -> list[str]:
         return ["attribute-loss"]
     if choice.adversary == MALICIOUS:
         return ["agrevader", "loss-threshold"]
-    shadows = ["shadow-models"] if dataset.task == "classification" and choice.model in _SMALL else []
+    shadows = ["shadow-models"] if dataset.num_classes is not None and choice.model in _SMALL else []
     return ["loss-threshold", "gradient-norm", *shadows]
 
 

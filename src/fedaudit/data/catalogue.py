@@ -14,7 +14,7 @@ import torch
 
 from fedaudit.data.dataset import Dataset, Split, balanced
 from fedaudit.modalities import example_kind
-from fedaudit.task.targets import Task
+from fedaudit.task.targets import CLASSIFICATION
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.registry import Registry
 
@@ -92,7 +92,7 @@ def add_dataset(
     get: str,
     *layouts: Layout,
     kind: str = "image",
-    task: Task = "classification",
+    task: str = CLASSIFICATION.name,
     needs: str = "files",
 ) -> None:
     """Add a data set to ``DATASETS``; one of which no layout has files is embedded.

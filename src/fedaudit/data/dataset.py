@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.cells import check_classes
-from fedaudit.modalities import NOTHING, ExampleKind, TokenInfo, example_kind, kind_of
+from fedaudit.modalities import ExampleKind, TokenInfo, example_kind, kind_of
 from fedaudit.modalities.columns import Column, check_cells, check_columns, declared
 from fedaudit.modalities.packed import PACKED, Packing, Part, several
-from fedaudit.modalities.table import standardise
-from fedaudit.task.targets import TASKS, Task, target_fault, target_shape
+from fedaudit.task.base import Task
+from fedaudit.task.targets import CLASSIFICATION, NEXT_TOKEN, REGRESSION, read_targets, task_named
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.plain_tensors import plain
 
@@ -82,9 +82,7 @@ class Attribute:
 def with_column(whole: Dataset, name: str, columns: Sequence[int], values: Sequence[str]) -> Dataset:
     """Return the table with an attribute that stands in some of its columns; every example must have a value of it.
 
-    Args:
-        columns: that hold it: one of numbers, or several of which one is 1 and the others are 0.
-        values: names; of one column's numbers in ascending order, or one for each column.
+    That is one column of numbers, whose ``values`` are in ascending order, or one of 0 and 1 for each value.
     """
     chosen = list(columns)
     codes = torch.eye(len(chosen)) if len(chosen) > 1 else whole.train.inputs[:, chosen].unique(dim=0)
@@ -118,7 +116,7 @@ class Dataset:
     name: str
     summary: str
     kind: str
-    task: Task
+    task: str
     train: Split
     test: Split
     num_classes: int | None
@@ -136,8 +134,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} train and {len(self.test)} test examples of {self.input_shape}"
-        several = f", {self.num_targets} {TASKS[self.task].targets}" if self.num_targets > 1 else ""
-        several = f", masks of {self.num_targets} classes" if self.task == "segmentation" else several
+        several = f", {self.task_kind.said.format(self.num_targets)}" if self.num_targets > 1 else ""
         targets = f", {self.num_classes} classes" if self.num_classes else several
         return f"Dataset({reprlib.repr(self.name)}: {self.kind} {self.task}, {sizes}{targets})"
 
@@ -146,10 +143,7 @@ class Dataset:
         for part, split in (("train", self.train), ("test", self.test)):
             _check_inputs(f"data set '{self.name}', {part} split", kind, split)
             _check_tokens(f"data set '{self.name}', {part} split", kind, split, self.tokens, self.words)
-            if self.tokens is None or not self.tokens.causal:
-                _check_targets(f"data set '{self.name}', {part} split", self, split.targets)
-            elif self.num_classes != self.tokens.vocabulary or self.task != "classification":
-                raise BadInput(f"data set '{self.name}': a causal task is classification, with a class for each token")
+            _check_targets(f"data set '{self.name}', {part} split", self, split.targets)
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
             shapes = f"{tuple(self.train.inputs.shape[1:])} and {tuple(self.test.inputs.shape[1:])}"
             raise BadInput(f"data set '{self.name}': train and test inputs have different shapes: {shapes}")
@@ -163,6 +157,11 @@ class Dataset:
         width = kind.channels(self.input_shape)
         if len(self.mean) != width or len(self.std) != width or not all(s > 0 for s in self.std):
             raise BadInput(f"data set '{self.name}': mean and std must have {width} values, every std above 0")
+
+    @property
+    def task_kind(self) -> Task:
+        """What a model is asked for."""
+        return NEXT_TOKEN if self.tokens is not None and self.tokens.causal else task_named(self.task)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -186,7 +185,7 @@ class Dataset:
         classes: bool = False,
         raw_targets: bool = False,
         columns: Sequence[Column] = (),
-        task: Task | None = None,
+        task: str | None = None,
     ) -> Dataset:
         """Make a data set of tensors or numpy arrays.
 
@@ -221,10 +220,10 @@ class Dataset:
         parts, asked_of = None, None
         count = _count_of(inputs, targets)
         if several(targets, count):
-            if task not in (None, "regression"):
+            if task is not None and not task_named(task).real:
                 raise BadInput(f"{where}: the targets are several, and task='{task}' is of one; leave it out")
             asked_of = Packing.of(targets, f"{where}: target", whole=True)
-            task, raw_targets = "regression", True
+            task, raw_targets = REGRESSION.name, True
         if several(inputs, count):
             if (kind is not None and not example_kind(kind).packed) or columns or channels:
                 raise BadInput(f"{where}: several inputs have no kind, columns or channels; leave these out")
@@ -237,8 +236,8 @@ class Dataset:
             test = None if test is None else _packed(test, parts, asked_of, f"{where}, test split")
         x_kind, x = as_inputs(inputs, where, kind, channels)
         given = tuple(_as_tensor(inputs, where).shape[1:])
-        shape, asked = tuple(x.shape[1:]), task
-        task, y = _as_targets(targets, where, shape, asked, classes=classes, raw=raw_targets)
+        shape = tuple(x.shape[1:])
+        asked, y = _targets(targets, where, shape, task, classes=classes, raw=raw_targets)
         if len(x) != len(y):
             raise BadInput(f"{where}: {len(x)} inputs but {len(y)} targets; give one target per input")
         if test is None:
@@ -247,21 +246,18 @@ class Dataset:
             test_kind = x_kind
         else:
             test_kind, x_test = as_inputs(test[0], f"{where}, test split", kind, channels)
-            known = task if y.is_floating_point() else asked  # of few examples any number may be 0 or 1
-            y_test = _as_targets(test[1], f"{where}, test split", shape, known, classes=classes, raw=raw_targets)[1]
+            known = asked.name if y.is_floating_point() else task  # of few examples any number may be 0 or 1
+            y_test = _targets(test[1], f"{where}, test split", shape, known, classes=classes, raw=raw_targets)[1]
         if x_kind is not test_kind or y.dtype != y_test.dtype or y.shape[1:] != y_test.shape[1:]:
             raise BadInput(f"{where}: train and test splits are of different kinds; give both in the same form")
-        if TASKS[task].dtype != torch.int64 and num_classes is not None:
-            raise BadInput(f"{where}: {y.shape[1]} {TASKS[task].targets} have no num_classes; leave it out")
-        if task == "segmentation" and num_classes is None and class_names is None:
-            _check_dense(torch.cat([y.flatten().unique(), y_test.flatten().unique()]).unique(), where)
-        if x.ndim == 2 and task == "classification" and num_classes is None and class_names is None:
+        if y.is_floating_point() and num_classes is not None:
+            raise BadInput(f"{where}: {y.shape[1]} {asked.targets} have no num_classes; leave it out")
+        names = None if class_names is None else tuple(class_names)
+        if x.ndim == 2 and y.ndim == 1 and num_classes is None and names is None:
             check_classes(torch.cat([y, y_test]), f"{where}: targets", "say num_classes, or give floats for numbers")
-        if TASKS[task].dtype == torch.int64 and num_classes is None:
-            num_classes = len(class_names) if class_names is not None else int(max(y.max(), y_test.max())) + 1
-        num_targets = (
-            1 if task == "classification" else y.shape[1] if y.is_floating_point() else max(num_classes or 0, 2)
-        )
+        said = len(names) if num_classes is None and names and not y.is_floating_point() else num_classes
+        count = asked.count(y, y_test, where) if said is None else said
+        num_targets = 1 if asked.one_class else asked.target_values(count)
         if kind is None and channels is None and (taken := x_kind.said(given, tuple(x.shape[1:]))):
             summary = f"{summary}; {taken}"
         raw = x, x_test
@@ -270,24 +266,18 @@ class Dataset:
         x, x_test, mean, std = x_kind.prepare(x, x_test)
         if columns:
             x, x_test, columns = declared(columns, raw, (x, x_test), where)
-        if task == "regression":
-            y, y_test, said = real_targets(y, y_test, raw=raw_targets)
-            summary = f"{summary}; {said}" + f": {asked_of}" * (asked_of is not None)
-        elif task == "segmentation":
-            summary = f"{summary}; masks of {num_targets} classes"
-        elif task == "multi-label":
-            y, y_test = y.float(), y_test.float()
-            summary = f"{summary}; {num_targets} labels, each 0 or 1"
+        y, y_test, what = asked.prepare(y, y_test, num_targets, raw=raw_targets)
+        summary += f"; {what}" * bool(what) + f": {asked_of}" * (asked_of is not None)
         return cls(
             name=name,
             summary=summary,
             kind=x_kind.name,
-            task=task,
+            task=asked.name,
             num_targets=num_targets,
             train=Split(x, y),
             test=Split(x_test, y_test),
-            num_classes=num_classes if task == "classification" else None,
-            class_names=None if class_names is None else tuple(class_names),
+            num_classes=count if asked.one_class else None,
+            class_names=names,
             mean=mean,
             std=std,
             source=source,
@@ -332,7 +322,7 @@ class Dataset:
         info = TokenInfo(vocabulary, padding, end, causal=targets is None)
         where = f"data set '{name}'"
         x = as_inputs(inputs, where, "tokens")[1]
-        y = torch.zeros(len(x), dtype=torch.int64) if targets is None else _as_targets(targets, where)[1]
+        y = torch.zeros(len(x), dtype=torch.int64) if targets is None else _targets(targets, where)[1]
         if len(x) != len(y) or y.is_floating_point():
             raise BadInput(f"{where}: {len(x)} sequences need as many targets, whole numbers; there are {len(y)}")
         if test is None:
@@ -342,7 +332,7 @@ class Dataset:
             given, classes = test if isinstance(test, tuple) else (test, None)
             x_test = as_inputs(given, f"{where}, test split", "tokens")[1]
             y_test = torch.zeros(len(x_test), dtype=torch.int64)
-            y_test = y_test if classes is None else _as_targets(classes, f"{where}, test split")[1]
+            y_test = y_test if classes is None else _targets(classes, f"{where}, test split")[1]
         if info.causal:
             y, y_test, num_classes = info.following(x), info.following(x_test), vocabulary
         elif num_classes is None:
@@ -351,7 +341,7 @@ class Dataset:
             name=name,
             summary=summary,
             kind="tokens",
-            task="classification",
+            task=CLASSIFICATION.name,
             train=Split(x, y),
             test=Split(x_test, y_test),
             num_classes=num_classes,
@@ -399,7 +389,7 @@ def of_heads(data: Dataset) -> Dataset:
     )
     return replace(
         data,
-        task="regression",
+        task=REGRESSION.name,
         train=train,
         test=test,
         num_classes=None,
@@ -439,10 +429,7 @@ def as_inputs(
 ) -> tuple[ExampleKind, Tensor]:
     """Return the kind of the examples in an array, and the examples as that kind reads them.
 
-    Args:
-        array: images, (n, C, H, W) in [0, 1] when read; a table, (n, d); or what another kind reads.
-        kind: name of the kind; None: the first that reads arrays with as many axes.
-        channels: where the channels of images stand; None: where the shape says.
+    Without ``kind`` it is the first that reads arrays with as many axes. ``channels``: where those of images stand.
     """
     x = _as_tensor(array, where)
     known = kind_of(x, where) if kind is None else example_kind(kind)
@@ -485,123 +472,10 @@ def _as_tensor(array: Any, where: str) -> Tensor:
         raise BadInput(f"{where}: cannot be read as numbers ({error}); give tensors or numeric numpy arrays") from error
 
 
-def _as_targets(
-    array: Any,
-    where: str,
-    shape: tuple[int, ...] = (),
-    task: Task | None = None,
-    *,
-    classes: bool = False,
-    raw: bool = False,
+def _targets(
+    array: Any, where: str, shape: tuple[int, ...] = (), task: str | None = None, **how: bool
 ) -> tuple[Task, Tensor]:
-    """Return the task that targets are of, and the targets: int64, or float64 where they are labels or real values.
-
-    Args:
-        shape: of one example; a mask has it without the channels.
-        task: None: what the targets' type and shape say.
-        classes: floating-point targets are the classes 0 and 1.
-        raw: a loss gives floating-point targets their meaning, 0 and 1 as any others.
-    """
-    y = _as_tensor(array, where)
-    if task not in (None, *TASKS):
-        raise BadInput(f"{where}: {unknown_name('task', task, TASKS)}")
-    if classes and y.is_floating_point():
-        if not bool(((y == 0) | (y == 1)).all()):
-            raise BadInput(f"{where}: binary cross-entropy is for the targets 0 and 1, and there are others")
-        y = y.long()
-    if bool((missing := ~torch.isfinite(y)).any()):
-        count = int(missing.reshape(missing.shape[0] if y.ndim else 1, -1).any(dim=1).sum())
-        raise BadInput(f"{where}: targets that are not finite or missing, of {count:,} examples; leave these out")
-    spatial = shape[1:]
-    one_channel = bool(spatial) and tuple(y.shape[1:]) == (1, *spatial)
-    if one_channel or (y.ndim == 2 and y.shape[1] == 1 and not y.is_floating_point()):
-        y = y[:, 0]
-    masks = len(spatial) > 0 and tuple(y.shape[1:]) == spatial
-    if masks and y.is_floating_point() and task in (None, "segmentation") and bool((y == y.round()).all()):
-        y = y.long()
-    task = task or _usual_task(y, where, masks=masks, raw=raw)
-    if task == "segmentation" and not masks:
-        raise BadInput(
-            f"{where}: masks of shape {tuple(y.shape)} for examples of {shape}; give whole numbers of the shape "
-            f"{('n', *spatial)}, the class of every pixel"
-        )
-    if task == "classification" and (y.ndim != 1 or y.is_floating_point()):
-        raise BadInput(
-            f"{where}: class targets of shape {tuple(y.shape)}; give whole numbers of shape (n,), several labels "
-            f"as 0 and 1 of shape (n, k), or masks of the shape of the inputs without their channels{_so(spatial)}"
-        )
-    if task not in ("classification", "segmentation"):
-        if y.ndim not in (1, 2) or (y.ndim == 2 and not y.shape[1]):
-            raise BadInput(f"{where}: {task} targets of shape {tuple(y.shape)}; give (n,) or (n, k)")
-        return task, y.reshape(len(y), -1).to(torch.float64)
-    y = y.long()
-    asked = y[y != NOTHING] if task == "segmentation" else y
-    if asked.numel() and int(asked.min()) < 0:
-        ignored = f", and ignored pixels are {NOTHING}" if task == "segmentation" else ""
-        raise BadInput(f"{where}: class target {int(asked.min())} is negative; classes count from 0{ignored}")
-    return task, y
-
-
-def _usual_task(y: Tensor, where: str, *, masks: bool, raw: bool) -> Task:
-    """Return the task that targets' type and shape say; BadInput where they may be of several."""
-    binary = bool(((y == 0) | (y == 1)).all())
-    if y.ndim != 2 or y.shape[1] == 1 or not (binary or bool(((y == 0) | (y.abs() == 1)).all())):
-        if y.is_floating_point() and 0 < y.ndim < 3 and binary and not raw and len(y.unique()) == 2:
-            raise BadInput(
-                f"{where}: targets of 0.0 and 1.0 are two classes or numbers; give classes as whole numbers "
-                "(targets.long()), or say that they are numbers: task='regression'"
-            )
-        return (
-            "segmentation"
-            if masks and not y.is_floating_point()
-            else "regression"
-            if y.is_floating_point()
-            else "classification"
-        )
-    if masks and binary:
-        raise BadInput(f"{where}: 0 and 1 of shape {tuple(y.shape)} are labels or masks; say which: {_SAY}")
-    if masks and not y.is_floating_point():
-        return "segmentation"
-    if not binary:
-        raise BadInput(
-            f"{where}: targets of -1, 0 and 1 in {y.shape[1]} columns are no labels, which are 0 or 1; give -1 "
-            "(uncertain) one of these, or say what they are: task='regression'"
-        )
-    if bool((y.sum(dim=1) == 1).all()):
-        raise BadInput(
-            f"{where}: targets with a single 1 in every row look like one-hot classes; give their numbers, "
-            "targets.argmax(1), or say that they are labels: task='multi-label'"
-        )
-    return "multi-label"
-
-
-def _check_dense(values: Tensor, where: str) -> None:
-    """Refuse masks whose classes have numbers far above how many there are, as pictures of masks have them."""
-    values = values[values != NOTHING]
-    most, count = int(values[-1]) if len(values) else 0, len(values)
-    if most > 1 and most + 1 >= 2 * count:
-        shown = ", ".join(map(str, values[:5].tolist())) + (", …" if count > 5 else "")
-        raise BadInput(
-            f"{where}: masks have the values {shown} up to {most}, which would be {most + 1} classes; number them from "
-            f"0 (0 and 255: masks > 0; ignored pixels: {NOTHING}, which no loss counts), or say num_classes"
-        )
-
-
-_SAY = "Dataset.from_tensors(…, task='multi-label') or 'segmentation'"
-
-
-def _so(spatial: tuple[int, ...]) -> str:
-    return f", {('n', *spatial)}".replace("'", "") if spatial else ""
-
-
-def real_targets(train: Tensor, test: Tensor, *, raw: bool = False) -> tuple[Tensor, Tensor, str]:
-    """Return float64 targets (n, k) of both splits as float32, standardised by ``train`` or as they are; and which."""
-    if raw:
-        return train.float(), test.float(), "targets as given"
-    said = f"targets standardised (mean {float(train.mean()):.4g}, deviation {float(train.std(correction=0)):.4g})"
-    if train.shape[1] > 1:
-        said = f"{train.shape[1]} numbers an example, each standardised"
-    return *standardise(train, test), said
+    return read_targets(_as_tensor(array, where), shape, where, task, **how)
 
 
 def hold_out(targets: Tensor, where: str, persons: Tensor | None = None) -> Tensor:
@@ -681,21 +555,19 @@ def _check_tokens(
         raise BadInput(f"{where}: {fault}; raise vocabulary, or check the tokenizer")
     if words is not None and len(words) != tokens.vocabulary:
         raise BadInput(f"{where}: {len(words)} words for {tokens.vocabulary} tokens; give one for each, or none")
-    y = split.targets
-    if tokens.causal and (
-        y.dtype != torch.int64 or y.shape != split.inputs.shape or bool(((y < 0) & (y != NOTHING)).any())
-    ):
-        raise BadInput(f"{where}: causal targets must be int64 (n, length), tokens or {NOTHING}")
 
 
 def _check_targets(where: str, dataset: Dataset, y: Tensor) -> None:
-    task, classes = dataset.task, dataset.num_classes
-    if task == "classification" and (classes is None or classes < 2):
-        raise BadInput(f"{where}: classification needs num_classes of at least 2, not {classes}")
-    if task != "classification" and classes is not None:
-        raise BadInput(f"{where}: {task} has no num_classes but num_targets; leave num_classes out")
-    shape = target_shape(task, dataset.num_targets, dataset.input_shape)
-    if fault := target_fault(y, task, classes or dataset.num_targets, shape):
+    task, classes = dataset.task_kind, dataset.num_classes
+    tokens = dataset.tokens
+    if tokens and tokens.causal and (classes != tokens.vocabulary or not task_named(dataset.task).one_class):
+        raise BadInput(f"data set '{dataset.name}': a causal task is classification, with a class for each token")
+    if task.one_class and (classes is None or classes < 2):
+        raise BadInput(f"{where}: {task.name} needs num_classes of at least 2, not {classes}")
+    if not task.one_class and classes is not None:
+        raise BadInput(f"{where}: {task.name} has no num_classes but num_targets; leave num_classes out")
+    shape = task.target_shape(dataset.num_targets, dataset.input_shape)
+    if fault := task.fault(y, classes or dataset.num_targets, shape):
         raise BadInput(f"{where}: {fault}")
 
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from fedaudit.data.cells import FEW, DecimalPoint, Read, cell, check_classes, read
-from fedaudit.data.dataset import WAY_IN, Dataset, Split, hold_out, real_targets, stack_pairs
+from fedaudit.data.dataset import WAY_IN, Dataset, Split, hold_out, stack_pairs
 from fedaudit.data.files import read_arrays, read_csv
 from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
 from fedaudit.modalities.packed import packed_alone
+from fedaudit.task.targets import CLASSIFICATION, REGRESSION
 from fedaudit.utils.errors import BadInput
 
 _FORMS = (
@@ -27,15 +28,7 @@ _FORMS = (
 
 
 def dataset_of(data: Any, *, kind: str | None = None, classes: bool = False, raw_targets: bool = False) -> Dataset:
-    """Return a user's own data as a data set.
-
-    Args:
-        data: a Dataset, (inputs, targets), (frame, name of the target's column), a map-style torch Dataset, or a
-            DataLoader, whose data set is taken.
-        kind: of the examples; None: what the arrays' shape suggests.
-        classes: floating-point targets are the classes 0 and 1, not real values.
-        raw_targets: those that are real values aren't standardised.
-    """
+    """Return a user's own data, in one of ``_FORMS``, as a data set; the rest is as of :meth:`Dataset.from_tensors`."""
     options: dict[str, Any] = {"kind": kind, "classes": classes, "raw_targets": raw_targets}
     if isinstance(data, DataLoader):
         data = data.dataset
@@ -175,7 +168,7 @@ def from_frame(
         counts = torch.bincount(wanted).tolist()
         said.append(f"classes of '{target}': " + ", ".join(f"{n} ({k:,})" for n, k in zip(names, counts, strict=True)))
     else:
-        *targets, scaled = real_targets(targets[0][:, None], targets[1][:, None], raw=raw_targets)
+        *targets, scaled = REGRESSION.prepare(targets[0][:, None], targets[1][:, None], 1, raw=raw_targets)
         said.append(scaled)
     summary = "; ".join([summary, *said])
     if left or not all(column.plain for column in columns.values()):
@@ -184,7 +177,7 @@ def from_frame(
         name=name,
         summary=summary,
         kind="table",
-        task="regression" if names is None else "classification",
+        task=(REGRESSION if names is None else CLASSIFICATION).name,
         train=Split(x, targets[0]),
         test=Split(x_test, targets[1]),
         num_classes=len(names) if names else None,

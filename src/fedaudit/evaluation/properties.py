@@ -189,7 +189,7 @@ def _several(labels: Sequence[Tensor]) -> bool:
 def _labels(observation: Observation, truth: Truth, client: int) -> Tensor:
     """Return what a client's examples are of; of masks the classes of all their pixels, one after the other."""
     own = torch.cat([truth.labels[m.round, m.client] for m in observation.messages if m.client == client])
-    return own[own != NOTHING] if observation.task_info.task_kind == "segmentation" else own
+    return own[own != NOTHING] if observation.task_info.task_kind.dense else own
 
 
 def _examples(observation: Observation, client: int) -> int:
@@ -211,7 +211,7 @@ def _log_ratios(observation: Observation, labels: Sequence[Tensor]) -> np.ndarra
         there = [(public[own].double().sum(dim=0) + 1) / (int(own.sum()) + 2) for own in (marks, ~marks)]
         with_it, without = there[0].log() - there[1].log(), (1 - there[0]).log() - (1 - there[1]).log()
         return np.array([float((own.double() @ with_it + (1 - own.double()) @ without).mean()) for own in labels])
-    if observation.task_info.task_kind == "segmentation":
+    if observation.task_info.task_kind.dense:
         asked = public != NOTHING
         public, marks = public[asked], marks.view(-1, *[1] * (public.ndim - 1)).expand_as(public)[asked]
     if public.ndim != 1 or public.is_floating_point():

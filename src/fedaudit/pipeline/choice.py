@@ -17,6 +17,7 @@ from fedaudit.data import Dataset
 from fedaudit.models import MODELS
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.spec import FederationSpec
+from fedaudit.task.targets import CLASSIFICATION
 from fedaudit.task.training import LOSSES
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
@@ -61,7 +62,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             kind=info.kind,
             num_classes=None if info.causal else info.num_classes,
             threat=one,
-            task=info.task_kind,
+            task=(CLASSIFICATION if info.causal else info.task_kind).name,
             known_loss=info.loss in LOSSES,
             update_kind=transcript.update_kind,
             examples=examples,

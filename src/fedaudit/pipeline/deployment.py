@@ -19,14 +19,12 @@ from torch import Tensor
 
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
-from fedaudit.modalities import NOTHING
 from fedaudit.models import has_batch_norm, own_copy
 from fedaudit.results import AttackSummary, FindingResult
 from fedaudit.scenario.scenario import Scenario, apply_override, scenario_from
 from fedaudit.simulation.history import answers
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
-from fedaudit.task.targets import hard_targets
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
@@ -182,18 +180,8 @@ class Settings:
                 with torch.no_grad():
                     own, one = (float(transcript.loss(o, true)) for o in (told, told.mean(0).expand_as(told)))
                 return "" if own < one else f"{said}: its loss is no lower than that of one answer for all"
-            if info.task_kind == "segmentation":
-                answered = hard_targets(told, info.task_kind)[true != NOTHING]
-                true = true[true != NOTHING]
-                right, most = (answered == true).double().mean(), true.bincount().max() / true.numel()
-                return (
-                    ""
-                    if right > most
-                    else f"{said}: it does no better than one class for every {info.example_kind.element}"
-                )
-            told = told.sigmoid() if info.task_kind == "multi-label" else told
-            better = (told - true).square().sum() < (true - true.mean(dim=0)).square().sum()
-            return "" if better else f"{said}: it predicts no better than the mean of all targets"
+            why = info.task_kind.unlearnt(told, true, info.example_kind.element)
+            return why and f"{said}: {why}"
         counts = sum((answers(module, info, part) for part in parts), torch.zeros(2, info.num_classes)).double()
         of_class = counts.sum(dim=0)
         reached, guess = float(counts[1].sum() / of_class.sum()), float(of_class.max() / of_class.sum())

@@ -506,10 +506,11 @@ def _task(
     kind = PACKED if seen.packed_inputs else fitting_kind(shape, discrete=tokens is not None)
     channels = kind.channels(shape)
     outputs = None if seen.heads else outputs_of(module, shape, tokens)
+    asked = None if seen.heads else observed_task(labels, shape, seen.loss, outputs)
     observed = ObservedTask(
         kind=kind.name,
         outputs=outputs,
-        task=None if seen.heads else observed_task(labels, shape, seen.loss, outputs),
+        task=asked.name if asked else None,
         input_shape=shape,
         mean=(0.0,) * channels,
         std=(1.0,) * channels,

@@ -16,9 +16,10 @@ from torch import nn
 from fedaudit.data import Dataset
 from fedaudit.models import has_batch_norm, set_training_mode
 from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.history import answers
 from fedaudit.simulation.local_training import local_randomness, on_device, train
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.training import Loss, class_logits
+from fedaudit.task.training import Loss
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import device_name, fingerprint
 from fedaudit.utils.machine import computing_on
@@ -121,19 +122,8 @@ def _train(
             with local_randomness(derive_seed(scenario.seed, "pretraining", epoch)):
                 train(model, loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
             report(epoch + 1)
-        if dataset.task == "classification":
-            text += f", test accuracy {accuracy(model, task_info, dataset):.3f}"
+        if dataset.num_classes is not None:
+            wrong, right = answers(model.eval(), task_info, dataset.test).sum(dim=1).tolist()
+            text += f", test accuracy {right / (wrong + right):.3f}"
         model.cpu()
     return text if device == "cpu" else f"{text}, on {device_name(device)}"
-
-
-def accuracy(model: nn.Module, task_info: TaskInfo, dataset: Dataset) -> float:
-    """Return the share of the test split that the model classifies correctly."""
-    test, device = dataset.test, next(model.parameters()).device
-    model.eval()
-    right = 0
-    with torch.no_grad():
-        for inputs, targets in zip(test.inputs.split(500), test.targets.split(500), strict=True):
-            predicted = class_logits(model(task_info.normalise(inputs.to(device)))).argmax(dim=1)
-            right += int((predicted == targets.to(device)).sum())
-    return right / int((test.targets >= 0).sum())

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fedaudit.data.dataset import Split
 from fedaudit.results.findings import Adjacency, Unit
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.training import class_logits
 
 
 @dataclass
@@ -93,7 +92,7 @@ class History:
         It is measured on what no client holds, of the clients' classes alone.
         """
         due = finished % self.every == 0 or last if self.every else last and self.at_end
-        if task_info.task_kind == "regression" or not due:
+        if task_info.task_kind.real or not due:
             return
         self.measured_on = min(self.examples, len(held_out))
         right = answers(model, task_info, held_out[torch.arange(self.measured_on)])
@@ -104,7 +103,7 @@ class History:
         per_client = []
         for data in client_data:
             held = torch.ones(len(total), dtype=torch.float64)  # of labels a client has each
-            if task_info.task_kind != "multi-label":
+            if not data.targets.is_floating_point():
                 held = torch.bincount(data.targets[data.targets >= 0], minlength=len(total)).double()
             held *= total > 0
             per_client.append(float((by_class * held).sum() / held.sum().clamp(min=1)))
@@ -123,13 +122,8 @@ def answers(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
     with torch.no_grad():
         for inputs, targets in zip(data.inputs.split(250), data.targets.split(250), strict=True):
             outputs = model(task_info.normalise(inputs.to(device))).cpu()
-            if task_info.task_kind == "multi-label":
-                hit, targets = (outputs > 0) == (targets > 0), torch.arange(outputs.shape[1]).expand(outputs.shape)
-            else:
-                hit = class_logits(outputs).argmax(dim=1) == targets
-            asked = targets >= 0  # of sequences and masks the rest is left out
-            hit, targets = hit[asked], targets[asked]
-            counts.index_put_((hit.long(), targets), torch.ones(len(targets), dtype=torch.float64), accumulate=True)
+            right, of = task_info.task_kind.right(outputs, targets)
+            counts.index_put_((right.long(), of), torch.ones(len(of), dtype=torch.float64), accumulate=True)
     for part, mode in modes.items():
         part.training = mode
     return counts

@@ -256,7 +256,7 @@ def truth_of(data: list[Split], clients: Iterable[int], federation: Federation) 
 
 def check_task(info: TaskInfo) -> None:
     """Refuse what boosted trees of one output can't learn."""
-    one = info.num_classes == 2 or (info.task_kind == "regression" and info.num_targets == 1)
+    one = info.num_classes == 2 or (info.task_kind.real and info.num_targets == 1)
     if (
         len(info.example_kind.axes) != 1
         or info.example_kind.discrete

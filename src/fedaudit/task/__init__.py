@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING
 from fedaudit.utils.lazy import lazy
 
 if TYPE_CHECKING:
+    from fedaudit.task.base import Categorical, Task, register
     from fedaudit.task.info import TaskInfo
-    from fedaudit.task.training import TrainingConfig, loss_function
+    from fedaudit.task.targets import TASKS
+    from fedaudit.task.training import LOSSES, TrainingConfig, loss_function
 else:
     __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
+    "LOSSES",
+    "TASKS",
+    "Categorical",
+    "Task",
     "TaskInfo",
     "TrainingConfig",
     "loss_function",
+    "register",
 ]

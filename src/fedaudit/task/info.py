@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedaudit.modalities import EXAMPLE_KINDS, ExampleKind, Packing, TokenInfo, example_kind, register
 from fedaudit.modalities.columns import Column, check_columns
-from fedaudit.task.targets import BCE, CROSS_ENTROPY, TASKS, Task, check_loss, target_shape
-from fedaudit.task.training import LOSSES
+from fedaudit.task.base import TASKS, Task
+from fedaudit.task.targets import CLASSIFICATION, NEXT_TOKEN, REGRESSION, task_named
+from fedaudit.task.training import BCE, CROSS_ENTROPY, LOSSES
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import LARGEST, SMALLEST
 
@@ -78,7 +79,7 @@ class TaskInfo:
         columns: of a table, their names, types and categories; none where they aren't known.
         tokens: of text, its vocabulary and task; None for other examples.
         inserted: the module that a malicious server put before the network; None: nothing.
-        task: what the model is asked for, one of :data:`fedaudit.task.targets.TASKS`; None: classification where there
+        task: what the model is asked for, one of :data:`fedaudit.task.TASKS`; None: classification where there
             are classes, else regression.
         num_targets: labels or numbers that an example has, or classes that a mask's pixel can have; 1 of a mask: the
             model returns one logit a pixel, of class 1 against class 0.
@@ -109,7 +110,7 @@ class TaskInfo:
     tokens: TokenInfo | None = None
     inserted: InsertedModule | None = None
     summed: bool = False
-    task: Task | None = None
+    task: str | None = None
     num_targets: int = 1
     packed_inputs: Packing | None = None
     heads: Packing | None = None
@@ -138,7 +139,7 @@ class TaskInfo:
         if self.width is not None and not 1 <= self.width <= _WIDEST:
             raise BadInput(f"width is {self.width}; it must be 1 to {_WIDEST:,}")
         if self.loss in LOSSES:
-            check_loss(self.task_kind, self.num_classes, self.loss, self.outputs)
+            self.task_kind.check_loss(self.loss, self.outputs, self.num_classes)
         if self.loss == BCE and self.num_classes not in (2, None):
             raise BadInput(f"the loss '{BCE}' is for the two classes 0 and 1, not for {self.num_classes} classes")
         channels = kind.channels(shape)
@@ -153,9 +154,9 @@ class TaskInfo:
     def _check_task(self) -> None:
         if not 1 <= self.num_targets <= _WIDEST or (self.num_classes is not None and self.num_targets != 1):
             raise BadInput(f"num_targets is {self.num_targets}; it must be 1 to {_WIDEST:,}, and 1 beside classes")
-        if (self.task_kind == "classification") != (self.num_classes is not None):
-            raise BadInput(f"num_classes is {self.num_classes}, which doesn't fit {TASKS[self.task_kind].targets}")
-        if self.task_kind == "segmentation" and len(self.input_shape) < 2:
+        if self.task_kind.one_class != (self.num_classes is not None):
+            raise BadInput(f"num_classes is {self.num_classes}, which doesn't fit {self.task_kind.targets}")
+        if self.task_kind.dense and len(self.input_shape) < 2:
             raise BadInput(f"masks are of images, volumes and signals, not of {self.example_kind.described}")
 
     def _check_packing(self) -> None:
@@ -164,38 +165,39 @@ class TaskInfo:
             raise BadInput(f"inputs {self.packed_inputs} don't fit {self.example_kind.described} of {shape}")
         if (self.heads is None) != (self.packed_targets is None):
             raise BadInput("several outputs and their targets belong together")
-        if self.packed_targets and (self.task_kind != "regression" or self.packed_targets.size != self.num_targets):
-            asked = f"{self.num_targets} {TASKS[self.task_kind].targets}"
-            raise BadInput(f"targets {self.packed_targets} don't fit {asked}")
+        if self.packed_targets and (not self.task_kind.real or self.packed_targets.size != self.num_targets):
+            raise BadInput(f"targets {self.packed_targets} don't fit {self.num_targets} {self.task_kind.targets}")
         if self.heads and self.loss != "custom":
             raise BadInput(f"a model of several outputs trains with a user's own loss, not with '{self.loss}'")
 
     @property
     def asked(self) -> str:
         """What the model predicts, in words."""
-        return f"several outputs ({self.heads})" if self.heads else TASKS[self.task_kind].targets
+        return f"several outputs ({self.heads})" if self.heads else self.task_kind.targets
 
     @property
     def task_kind(self) -> Task:
         """What the model is asked for."""
-        return self.task or ("regression" if self.num_classes is None else "classification")
+        if self.causal:
+            return NEXT_TOKEN
+        return task_named(self.task) if self.task else REGRESSION if self.num_classes is None else CLASSIFICATION
 
     @property
     def target_shape(self) -> tuple[int, ...]:
         """The shape of one example's target: () for a class, (k,) for labels and numbers, that of a mask."""
-        return self.input_shape if self.causal else target_shape(self.task_kind, self.num_targets, self.input_shape)
+        return self.task_kind.target_shape(self.num_targets, self.input_shape)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what the model returns of one example."""
-        maps = self.input_shape if self.causal else self.target_shape if self.task_kind == "segmentation" else ()
-        return (self.outputs, *maps)
+        return (self.outputs, *self.task_kind.positions(self.input_shape))
 
     def _check_tokens(self) -> None:
         if self.example_kind.discrete != (self.tokens is not None):
             raise BadInput(f"a vocabulary belongs to {self.kind} data" if self.tokens else "tokens need a vocabulary")
         vocabulary = self.tokens.vocabulary if self.tokens else None
-        if self.causal and (self.num_classes != vocabulary or self.extra_classes or self.loss == BCE):
+        other = self.num_classes != vocabulary or (self.task and not task_named(self.task).one_class)
+        if self.causal and (other or self.extra_classes or self.loss == BCE):
             raise BadInput(
                 "a causal task has a class for each token of the vocabulary, and cross-entropy as its loss: set "
                 "spare_outputs to 0, and model.loss to auto"
@@ -225,8 +227,9 @@ class TaskInfo:
             raise BadInput(f"label_smoothing and class_weights belong to cross-entropy, not to the loss '{self.loss}'")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let the kind, perhaps a user's own, travel with its name: worker processes don't know of it."""
-        return _received, (self.example_kind, tuple(getattr(self, field.name) for field in fields(self)))
+        """Let kind and task, perhaps a user's own, travel with their names: worker processes don't know of them."""
+        task = task_named(self.task) if self.task else None
+        return _received, (self.example_kind, task, tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
     def example_kind(self) -> ExampleKind:
@@ -240,20 +243,18 @@ class TaskInfo:
         Of several outputs their values, all together.
         """
         if self.num_classes is None:
-            return self.heads.size if self.heads else self.num_targets
+            return self.heads.size if self.heads else self.num_targets - self.task_kind.fewer_outputs
         return 1 if self.loss == BCE else self.num_classes + self.extra_classes
 
     @property
     def target_values(self) -> int:
         """How many classes an example, or a mask's pixel, can have; of other tasks the numbers an example has."""
-        if self.task_kind == "segmentation":
-            return max(self.num_targets, 2)
-        return self.num_classes or self.num_targets
+        return self.task_kind.target_values(self.num_classes or self.num_targets)
 
     def blank(self, count: int) -> tuple[Tensor, Tensor]:
         """Return examples (count, ...) of zeros as the model sees them, and targets for them, of class 0 (or 0.0)."""
         inputs = self.normalise(torch.zeros((count, *self.input_shape), dtype=self.example_kind.dtype))
-        return inputs, torch.zeros((count, *self.target_shape), dtype=TASKS[self.task_kind].dtype)
+        return inputs, torch.zeros((count, *self.target_shape), dtype=self.task_kind.dtype)
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Turn examples (n, ...), as they stand in a data set, into what the model sees."""
@@ -272,8 +273,10 @@ class TaskInfo:
         return self.normalise(torch.full_like(like[:1], low)), self.normalise(torch.full_like(like[:1], high))
 
 
-def _received(kind: ExampleKind, values: tuple[Any, ...]) -> TaskInfo:
-    """Return the task info that was sent to this process, where the kind may be new."""
+def _received(kind: ExampleKind, task: Task | None, values: tuple[Any, ...]) -> TaskInfo:
+    """Return the task info that was sent to this process, where kind and task may be new."""
     if kind.name not in EXAMPLE_KINDS:
         register(kind)
+    if task is not None and task.name not in TASKS:
+        TASKS.register(task.name, task.targets)(task)
     return TaskInfo(*values)

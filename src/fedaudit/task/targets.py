@@ -1,177 +1,203 @@
-"""What a model is asked for of every example: a class, several labels, numbers, or a mask; what targets look like."""
+"""The tasks, and which of them targets are of: as arrays have them, or as a loss was given them."""
 
 from __future__ import annotations
 
-import math
-from typing import Literal, NamedTuple
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator
 from torch import Tensor
 
 from fedaudit.modalities import NOTHING
+from fedaudit.modalities.table import standardise
+from fedaudit.task.base import TASKS as TASKS
+from fedaudit.task.base import Categorical, Shape, Task, register
+from fedaudit.task.training import BCE, CROSS_ENTROPY, DICE, DICE_CROSS_ENTROPY, MSE
 from fedaudit.utils.errors import BadInput
 
-Task = Literal["classification", "multi-label", "regression", "segmentation"]
 
-CROSS_ENTROPY, BCE, MSE, DICE, DICE_CROSS_ENTROPY = (
-    "cross-entropy",
-    "bce-with-logits",
-    "mse",
-    "dice",
-    "dice-cross-entropy",
-)
-ONE_LOGIT = (BCE, DICE, DICE_CROSS_ENTROPY)  # of masks with one logit a pixel
-
-
-class TaskKind(NamedTuple):
-    """A kind of task.
-
-    Attributes:
-        targets: of one example, in words, for several of them.
-        losses: registered ones that fit it; the first is the usual one. Of masks with one logit a pixel these are
-            ``ONE_LOGIT``.
-        letters: the shape of n examples' targets, as the documentation writes it.
-        dtype: of targets.
-    """
-
-    targets: str
-    losses: tuple[str, ...]
-    letters: str
-    dtype: torch.dtype
+class Classification(Categorical):
+    name = "classification"
+    targets = "classes"
+    losses = (CROSS_ENTROPY,)
+    one_output = (CROSS_ENTROPY, BCE)
+    otherwise = (
+        ", several labels as 0 and 1 of shape (n, k), or masks of the shape of the inputs without their channels{}"
+    )
+    one_class = True
 
 
-TASKS: dict[Task, TaskKind] = {
-    "classification": TaskKind("classes", (CROSS_ENTROPY, BCE), "(n,)", torch.int64),
-    "multi-label": TaskKind("labels, each 0 or 1", (BCE, MSE), "(n, k)", torch.float32),
-    "regression": TaskKind("real values (regression)", (MSE,), "(n, k)", torch.float32),
-    "segmentation": TaskKind("masks", (CROSS_ENTROPY, DICE, DICE_CROSS_ENTROPY), "(n, *spatial)", torch.int64),
-}
+class NextToken(Classification):
+    """The token that follows at every position, but where none does. No data set names it: a ``TokenInfo`` says so."""
+
+    name = "causal"
+    ignores = True
+
+    def positions(self, input_shape: Shape) -> Shape:
+        return input_shape
 
 
-def target_shape(task: Task, num_targets: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of one example's target; a mask has that of the input, less its channels."""
-    if task == "segmentation":
+class Segmentation(Categorical):
+    name = "segmentation"
+    targets = "masks"
+    said = "masks of {} classes"
+    losses = (CROSS_ENTROPY, DICE, DICE_CROSS_ENTROPY)
+    one_output = (BCE, DICE, DICE_CROSS_ENTROPY)
+    instead = f", or {BCE} with a model of one logit a pixel where there is one thing to find"
+    otherwise = ", the class of every pixel"
+    dense = True
+    ignores = True
+
+    def positions(self, input_shape: Shape) -> Shape:
         return input_shape[1:]
-    return () if task == "classification" else (num_targets,)
+
+    def count(self, train: Tensor, test: Tensor, where: str) -> int:
+        """Return it, and refuse classes with numbers far above how many there are, as pictures of masks have them."""
+        values = self.asked(torch.cat([train.flatten().unique(), test.flatten().unique()]).unique())
+        most, found = int(values[-1]) if len(values) else 0, len(values)
+        if most > 1 and most + 1 >= 2 * found:
+            shown = ", ".join(map(str, values[:5].tolist())) + (", …" if found > 5 else "")
+            raise BadInput(
+                f"{where}: masks have the values {shown} up to {most}, which would be {most + 1} classes; number them "
+                f"from 0 (0 and 255: masks > 0; ignored pixels: {NOTHING}, which no loss counts), or say num_classes"
+            )
+        return super().count(train, test, where)
 
 
-def soft_targets(logits: Tensor, task: Task) -> Tensor:
-    """Return differentiable targets of (n, outputs, ...) variables, as a registered loss takes them."""
-    if task == "multi-label" or (task == "segmentation" and logits.shape[1] == 1):
-        return logits.sigmoid()
-    return logits if task == "regression" else logits.softmax(dim=1)
+class MultiLabel(Task):
+    name = "multi-label"
+    targets = "labels, each 0 or 1"
+    said = "{} labels, each 0 or 1"
+    losses = (BCE, MSE)
+    real = False
+    label_sets = True
 
+    def value_fault(self, targets: Tensor, count: int) -> str | None:
+        whole = bool(((targets == 0) | (targets == 1)).all())
+        return super().value_fault(targets, count) or (None if whole else "labels of a multi-label task are 0 or 1")
 
-def hard_targets(logits: Tensor, task: Task) -> Tensor:
-    """Return the targets (n, ...), of their own type, that such variables stand for."""
-    if task == "segmentation" and logits.shape[1] == 1:
-        return (logits[:, 0] > 0).long()
-    if task in ("classification", "segmentation"):
-        return logits.argmax(dim=1)
-    return soft_targets(logits, task).round() if task == "multi-label" else logits
-
-
-def target_fault(targets: Tensor, task: Task, count: int, shape: tuple[int, ...]) -> str | None:
-    """Return why targets (n, ...) can't be those of such a task; None where they can.
-
-    Args:
-        targets: of any type; of masks ``NOTHING`` where a pixel is ignored.
-        count: classes of a classification or of a mask's pixels, else values an example.
-        shape: of one example's target.
-    """
-    kind = TASKS[task]
-    if targets.dtype != kind.dtype or tuple(targets.shape[1:]) != shape or not targets.ndim:
-        wanted = f"{str(kind.dtype).removeprefix('torch.')} {('n', *shape)}".replace("'", "")
-        return f"{task} targets must be {wanted}, not {targets.dtype} {tuple(targets.shape)}"
-    if kind.dtype == torch.int64:
-        targets = targets[targets != NOTHING] if task == "segmentation" else targets
-        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < count:
-            worst = int(targets.max()) if int(targets.max()) >= count else int(targets.min())
-            return f"class target {worst} is not in 0..{count - 1}; check the labels"
-    elif not bool(torch.isfinite(targets).all()):
-        return f"{task} targets must be finite"
-    elif task == "multi-label" and not bool(((targets == 0) | (targets == 1)).all()):
-        return "labels of a multi-label task are 0 or 1"
-    return None
-
-
-def check_loss(task: Task, num_classes: int | None, loss: str, outputs: int) -> None:
-    """Check that a registered loss fits a task and ``outputs``, of a mask for each pixel; BadInput says which does."""
-    kind, one_logit = TASKS[task], task == "segmentation" and outputs == 1
-    losses = ONE_LOGIT if one_logit else kind.losses
-    if loss in losses:
-        return
-    what = f"{num_classes} classes" if num_classes else kind.targets
-    what = "masks of one logit a pixel" if one_logit else what
-    fits = ", ".join(losses[:1] if task == "classification" else losses)
-    if loss == BCE and task == "segmentation":
-        fits += f", or {BCE} with a model of one logit a pixel where there is one thing to find"
-    elif loss == BCE:
-        fits += f", or for the classes 0 and 1 Dataset.from_tensors(…, classes=True) and {BCE}"
-    raise BadInput(f"the loss '{loss}' doesn't fit targets that are {what}; use {fits}")
-
-
-def observed_task(targets: Tensor, input_shape: tuple[int, ...], loss: str | None, outputs: int | None) -> Task | None:
-    """Return what a model is asked for that was seen with these targets; None where they don't tell.
-
-    Args:
-        targets: (n, ...) as the loss was given them, of all batches that were seen.
-        loss: registered name, or ``custom``.
-    """
-    spatial, shape = input_shape[1:], tuple(targets.shape[1:])
-    masks = spatial and (shape in (spatial, (1, *spatial)) or shape == (outputs, *spatial))
-    pictures = masks and loss == "custom" and outputs == 1 and not _of_two_classes(targets)
-    if masks and not pictures and loss != MSE and (loss != BCE or outputs == 1):
-        return "segmentation"
-    several = len(shape) == 1 and shape[0] == outputs and shape[0] > 1
-    if loss == BCE:
-        return "multi-label" if several else "classification"
-    if loss == MSE:
-        return "regression"
-    if several and loss == "custom":
-        return "multi-label" if bool(((targets == 0) | (targets == 1)).all()) else "regression"
-    return None
-
-
-def _of_two_classes(targets: Tensor) -> bool:
-    """Return whether these can be masks of one logit: 0 and 1, or what is ignored (below 0, or 255)."""
-    return bool(((targets == 0) | (targets == 1) | (targets < 0) | (targets == 255)).all())
-
-
-def usual_task(loss: str, outputs: int) -> Task:
-    """Return what a model is asked for by a loss whose targets don't tell, or weren't seen."""
-    if loss == MSE or (loss == "custom" and outputs == 1):
-        return "regression"
-    return "multi-label" if loss == BCE and outputs > 1 else "classification"
-
-
-def read_targets(seen: Tensor, task: Task, shape: tuple[int, ...]) -> Tensor:
-    """Return targets (n, ...) as data sets have them, of those (n, ...) that a loss was given.
-
-    Probabilities are read as what is likelier: of classes the largest, of labels and of masks of one logit from above
-    one half.
-
-    Args:
-        seen: of any type; of masks ``NOTHING`` where a pixel is ignored.
-        shape: of one example's target.
-    """
-    kind, own = TASKS[task], tuple(seen.shape[1:])
-    if task in ("classification", "segmentation") and seen.is_floating_point():
-        chances = bool(((seen >= 0) & (seen <= 1)).all())
-        if len(own) == len(shape) + 1 and own[1:] == shape and own[0] > 1 and chances:
-            return seen.argmax(dim=1)  # as of mixed or one-hot labels
-        if not chances and not bool((seen == seen.round()).all()):
-            raise BadInput(f"the targets are real numbers, and {kind.targets} are whole numbers or probabilities")
-        seen = (seen > 0.5).long() if chances else seen
-    if seen[:1].numel() != math.prod(shape):
-        raise BadInput(
-            f"clients trained on targets of shape {tuple(seen.shape)}, and {kind.targets} of this model are "
-            f"{('n', *shape)}".replace("'", "")
-            + "; of maps of pixels masks alone can be audited, of whole numbers"
-        )
-    if task == "multi-label":
+    def as_given(self, seen: Tensor, shape: Shape) -> Tensor:
+        seen = super().as_given(seen, shape)
         if not bool(((seen >= 0) & (seen <= 1)).all()):
             least, most = float(seen.min()), float(seen.max())
             raise BadInput(f"labels of a multi-label task are 0 or 1, or between, and these are {least:g} to {most:g}")
-        seen = seen > 0.5
-    return seen.to(kind.dtype).view(len(seen), *shape)
+        return (seen > 0.5).to(self.dtype)
+
+    def soft(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
+
+    def hard(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid().round()
+
+    def right(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        labels = torch.arange(outputs.shape[1]).expand(outputs.shape)
+        return ((outputs > 0) == (targets > 0)).flatten(), labels.flatten()
+
+
+class Regression(Task):
+    name = "regression"
+    targets = "real values (regression)"
+    said = "{} real values (regression)"
+    losses = (MSE,)
+
+    def prepare(self, train: Tensor, test: Tensor, count: int, *, raw: bool) -> tuple[Tensor, Tensor, str]:
+        if raw:
+            return train.float(), test.float(), "targets as given"
+        said = f"targets standardised (mean {float(train.mean()):.4g}, deviation {float(train.std(correction=0)):.4g})"
+        return *standardise(train, test), said if count == 1 else f"{count} numbers an example, each standardised"
+
+
+CLASSIFICATION, MULTI_LABEL = register(Classification()), register(MultiLabel())
+REGRESSION, SEGMENTATION = register(Regression()), register(Segmentation())
+NEXT_TOKEN = NextToken()
+
+
+def task_named(name: str) -> Task:
+    """Return the task ``name``; BadInput: there is none."""
+    return TASKS[name].value
+
+
+TaskName = Annotated[str, AfterValidator(lambda name: task_named(name).name)]
+
+
+def read_targets(
+    array: Tensor, shape: Shape, where: str, name: str | None = None, *, classes: bool = False, raw: bool = False
+) -> tuple[Task, Tensor]:
+    """Return the task that the targets in an array are of, and the targets: int64, or float64 where they are numbers.
+
+    BadInput: they are of no task, or may be of several.
+
+    Args:
+        shape: of one example.
+        name: of the task; None: what the targets' type, shape and values say.
+        classes: floating-point targets are the classes 0 and 1.
+        raw: a loss gives floating-point targets their meaning, 0 and 1 as any others.
+    """
+    task = None if name is None else task_named(name)
+    if classes and array.is_floating_point():
+        if not bool(((array == 0) | (array == 1)).all()):
+            raise BadInput(f"{where}: binary cross-entropy is for the targets 0 and 1, and there are others")
+        array = array.long()
+    if bool((missing := ~torch.isfinite(array)).any()):
+        count = int(missing.reshape(missing.shape[0] if array.ndim else 1, -1).any(dim=1).sum())
+        raise BadInput(f"{where}: targets that are not finite or missing, of {count:,} examples; leave these out")
+    spatial, whole = shape[1:], not array.is_floating_point()
+    if (whole and array.shape[1:] == (1,)) or (spatial and array.shape[1:] == (1, *spatial)):
+        array = array[:, 0]  # an axis of one column or channel
+    if (task is None or task.dense) and not whole and spatial and array.shape[1:] == spatial:
+        array = array.long() if bool((array == array.round()).all()) else array
+    task = task or _guessed(array, spatial, where, raw=raw)
+    return task, task.read(array, shape, where)
+
+
+def _guessed(targets: Tensor, spatial: Shape, where: str, *, raw: bool) -> Task:
+    """Return the task of targets of which nobody says it; BadInput where they may be of several."""
+    binary = bool(((targets == 0) | (targets == 1)).all())
+    columns = targets.ndim == 2 and targets.shape[1] > 1
+    if spatial and tuple(targets.shape[1:]) == spatial and not targets.is_floating_point():
+        if columns and binary:
+            say = "Dataset.from_tensors(…, task='multi-label') or 'segmentation'"
+            raise BadInput(f"{where}: 0 and 1 of shape {tuple(targets.shape)} are labels or masks; say which: {say}")
+        return SEGMENTATION
+    if columns and not binary and bool(((targets == 0) | (targets.abs() == 1)).all()):
+        raise BadInput(
+            f"{where}: targets of -1, 0 and 1 in {targets.shape[1]} columns are no labels, which are 0 or 1; give -1 "
+            "(uncertain) one of these, or say what they are: task='regression'"
+        )
+    if columns and binary:
+        if bool((targets.sum(dim=1) == 1).all()):
+            raise BadInput(
+                f"{where}: targets with a single 1 in every row look like one-hot classes; give their numbers, "
+                "targets.argmax(1), or say that they are labels: task='multi-label'"
+            )
+        return MULTI_LABEL
+    if targets.is_floating_point() and not raw and binary and targets.ndim < 3 and len(targets.unique()) == 2:
+        raise BadInput(
+            f"{where}: targets of 0.0 and 1.0 are two classes or numbers; give classes as whole numbers "
+            "(targets.long()), or say that they are numbers: task='regression'"
+        )
+    return REGRESSION if targets.is_floating_point() else CLASSIFICATION
+
+
+def observed_task(seen: Tensor, input_shape: Shape, loss: str | None, outputs: int | None) -> Task | None:
+    """Return what a model is asked for whose ``loss`` was given these targets (n, ...); None where they don't tell."""
+    spatial, shape, binary = input_shape[1:], tuple(seen.shape[1:]), (seen == 0) | (seen == 1)
+    if spatial and shape in (spatial, (1, *spatial), (outputs, *spatial)) and loss != MSE:
+        pictures = loss == "custom" and not bool((binary | (seen < 0) | (seen == 255)).all())  # or what is ignored
+        if loss != BCE if outputs != 1 else not pictures:
+            return SEGMENTATION
+    several = shape == (outputs,) and shape[0] > 1
+    if several and (loss == BCE or (loss == "custom" and bool(binary.all()))):
+        return MULTI_LABEL
+    if loss == MSE or (several and loss == "custom"):
+        return REGRESSION
+    return CLASSIFICATION if loss == BCE else None
+
+
+def usual_task(loss: str, outputs: int, name: str | None = None) -> Task:
+    """Return what a model is asked for: the task ``name``, or by a loss whose targets don't tell, or weren't seen."""
+    if name is not None:
+        return task_named(name)
+    if loss == MSE or (loss == "custom" and outputs == 1):
+        return REGRESSION
+    return MULTI_LABEL if loss == BCE and outputs > 1 else CLASSIFICATION

@@ -12,9 +12,11 @@ from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from fedaudit.modalities import NOTHING
-from fedaudit.task.targets import BCE, CROSS_ENTROPY, DICE, DICE_CROSS_ENTROPY, MSE
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.validation import LARGEST
+
+CROSS_ENTROPY, BCE, MSE = "cross-entropy", "bce-with-logits", "mse"
+DICE, DICE_CROSS_ENTROPY = "dice", "dice-cross-entropy"
 
 Loss = Callable[[Any, Any], Tensor]  # of outputs and targets, tensors unless a model has several outputs
 
@@ -26,12 +28,8 @@ def bce_with_logits(
 ) -> Tensor:
     """Return the binary cross-entropy of logits (n, k), the mean over all of them.
 
-    Args:
-        outputs: (n, k), of the classes 0 and 1 (n, 1); of masks of these (n, 1, *spatial).
-        targets: (n, k) labels, each 0 or 1; of the classes 0 and 1 int64 (n,) or masks (n, *spatial), where a pixel
-            ``NOTHING`` counts nothing.
-        reduction: ``mean`` or ``sum``.
-        pos_weight: (k,) what a label that is 1 weighs; of masks (1,).
+    Targets are (n, k) labels; or of one logit the classes 0 and 1, int64 (n,) or masks (n, *spatial), where a pixel
+    ``NOTHING`` counts nothing. ``pos_weight``: (k,) what a label that is 1 weighs; of masks (1,).
     """
     if outputs.ndim > 2 and not targets.is_floating_point():
         masks = targets.reshape(outputs.shape)
@@ -50,11 +48,8 @@ def dice_loss(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tens
     Departures from its Section 3, as in MONAI: probabilities aren't squared, and the background is a class, too. Of one
     logit they are its sigmoid, and class 1 alone counts.
 
-    Args:
-        outputs: (n, c, *spatial) logits; (n, 1, *spatial), of class 1 against class 0.
-        targets: int64 (n, *spatial) classes, where a pixel ``NOTHING`` counts nothing, or (n, c, *spatial)
-            probabilities of them.
-        reduction: ``mean``; ``sum``: over examples and classes.
+    Outputs are (n, c, *spatial) logits, targets int64 (n, *spatial) classes, where a pixel ``NOTHING`` counts nothing,
+    or (n, c, *spatial) probabilities of them.
     """
     one = outputs.shape[1] == 1
     likely = (outputs.sigmoid() if one else outputs.softmax(dim=1)).flatten(2)
@@ -105,14 +100,7 @@ def loss_name(loss: Loss) -> str:
 
 
 def class_logits(outputs: Tensor) -> Tensor:
-    """Return a classifier's outputs as one logit a class: of a single one z, the two logits 0 and z.
-
-    Args:
-        outputs: (n, classes), or (n, 1), the logit of class 1 against class 0.
-
-    Returns:
-        (n, classes), whose softmax is the probability of each class.
-    """
+    """Return a classifier's outputs as (n, classes) logits: of a single one z, of class 1 against class 0, 0 and z."""
     return torch.cat([torch.zeros_like(outputs), outputs], dim=1) if outputs.shape[1] == 1 else outputs
 
 

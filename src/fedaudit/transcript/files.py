@@ -26,7 +26,7 @@ from fedaudit.epsilon.canaries import OBSERVERS, Canaries
 from fedaudit.modalities import Packing, TokenInfo
 from fedaudit.modalities.columns import Column
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import Task
+from fedaudit.task.targets import TaskName
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.rounds import REMEDY, Digest, Files
 from fedaudit.transcript.update import CONTRADICTED, Replay, SanitiserInfo
@@ -89,7 +89,7 @@ class ObservedTask(BaseModel):
     most: tuple[float, ...] | None = None
     columns: tuple[Column, ...] | None = None
     tokens: TokenInfo | None = None
-    task: Task | None = None
+    task: TaskName | None = None
     packed_inputs: Packing | None = None
     heads: Packing | None = None
     packed_targets: Packing | None = None

@@ -19,8 +19,8 @@ from fedaudit.modalities.base import DARK
 from fedaudit.models import adapters_names
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import as_called, recognise
-from fedaudit.task.targets import BCE, DICE, DICE_CROSS_ENTROPY, usual_task
-from fedaudit.task.training import Loss, loss_function
+from fedaudit.task.targets import task_named, usual_task
+from fedaudit.task.training import BCE, DICE, DICE_CROSS_ENTROPY, Loss, loss_function
 from fedaudit.transcript.files import MessageEntry, ObservedTask, RoundEntry, SentEntry, round_file
 from fedaudit.transcript.rounds import Files, Round, expected, labels_of, read_file
 from fedaudit.transcript.update import Update
@@ -220,7 +220,7 @@ def complete_task(
     name, options = task.loss, (task.label_smoothing, task.class_weights)
     summed = False
     if loss is not None:
-        several = task.task in ("multi-label", "regression", "segmentation")
+        several = task.task is not None and not task_named(task.task).one_class
         known_classes = None if several or outputs == 1 else outputs
         read = None if task.heads else recognise(loss, outputs, known_classes, task.task, len(shape) - 1)
         name, options = (read.name, read[1:3]) if read is not None else ("custom", (0.0, None))
@@ -238,8 +238,8 @@ def complete_task(
                 "that returns the tensor alone, and record that"
             )
         raise BadInput(f"clients minimise a user's own loss{of}; give it: loss=…")
-    asked = task.task or usual_task(name, outputs)
-    classes = None if asked != "classification" else 2 if name == BCE else max(outputs, 2)
+    asked = usual_task(name, outputs, task.task)
+    classes = (2 if name == BCE else asked.target_values(outputs)) if asked.one_class else None
     classes = task.tokens.vocabulary if task.tokens and task.tokens.causal else classes
     channels = example_kind(kind).channels(shape)
     mean, std = task.mean, task.std
@@ -253,8 +253,12 @@ def complete_task(
         kind=kind,
         input_shape=shape,
         num_classes=classes,
-        task=asked,
-        num_targets=1 if classes is not None else task.packed_targets.size if task.packed_targets else outputs,
+        task=asked.name,
+        num_targets=1
+        if classes
+        else task.packed_targets.size
+        if task.packed_targets
+        else outputs + asked.fewer_outputs,
         mean=tuple(mean),
         std=tuple(std),
         dropout=True if task.dropout is None else task.dropout,
@@ -282,11 +286,7 @@ def _preprocessing(
     """Return mean and standard deviation: estimated from the range of what the model saw, where it has bounds.
 
     Of many images some pixel is black and some is white, in each channel: x = (p − mean) / std lies in
-    [−mean / std, (1 − mean) / std].
-
-    Args:
-        least, most: of the inputs, per channel; None where it wasn't recorded.
-        notes: take what was assumed.
+    [−mean / std, (1 − mean) / std]. ``notes`` take what was assumed.
     """
     identity = (0.0,) * channels, (1.0,) * channels
     if example_kind(kind).bounds is None:

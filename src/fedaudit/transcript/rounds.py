@@ -16,9 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedaudit.modalities import NOTHING
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import TASKS, target_fault
 from fedaudit.transcript.update import Update
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
@@ -165,23 +163,14 @@ def check_examples(inputs: Tensor, labels: Tensor, task_info: TaskInfo, count: i
 
 def check_labels(labels: Tensor, task_info: TaskInfo, where: str) -> None:
     """Check that ``labels``, which ``where`` names, fit the task."""
-    fault = None
-    if task_info.causal:
-        classes = task_info.num_classes
-        wrong = labels.dtype != torch.int64 or labels.shape[1:] != task_info.input_shape or labels.ndim != 2
-        wrong = wrong or bool(((labels < 0) & (labels != NOTHING) | (labels >= (classes or 0))).any())
-    else:
-        count, kind = task_info.target_values, task_info.task_kind
-        real = labels.float() if labels.is_floating_point() else labels  # a recording's may be of another precision
-        fault = target_fault(real, kind, count, task_info.target_shape)
-        wrong = fault is not None
-    if wrong:
-        raise CorruptTranscript(f"{where}: the labels are none of this model's{f': {fault}' if fault else ''}")
+    real = labels.float() if labels.is_floating_point() else labels  # a recording's may be of another precision
+    if fault := task_info.task_kind.fault(real, task_info.target_values, task_info.target_shape):
+        raise CorruptTranscript(f"{where}: the labels are none of this model's: {fault}")
 
 
 def labels_of(values: list[int] | list[float], task_info: TaskInfo) -> Tensor:
     """Return labels that stand in an index, one after the other, as a tensor of the task's targets (n, ...)."""
-    kind, classes = TASKS[task_info.task_kind], task_info.target_values
+    kind, classes = task_info.task_kind, task_info.target_values
     labels = torch.tensor(values)
     if kind.dtype == torch.int64 and (labels.is_floating_point() or bool((labels >= classes).any())):
         raise BadInput(f"a label is outside of 0..{classes - 1}")

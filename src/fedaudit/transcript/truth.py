@@ -23,7 +23,6 @@ from torch import Tensor
 from fedaudit.modalities.columns import check_cells
 from fedaudit.modalities.tokens import NOTHING, of_one_length
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import read_targets
 from fedaudit.transcript.queries import UNUSED
 from fedaudit.transcript.rounds import REMEDY, check_examples, check_new
 from fedaudit.transcript.transcript import Transcript
@@ -387,7 +386,7 @@ def _targets(targets: Tensor, task_info: TaskInfo) -> Tensor:
     """Return targets as the transcript has labels: int64 (n,), labels or real values (n, k), or masks (n, *spatial)."""
     if task_info.causal:
         return of_one_length([targets.long()], task_info.input_shape[0])
-    return read_targets(targets, task_info.task_kind, task_info.target_shape)
+    return task_info.task_kind.as_given(targets, task_info.target_shape)
 
 
 def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:

@@ -14,8 +14,7 @@ from fedaudit.attacks.findings import ImageFinding, RowFinding
 from fedaudit.attacks.local_training import Way, treatments
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import BCE, MSE
-from fedaudit.task.training import TrainingConfig
+from fedaudit.task.training import BCE, MSE, TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
@@ -294,8 +293,9 @@ def own_targets(
     unlike = (explained - columns).norm(dim=1) / columns.norm(dim=1).clamp(min=1e-300)
     if loss == BCE:
         return (outputs.sigmoid() - several * factor).clamp(0, 1).round().float(), unlike
-    error = several * factor / 2 if loss == MSE else 0 * factor
-    return (outputs - error).float(), unlike
+    answers = outputs - (several * factor / 2 if loss == MSE else 0 * factor)
+    task = observation.task_info.task_kind
+    return answers.float() if task.dtype.is_floating_point else task.hard(answers), unlike
 
 
 def own_gradients(module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor) -> Tensor:

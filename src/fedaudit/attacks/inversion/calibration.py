@@ -451,20 +451,18 @@ def own_updates(
 
 
 def likely_labels(observation: Observation, inputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Return (m, ...) targets for examples that have none.
+    """Return (m, ...) targets for examples (m, C, ...), as a data set has them, that have none.
 
     Classes and labels are drawn from what the model takes the examples for: a trained network is sure of its clients'
     labels, and an untrained one isn't, and what the gradients are like depends on that. Real values are drawn from a
     standard normal distribution, as data sets have them. A mask is its example's brightness, cut so that every class
     has as many pixels: its borders are the example's.
-
-    Args:
-        inputs: (m, C, ...) as a data set has them.
     """
     info = observation.task_info
-    if info.task_kind == "regression":
+    task = info.task_kind
+    if task.real:
         return torch.randn(len(inputs), info.num_targets, generator=generator)
-    if info.task_kind == "segmentation":
+    if task.dense:
         ranks = inputs.mean(dim=1).flatten(1).argsort(dim=1, stable=True).argsort(dim=1)
         return (ranks * info.target_values // ranks.shape[1]).view(len(inputs), *info.target_shape)
     module = model_of(observation, "eval")
@@ -472,8 +470,10 @@ def likely_labels(observation: Observation, inputs: Tensor, generator: torch.Gen
         outputs = torch.cat([module(part) for part in info.normalise(inputs).split(256)])
     if not bool(outputs.isfinite().all()):
         raise NotApplicable("the model's outputs aren't finite")
-    if info.task_kind == "multi-label":
+    if task.label_sets:
         return torch.bernoulli(outputs.sigmoid(), generator=generator)
+    if not task.one_class:
+        return task.hard(outputs)
     chances = class_logits(outputs).softmax(dim=1)
     return torch.multinomial(chances.double(), 1, generator=generator)[:, 0]
 

@@ -36,8 +36,7 @@ from fedaudit.attacks.inversion.template import (
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.attacks.local_training import is_adaptive
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import BCE
-from fedaudit.task.training import LOSSES
+from fedaudit.task.training import BCE, LOSSES
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable

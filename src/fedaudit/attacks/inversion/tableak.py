@@ -23,6 +23,7 @@ from fedaudit.attacks.local_training import Way, image_way, whole_epochs
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, need_signal, need_training
 from fedaudit.modalities.columns import Column, numbers
 from fedaudit.simulation.local_training import local_randomness
+from fedaudit.task.base import Task
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
@@ -130,7 +131,6 @@ class TabLeak(Attack):
                 labels = spread(labels, update.training).repeat(epochs)
             elif update.labels is None:
                 labels = torch.zeros(update.num_examples, 0, device=device)  # optimised beside the rows
-            decode = _decoding(table, labels, task_info.task_kind == "multi-label")
             variables, values = self._descended(
                 prepared, table, labels, self.iterations, self.restarts, generator, progress
             )
@@ -148,10 +148,11 @@ class TabLeak(Attack):
             notes.append("the table's columns aren't known: every position was taken for a number")
         if epochs > 1:
             notes.append(f"{epochs} local epochs: each one's {count} rows were pooled like a restart")
-        targets = decode(variables[best[0]])[1][:count].detach().cpu()
+        if labels.shape[1:] == (0,):
+            labels = task_info.task_kind.hard(variables[best[0]][:, table.width :])
         return RowFinding(
             rows=table.rows(table.pooled(pool).to(device)).cpu(),
-            labels=targets,
+            labels=labels[:count].detach().cpu(),
             label_source=prepared.label_source,
             confidence=table.confidence(pool),
             objective=float(values[best[0]]),
@@ -175,10 +176,10 @@ class TabLeak(Attack):
             name = "squared-l2" if prepared.label_source == "optimised" else "cosine"
         weights = dict.fromkeys(prepared.victim.parameters, 1.0)
         distance, training = matched(prepared, weights, name, "simulation", aware=self.aware)
-        decode = _decoding(table, labels, prepared.task_info.task_kind == "multi-label")
+        decode = _decoding(table, labels, prepared.task_info.task_kind)
         count = prepared.update.num_examples
         exact = one_by_one(prepared.victim, training, distance, decode)
-        width = table.width + prepared.task_info.num_targets * (labels.ndim == 2 and not labels.shape[1])
+        width = table.width + prepared.task_info.outputs * (labels.ndim == 2 and not labels.shape[1])
         first = (2 * torch.rand((starts, count, width), generator=generator) - 1).to(labels.device)
         objective = exact
         if self.batched:
@@ -238,20 +239,14 @@ class TabLeak(Attack):
         return corrected
 
 
-def _decoding(table: Relaxation, labels: Tensor, chances: bool = False) -> Decode:
-    """Return how variables (…, n, v) become rows and labels.
-
-    Args:
-        labels: (n,) or (n, k) that are known; (n, 0): the last variables of each row are its targets.
-        chances: these are logits of labels that are 0 or 1.
-    """
+def _decoding(table: Relaxation, labels: Tensor, task: Task) -> Decode:
+    """Return how variables (…, n, v) become rows and labels; where these are (n, 0), the last stand for targets."""
 
     def decode(variables: Tensor) -> tuple[Tensor, Tensor]:
         rows = table.rows(table.parts(variables[..., : table.width]))
         if labels.shape[1:] != (0,):
             return rows, labels
-        targets = variables[..., table.width :]
-        return rows, targets.sigmoid() if chances else targets
+        return rows, task.soft(variables[..., table.width :])
 
     return decode
 

@@ -44,7 +44,6 @@ from fedaudit.attacks.victim import (
 from fedaudit.models import Layer, from_bottleneck_on, has_batch_norm
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import hard_targets
 from fedaudit.task.training import LOSSES, TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.update import Update
@@ -496,7 +495,7 @@ class GradientInversion(Attack):
     def labels(self, variables: list[Tensor], prepared: Prepared) -> Tensor:
         """Return the labels of the result."""
         if prepared.label_source == "optimised":
-            return hard_targets(variables[1], prepared.task_info.task_kind)
+            return prepared.task_info.task_kind.hard(variables[1])
         return prepared.labels
 
     def optimisation(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Labels(Attack):
     def fits(cls, case: Case) -> bool:
         return (
             case.updates_alone
-            and (case.num_classes is not None or case.task == "multi-label")
+            and (case.num_classes is not None or case.task_kind.label_sets)
             and case.knows_scale
             and not case.threat.knows_labels
             and (case.examples > 1 or not case.images)
@@ -98,7 +98,7 @@ class Labels(Attack):
         message = observation.single()
         if observation.task_info.causal:
             raise NotApplicable(f"{self.name} needs a class an example, and a causal task has none: run dager")
-        if observation.task_info.task_kind == "multi-label" and self.method != "auto":
+        if observation.task_info.task_kind.label_sets and self.method != "auto":
             raise NotApplicable(f"label inference '{self.method}' is for one class an example; set method: auto")
         if message.update.labels is not None:
             raise NotApplicable("the adversary is granted the labels; set threat.knows_labels=false")
@@ -107,7 +107,7 @@ class Labels(Attack):
     def check_targets(self, observation: Observation) -> None:
         """Raise unless examples have a class, or labels."""
         task_info = observation.task_info
-        if task_info.num_classes is None and task_info.task_kind != "multi-label":
+        if task_info.num_classes is None and not task_info.task_kind.label_sets:
             asked = task_info.asked
             raise NotApplicable(
                 f"{self.name} needs a class or labels of each example; this model predicts {asked}: {INSTEAD}"

@@ -30,7 +30,7 @@ from fedaudit.attacks.local_training import is_adaptive
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import Layer
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import BCE, MSE
+from fedaudit.task.training import BCE, MSE
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 

@@ -282,7 +282,7 @@ def stock(records: QuerySet | None, info: TaskInfo) -> Stock:
         )
     labels, marks = records.public_labels, records.public_property
     differ = None
-    if info.task_kind == "multi-label":
+    if info.task_kind.label_sets:
         classes, free = _by_labels(labels, marks)
         differ = f"{free} of {labels.shape[1]} labels, which aren't matched," if free else None
     elif labels.ndim == 1 and not labels.is_floating_point():

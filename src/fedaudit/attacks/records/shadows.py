@@ -167,7 +167,7 @@ class ShadowAttack(MembershipAttack):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        answers = case.num_classes is not None or case.task != "classification"  # of a text there are none
+        answers = case.num_classes is not None or not case.task_kind.one_class  # of a text there are none
         return case.asks_for_members and case.threat.public_examples is not None and answers
 
     def check(self, observation: Observation) -> None:

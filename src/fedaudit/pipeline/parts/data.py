@@ -14,8 +14,7 @@ from fedaudit.models import of_one_tensor, packing_of, packings_in
 from fedaudit.results import DataRecord
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.task.losses import recognise
-from fedaudit.task.targets import BCE
-from fedaudit.task.training import Loss
+from fedaudit.task.training import BCE, Loss
 from fedaudit.utils.errors import BadInput
 
 

@@ -9,8 +9,7 @@ from fedaudit.models import packings_in
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import LossOptions, as_called, recognise
-from fedaudit.task.targets import BCE, ONE_LOGIT, TASKS
-from fedaudit.task.training import Loss, loss_function
+from fedaudit.task.training import BCE, Loss, loss_function
 from fedaudit.transcript.reading import outputs_of
 from fedaudit.utils.errors import BadInput
 
@@ -25,9 +24,9 @@ def task_of(scenario: Scenario, dataset: Dataset, module: nn.Module | None, loss
     assert spec.batch_norm is not None  # it is spelled out
     loss_name: str = spec.loss
     one_logit = _one_logit(module, dataset, loss_name)
-    if loss_name == "auto":
-        loss_name = "custom" if loss else (ONE_LOGIT if one_logit else TASKS[dataset.task].losses)[0]
     num_targets = 1 if one_logit else dataset.num_targets
+    if loss_name == "auto":
+        loss_name = "custom" if loss else dataset.task_kind.fitting_losses(num_targets)[0]
     if loss is None:
         if loss_name == "custom":
             raise BadInput("the scenario trains with a user's own loss; run it from Python: fedaudit.audit(…, loss=…)")
@@ -78,7 +77,7 @@ def task_of(scenario: Scenario, dataset: Dataset, module: nn.Module | None, loss
 
 def _one_logit(module: nn.Module | None, dataset: Dataset, loss: str) -> bool:
     """Whether masks of two classes are one logit a pixel: a user's own model returns that, or the loss asks for it."""
-    if dataset.task != "segmentation" or dataset.num_targets > 2:
+    if not dataset.task_kind.dense or dataset.num_targets > 2:
         return False
     if module is None:
         return loss == BCE
@@ -92,8 +91,9 @@ def _recognised(loss: Loss, dataset: Dataset, num_targets: int, extra_classes: i
     """Return which registered loss a user's own one is; None: none, or of a form that tasks don't have."""
     if dataset.tokens is not None and dataset.tokens.causal:
         return None
-    outputs = num_targets if dataset.num_classes is None else dataset.num_classes + extra_classes
-    read = recognise(loss, outputs, dataset.num_classes, dataset.task, len(dataset.input_shape) - 1)
+    classes = dataset.num_classes
+    outputs = num_targets - dataset.task_kind.fewer_outputs if classes is None else classes + extra_classes
+    read = recognise(loss, outputs, classes, dataset.task, len(dataset.input_shape) - 1)
     return None if read is not None and extra_classes and read.class_weights is not None else read
 
 

@@ -16,7 +16,7 @@ from fedaudit.scenario.scenario import ModelSpec, Scenario
 from fedaudit.simulation.local_training import FAILURES, draws_at_random
 from fedaudit.simulation.trees import check_task
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import BCE, TASKS
+from fedaudit.task.training import BCE
 from fedaudit.transcript.vertical import vertical_module
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
@@ -126,7 +126,7 @@ def _why_not(model: nn.Module, sample: Tensor, error: Exception) -> str:
 def _fewer_classes(dataset: Dataset, outputs: int) -> str:
     """Return why a user's own data may have fewer classes than the model, and what to do."""
     if dataset.num_classes is None:
-        what = TASKS[dataset.task].targets
+        what = dataset.task_kind.targets
         return f"; the targets are taken for {what}, {dataset.num_targets} an example: give classes as whole numbers"
     return (
         f"; '{dataset.name}' has {dataset.num_classes} classes, by default its largest label + 1: where its examples "

@@ -16,7 +16,8 @@ from torch import Tensor
 from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten
 from fedaudit.attacks.local_training import treatments
 from fedaudit.attacks.victim import Victim
-from fedaudit.task.targets import Task, soft_targets
+from fedaudit.task.base import Task
+from fedaudit.task.targets import CLASSIFICATION
 from fedaudit.task.training import ParameterGroup, Pass, TrainingConfig
 from fedaudit.utils.channels_last import usual_order
 
@@ -35,7 +36,7 @@ def reference(
     training: TrainingConfig,
     distance: Distance,
     softness: float = 0.0,
-    task: Task = "classification",
+    task: Task = CLASSIFICATION,
 ) -> Objective:
     """Return the exact engine: double backward through the client's local steps.
 
@@ -46,7 +47,7 @@ def reference(
         labels: (n,) of the images, in the order of use; None where they are optimised, too (DLG, Zhu et al. 2019,
             Algorithm 1): the step then takes (n, classes) label logits beside the images, and returns the gradient on
             both. The loss must take class probabilities as targets for it. Of another task these are
-            :func:`.soft_targets`.
+            :meth:`.Task.soft`.
         distance: of the pseudo-gradient W − W_T to the observed one.
     """
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
@@ -54,7 +55,7 @@ def reference(
 
     def step(images: Tensor, *logits: Tensor) -> tuple[Tensor, ...]:
         leaves = [usual_order(images.detach()).requires_grad_(), *(one.detach().requires_grad_() for one in logits)]
-        targets = soft_targets(leaves[1], task) if labels is None else labels
+        targets = task.soft(leaves[1]) if labels is None else labels
         own = unrolled(victim, start, leaves[0].split(sizes), targets.split(sizes), training, softness)
         value = distance.value(flatten(own))
         return value.detach(), *torch.autograd.grad(value, leaves)
