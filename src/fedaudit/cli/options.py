@@ -26,23 +26,19 @@ NOT_TESTED = 3
 
 
 # What errors below the command line tell a Python caller to give, and the flag that gives it.
-_NAMED = (
-    "data_dir=…",
-    "fail_above=…",
-    "fail_below=…",
-    "fail_on=…",
-    "max_minutes=…",
-    "nodes=…",
-    "out=…",
-    "parameters=…",
-)
-_FLAGS = {
-    **{name: f"--{name[:-2].replace('_', '-')}" for name in (*_NAMED, "rounds=…", "transcript=…", "truth=…")},
-    **{"again=True": "--again", "overwrite=True": "--overwrite", "what_if=True": "--what-if"},
-    **{"device='cpu'": "--device cpu", "overrides: ": "--set ", "with overrides": "with --set"},
-    **{"loss=…": "--loss package.module:function", "module=…": "--model package.module:factory"},
-    **{"records=…": "--records FILE", "task={'input_shape': (3, 32, 32)}": "--input-shape 3,32,32"},
+_SAME = "data_dir fail_above fail_below fail_on max_minutes nodes out parameters rounds transcript truth"
+_FLAGS = {f"{name}=…": f"--{name.replace('_', '-')}" for name in _SAME.split()} | {
+    "again=True": "--again",
+    "device='cpu'": "--device cpu",
+    "loss=…": "--loss package.module:function",
+    "module=…": "--model package.module:factory",
+    "overrides: ": "--set ",
+    "overwrite=True": "--overwrite",
+    "records=…": "--records FILE",
+    "task={'input_shape': (3, 32, 32)}": "--input-shape 3,32,32",
     "threat={'sees': 'aggregate of 10'}": "--set threat.sees='aggregate of 10'",
+    "what_if=True": "--what-if",
+    "with overrides": "with --set",
 }
 _PYTHON = re.compile(r"\w\([^()]*\)|(?<![\w.])(?:" + "|".join(map(re.escape, _FLAGS)) + ")")
 

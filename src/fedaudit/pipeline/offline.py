@@ -235,13 +235,8 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
         without_truth: what to say where there is no ground truth; None attacks all the same.
     """
     started = time.time()
-    out, device, seed, records, rounds = (
-        Path(request.out) if request.out else None,
-        request.device,
-        request.seed,
-        request.records,
-        request.rounds,
-    )
+    out = Path(request.out) if request.out else None
+    device, seed, records, rounds = request.device, request.seed, request.records, request.rounds
     if out:
         check_folder(out)
     adversary, attacks = threat_from(request.threat), attacks_of(request.attacks)
