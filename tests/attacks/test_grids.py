@@ -259,7 +259,10 @@ ONE_DESCENT = {"moving": 0.0}
     [
         ("signal", (1, 64), "cnn-1d", 16, "agic-plus", {**ONE_DESCENT, "iterations": 300, "subspace": 0.0}),
         ("signal", (3, 8), "gru", 32, "idlg", {"iterations": 60}),
-        ("volume", (1, 8, 8, 8), "cnn-3d", 8, "agic-plus", {**ONE_DESCENT, "iterations": 250}),
+        pytest.param(
+            *("volume", (1, 8, 8, 8), "cnn-3d", 8, "agic-plus", {**ONE_DESCENT, "iterations": 250}),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_examples_of_one_and_three_axes_are_recovered(
@@ -283,7 +286,7 @@ def test_an_untrained_lstm_gives_away_the_last_steps_of_a_signal() -> None:
 @pytest.mark.parametrize(
     "name", ["dlg", "dlg-adam", "idlg", "cpl", "invg", "geng", "agic", "agic-plus", "gradinversion"]
 )
-@pytest.mark.parametrize("kind", ["signal", "volume"])
+@pytest.mark.parametrize("kind", ["signal", pytest.param("volume", marks=pytest.mark.slow)])
 def test_every_method_runs_on_signals_and_volumes(name: str, kind: str) -> None:
     """And comes nearer to the update than where it began; what is for images alone is said to be left out."""
     shape, model = {"signal": ((2, 16), "cnn-1d"), "volume": ((1, 8, 8, 8), "cnn-3d")}[kind]

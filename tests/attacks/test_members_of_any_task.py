@@ -73,6 +73,12 @@ def overfitted(request: pytest.FixtureRequest) -> tuple[Observation, Truth]:
     return recorded("segmentation", 25, 2) if request.param == "one logit" else recorded(request.param, 25)
 
 
+# Every attack on one task, and on the others one for each way to use a loss.
+CASES = [
+    (task, name)
+    for task in ("multi-label", "regression", "segmentation", "one logit")
+    for name in (ON_LOSSES if task == "one logit" else ("loss-threshold", "loss-series", "lira"))
+]
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"epochs": 100, "shadows": 8} for name in ("shadow-models", "lira", "rmia", "stacked")},
     "fedmia": {"statistic": "loss", "rounds": 10},
@@ -85,12 +91,12 @@ def auc(name: str, seen: Observation, truth: Truth) -> float:
     return metrics["membership_auc"]
 
 
-@pytest.mark.parametrize("name", ON_LOSSES)
+@pytest.mark.parametrize(("overfitted", "name"), CASES, indirect=["overfitted"])
 def test_an_overfitted_model_of_any_task_gives_its_members_away(name, overfitted):
     assert auc(name, *overfitted) > 0.8
 
 
-@pytest.mark.parametrize("name", ON_LOSSES)
+@pytest.mark.parametrize(("overfitted", "name"), CASES, indirect=["overfitted"])
 def test_of_examples_that_nobody_trained_on_nothing_is_told(name, overfitted):
     seen, truth = overfitted
     assert seen.records is not None

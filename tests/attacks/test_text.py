@@ -324,6 +324,7 @@ def test_dager_says_where_the_tokens_are_too_many_for_the_width():
     assert any("too many for that width" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_dager_reads_more_tokens_than_the_model_is_wide():
     """109 places with a next word, of width 64: no span has an end, and the output layer's rows tell every word."""
     only = recorded(width=64, examples=8, batch_size=8)

@@ -362,6 +362,7 @@ def test_whatever_is_beyond_the_bound_is_no_distance() -> None:
     assert not derivative.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

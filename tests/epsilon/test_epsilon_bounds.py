@@ -171,6 +171,7 @@ def test_where_few_are_drawn_one_side_shows_more() -> None:
     assert (one.low, one.guesses) == (None, math.ceil(3000 / 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one_run", "one_run_fdp"])
 def test_without_the_correction_nothing_would_be_taken_for_something(name: str, nothing: list[Drawn]) -> None:
     """What the test above would catch."""

@@ -188,6 +188,7 @@ def test_other_batches_are_different_candidates_each_as_often_as_the_batch_uses_
     assert result.p_value == pytest.approx(expected, abs=4 * math.sqrt(expected / 20_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "uses", "found"),
     [
@@ -333,14 +334,8 @@ def of_images(seed: int, updates: int, size: int, how: str) -> AttackSummary:
     return judged(findings)
 
 
-@pytest.mark.parametrize(
-    ("updates", "size"),
-    [
-        pytest.param(4, 1, id="single"),
-        pytest.param(2, 8, id="batches", marks=pytest.mark.slow),
-        pytest.param(1, 32, id="a large batch", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("updates", "size"), [(4, 1), (2, 8), (1, 32)], ids=["single", "batches", "a large batch"])
 def test_noise_is_no_image(updates, size):
     verdicts = [of_images(seed, updates, size, "noise").verdict for seed in range(AUDITS)]
     assert sum(v in ("identifiable", "recovered") for v in verdicts) <= BY_CHANCE
@@ -450,6 +445,7 @@ def of_attributes(seed: int, right: float, of_others: float = 0.5, n: int = 60, 
     return judged([evaluate(found, seen(kind="table", records=records), truth, seed=0).result])
 
 
+@pytest.mark.slow
 def test_guessed_attributes_are_not_inferred():
     assert sum(of_attributes(seed, 0.5).verdict == "inferred" for seed in range(AUDITS)) <= BY_CHANCE
     leak = of_attributes(0, 0.9)
@@ -461,6 +457,7 @@ def test_guessed_attributes_are_not_inferred():
     assert [int(share) for share in found.groups()] == pytest.approx([90, 50, 60], abs=12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("right", "of_others"), [(0.9, 0.9), (0.5, 0.1)], ids=["imputed", "less than the frequencies"])
 def test_what_is_told_of_anybody_is_no_leak_of_training(right, of_others):
     verdicts = [of_attributes(seed, right, of_others).verdict for seed in range(AUDITS)]

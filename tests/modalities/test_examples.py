@@ -93,6 +93,7 @@ def recorded() -> Recording:
 # A kind of somebody else's --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_audit_of_a_new_kind_goes_from_the_data_to_the_report(tmp_path: Path):
     finished = fedaudit.audit(SCENARIO, data=waves(), out=tmp_path, progress=False)
     result = finished.result
