@@ -305,6 +305,18 @@ def test_rows_of_a_site_of_its_own_are_held_against_others_of_the_same_site(colu
             assert (judged.advice == REMEDY) is (expected == "inconclusive")
 
 
+def test_a_row_that_several_rounds_show_is_no_more_than_one() -> None:
+    """It is exact once by luck, of 60 candidates, and then in each round: somebody who is sure of it says it again."""
+    true = wide(1, seed=1)
+    once = scene(true, true, torch.cat([true, wide(60, seed=9)]), columns=())
+    other = scene(wide(1, seed=2), wide(1, seed=2), torch.cat([wide(1, seed=2), wide(60, seed=9)]), columns=())
+    for findings, n, chance in (([once], 1, 1 / 61), ([once] * 5, 1, 5 / 61), ([once, other], 2, 1 / 61**2)):
+        judged = FINDING_TYPES["rows"].verdict(findings)
+        assert judged.text.startswith(f"{n} of {n} row{'s' * (n > 1)} exact")
+        assert f"by luck with p = {2 * chance:.2g})" in judged.text
+        assert (judged.verdict == "recovered") is (2 * chance <= 0.01)
+
+
 def test_rows_that_many_people_share_are_exact_by_luck() -> None:
     common = torch.zeros(1, 12)
     candidates = torch.cat([wide(50, seed=9), common.repeat(50, 1) + 0.01 * wide(50, seed=3)])

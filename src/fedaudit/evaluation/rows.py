@@ -31,6 +31,7 @@ from fedaudit.results import Chart, FindingResult, Line, RowResult
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
+from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed, generator
 
 TOLERANCE = 0.319  # standard deviations within which a number counts as recovered (Vero et al. 2023)
@@ -323,6 +324,7 @@ def _results(
                 label=None if at is None or finding.labels[at].numel() != 1 else float(finding.labels[at]),
                 uses=uses[i],
                 by_luck=lucky[i],
+                victim=tensor_digest(true[i]).hex()[:12],
                 **words,
             )
         )
@@ -450,21 +452,26 @@ def verdict_of(findings: Sequence[FindingResult]) -> Judgement:
 
 def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     judged = _BY_CELLS(findings)
-    rows = [row for finding in findings for row in finding.rows]
-    exact, proved = sum(row.exact for row in rows), sum(bool(row.certified) for row in rows)
-    luck = float(poisson_binom([row.by_luck for row in rows]).sf(exact - 1)) if exact else 1.0
+    victims: dict[str | int, list[RowResult]] = {}  # of several rounds each is another try, so its chances add up
+    for i, row in enumerate(row for finding in findings for row in finding.rows):
+        victims.setdefault(row.victim or i, []).append(row)
+    n, exact = len(victims), sum(any(row.exact for row in of) for of in victims.values())
+    proved = sum(any(row.certified for row in of) for of in victims.values())
+    chances = [min(1.0, sum(row.by_luck for row in of)) for of in victims.values()]
+    luck = float(poisson_binom(chances).sf(exact - 1)) if exact else 1.0
     p = min(1.0, 2 * max(luck, 0.0))  # one of two tests; a sum may be below 0 by rounding
-    certified = f", {proved} of {len(rows)} certified" if proved else ""
-    text = f"{exact} of {len(rows)} rows exact{certified}; {judged.text}"
+    by_luck = f" (so many rows by luck with p = {p:.2g})" if exact else ""
+    certified = f", {proved} of {n} certified" if proved else ""
+    text = f"{exact} of {n} {'row' if n == 1 else 'rows'} exact{certified}{by_luck}; {judged.text}"
     if not exact or (judged.verdict != "inferred" and p > SURE):
         return judged._replace(text=text)
     test = "exact test (Poisson binomial) against rows drawn from the candidates"
     if p > SURE:
         test = "Monte Carlo test of the cells against guesses and other batches"
         p = p if judged.evidence is None or judged.evidence.p_value is None else judged.evidence.p_value
-    evidence = share_of("rows recovered with every cell", exact, len(rows), "rows", test=test, p_value=p)
+    evidence = share_of("rows recovered with every cell", exact, n, "rows", test=test, p_value=p)
     rest = f"{judged.evidence.value:.0%} of all cells" if judged.evidence else "most cells"
-    headline = f"{{who}} can reconstruct training {{things}}: {exact} of {len(rows)} with every cell, {rest}."
+    headline = f"{{who}} can reconstruct training {{things}}: {exact} of {n} with every cell, {rest}."
     return Judgement("recovered", text, evidence, headline)
 
 
@@ -498,7 +505,8 @@ FINDING_TYPES["rows"] = FindingType(
         "without the update.",
         "Rows are 'recovered' when at least one is exact and luck is excluded: that so many are exact where rows are "
         f"drawn from the candidates, or that guessing gets as many cells right, at {100 * SURE / 2:g} % each. They are "
-        "'inferred' when none is exact and more cells are right than guessed.",
+        "'inferred' when none is exact and more cells are right than guessed. A row that several rounds show counts "
+        "once, and its chances are added up.",
         "Rows that an attack certifies it vouches for without the truth. With the truth this is checked, and one that "
         "is wrong is said in the verdict.",
     ),
