@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -190,7 +191,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         guesses.append([usual.drawn(true, known, rng), _elsewhere(found, batches, table)])
         at_best.append(_elsewhere(true, batches, table)[0])
         common.append(usual.frequent(true, targets, rng))
-        lucky = usual.exact_by_luck(true, len(found))
+        lucky = usual.exact_by_luck(true, usual.names(targets), known[: len(found)])
         right.append(hits)
         if finding.certified is not None:
             vouched[own[table.vouched(true, found)]] = True
@@ -363,17 +364,21 @@ class _Guess:
             whole.append(right.all(dim=1).double().mean())
         return torch.stack(shares), torch.stack(whole)
 
-    def exact_by_luck(self, true: Tensor, found: int) -> list[float]:
-        """Return for each true row the probability that one of ``found`` rows has all its cells by luck, at most.
+    def exact_by_luck(self, true: Tensor, own: list[int | None], found: list[int | None]) -> list[float]:
+        """Return for each true row, of its ``own`` label, the probability that a found one has all its cells by luck.
 
-        That is so many rows that really occur, drawn from the candidates; the person's own row doesn't count, equal
-        rows of others do.
+        That is a row that really occurs, drawn from the candidates of its label for each of the labels ``found``; the
+        person's own row doesn't count, equal rows of others do.
         """
         bounds = []
-        for row in true:
-            own = int((self.whole == row).all(dim=1).any())
-            alike = int(self.table.right(row, self.whole).all(dim=1).sum()) - own
-            bounds.append(min(1.0, found * (1 + alike) / (1 + len(self.whole) - own)))
+        for row, label in zip(true, own, strict=True):
+            chance = 0.0
+            for name, count in Counter(found).items():
+                pool = self.pool(name)
+                mine = int(name == label and (pool == row).all(dim=1).any())
+                alike = int(self.table.right(row, pool).all(dim=1).sum()) - mine
+                chance += count * ((name == label) + alike) / (1 + len(pool) - mine)
+            bounds.append(min(1.0, chance))
         return bounds
 
     def frequent(self, true: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
