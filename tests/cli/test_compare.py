@@ -227,6 +227,15 @@ def test_a_diagnostic_beside_a_deployment_is_told(
     assert (row["old_setting"], row["new_setting"]) == (before, now)
 
 
+def test_what_is_said_of_several_attacks_is_said_once(command: Command, tmp_path: Path):
+    for name, attacks in (("old", ("invg", "agic", "dlg")), ("new", ("geng",))):
+        parts = [images_of(tmp_path / name, attack, [[20.0], [22.0]], "recovered") for attack in attacks]
+        result(tmp_path / name, parts).save(tmp_path / name / "results.json")
+    out = command("compare", tmp_path / "old", tmp_path / "new").out
+    assert "invg, agic, dlg on sgd: can't be compared; the new audit doesn't have it" in out
+    assert out.count("the new audit doesn't have it") == 1
+
+
 def test_what_cant_be_compared_is_no_all_clear(command: Command, tmp_path: Path):
     def saved(name: str, *attacks: tuple[str, float, Verdict]) -> Path:
         folder = tmp_path / name

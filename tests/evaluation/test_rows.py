@@ -48,6 +48,7 @@ def scene(
     columns: tuple[Column, ...] = COLUMNS,
     positions: torch.Tensor | None = None,
     later: torch.Tensor | None = None,
+    labels: torch.Tensor | None = None,
     **fields: object,
 ) -> FindingResult:
     task = TaskInfo("custom", None, "eval", "cross-entropy", "table", (true.shape[1],), 2, (0.0,), (1.0,))
@@ -58,12 +59,12 @@ def scene(
         (Message(0, 0, {}, update),),
     )  # fmt: skip
     candidates = table(400, seed=9) if candidates is None else candidates
-    labels = torch.zeros(len(true), dtype=torch.int64)
+    own, labels = torch.zeros(len(true)).long(), torch.zeros(len(candidates)).long() if labels is None else labels
     used = {} if positions is None else {(0, 0): positions}
-    inputs, targets = {(0, 0): true}, {(0, 0): labels}
+    inputs, targets = {(0, 0): true}, {(0, 0): own}
     if later is not None:  # the same client's, in another round
         inputs[1, 0], targets[1, 0] = later, torch.zeros(len(later)).long()
-    truth = Truth(inputs, targets, candidates, torch.zeros(len(candidates)).long(), {}, used)
+    truth = Truth(inputs, targets, candidates, labels, {}, used)
     found = RowFinding(
         attack="a", rows=rows, labels=torch.zeros(len(rows)).long(), label_source="given", **fields,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -303,6 +304,26 @@ def test_rows_of_a_site_of_its_own_are_held_against_others_of_the_same_site(colu
             judged = FINDING_TYPES["rows"].verdict([scene(rows, true, everybody, columns=(), later=more)])
             assert judged.verdict == expected
             assert (judged.advice == REMEDY) is (expected == "inconclusive")
+
+
+def test_luck_draws_of_a_rows_own_label() -> None:
+    """Whoever knows a label draws among its candidates: of five that are equal to the row in 20, and 380 others."""
+    true, labels = wide(1, seed=1), torch.tensor([0] * 20 + [1] * 380)
+    candidates = torch.cat([true.repeat(5, 1), wide(395, seed=9)])
+    result = scene(true, true, torch.cat([candidates, true]), columns=(), labels=torch.cat([labels, labels[:1]]))
+    assert result.rows[0].by_luck == pytest.approx(6 / 21)
+
+
+def test_a_row_that_several_rounds_show_is_no_more_than_one() -> None:
+    """It is exact once by luck, of 60 candidates, and then in each round: somebody who is sure of it says it again."""
+    true = wide(1, seed=1)
+    once = scene(true, true, torch.cat([true, wide(60, seed=9)]), columns=())
+    other = scene(wide(1, seed=2), wide(1, seed=2), torch.cat([wide(1, seed=2), wide(60, seed=9)]), columns=())
+    for findings, n, chance in (([once], 1, 1 / 61), ([once] * 5, 1, 5 / 61), ([once, other], 2, 1 / 61**2)):
+        judged = FINDING_TYPES["rows"].verdict(findings)
+        assert judged.text.startswith(f"{n} of {n} row{'s' * (n > 1)} exact")
+        assert f"by luck with p = {2 * chance:.2g})" in judged.text
+        assert (judged.verdict == "recovered") is (2 * chance <= 0.01)
 
 
 def test_rows_that_many_people_share_are_exact_by_luck() -> None:

@@ -25,7 +25,7 @@ def judged(found: Finding, true: torch.Tensor, labels: torch.Tensor, seed: int, 
 
 
 def judgement(
-    found: Finding, true: torch.Tensor, labels: torch.Tensor, seed: int, truth: Truth | None = None
+    found: Finding, true: torch.Tensor, labels: torch.Tensor, seed: int, truth: Truth | None = None, times: int = 1
 ) -> Judgement:
     task = TaskInfo(
         "custom", None, "eval", "cross-entropy", "tokens", tuple(true.shape[1:]), 4, (0.0,), (1.0,), tokens=NOTES.tokens
@@ -36,7 +36,7 @@ def judgement(
     )  # fmt: skip
     truth = truth or Truth({(0, 0): true}, {(0, 0): labels}, NOTES.test.inputs, NOTES.test.targets, {})
     result: FindingResult = evaluate(found, seen, truth, seed=seed).result
-    return FINDING_TYPES[found.kind].verdict([result])
+    return FINDING_TYPES[found.kind].verdict([result] * times)
 
 
 def headed(notes: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
@@ -90,6 +90,14 @@ def test_a_form_that_others_have_word_for_word_counts_for_nothing() -> None:
     only = judgement(SequenceFinding(attack="a", sequences=form), form, labels[:1], 0, truth)
     assert only.verdict == "inconclusive"
     assert "guessing gets them all" in only.advice
+
+
+def test_notes_that_several_rounds_show_count_once() -> None:
+    true = NOTES.train.inputs[:4]
+    found = judgement(SequenceFinding(attack="a", sequences=true), true, NOTES.train.targets[:4], 0, times=3)
+    assert found.text.startswith("4 of 4 sequences came out word for word")
+    assert found.evidence is not None
+    assert found.evidence.n == 4
 
 
 def test_the_p_value_is_the_share_of_batches_that_enumeration_counts() -> None:

@@ -248,6 +248,25 @@ def test_the_remedy_fits_what_was_seen(train, remedy, tmp_path):
     assert "Record a training by SGD" not in said
 
 
+def by_transforms(model: nn.Module) -> None:
+    weights = dict(model.named_parameters())
+    for _ in range(2):
+        free = {name: value.detach() for name, value in weights.items()}
+        gradients = torch.func.grad(
+            lambda free: cross_entropy(torch.func.functional_call(model, free, INPUTS), LABELS)
+        )(free)
+        with torch.no_grad():
+            for name, value in weights.items():
+                value -= 0.1 * gradients[name]
+
+
+def test_what_wasnt_understood_of_a_training_contradicts_nothing(tmp_path):
+    result = audited(tmp_path, by_transforms)
+    recording = result.federations[0].recording
+    assert recording.facts == "unverified"
+    assert "wasn't understood, so that it can't be repeated" in recording.facts_text
+
+
 def test_what_was_seen_of_an_update_that_is_reproduced_explains_no_other(tmp_path):
     model = net()
     with fedaudit.Recorder(tmp_path / "r") as recorder, recorder.round(model.state_dict()):

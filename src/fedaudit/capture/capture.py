@@ -57,7 +57,7 @@ from fedaudit.models import logits_of, unwrapped
 from fedaudit.models.own import InOrder
 from fedaudit.task.losses import SIGNATURES, LossCall, LossOptions, read_loss, recognise
 from fedaudit.task.targets import observed_task
-from fedaudit.task.training import BCE, UNMODELLED, Pass, TrainingConfig
+from fedaudit.task.training import BCE, UNMODELLED, UNREPEATABLE, Pass, TrainingConfig
 from fedaudit.transcript.update import PrivateSteps
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.plain_tensors import plain_copy
@@ -85,7 +85,7 @@ def _quiet(method: Callable[..., None]) -> Callable[..., None]:
         try:
             method(self, *args)
         except Exception as error:
-            self._note(f"something of the training wasn't understood: {type(error).__name__}: {error}")
+            self._misunderstood(error)
 
     return quietly
 
@@ -421,6 +421,10 @@ class Capture:
             self.notes.append(text)
         if unmodelled is not None:
             self._unmodelled.add(unmodelled)
+
+    def _misunderstood(self, error: Exception) -> None:
+        why = f"{type(error).__name__}: {error}"
+        self._note(f"something of the training wasn't understood, so that it {UNREPEATABLE}: {why}")
 
     # Forward passes.
 
@@ -767,7 +771,7 @@ class Capture:
                     watched.passes = [p for p in watched.passes if not p.backward]
                 seen.backward = True
         except Exception as error:
-            self._note(f"something of a backward pass wasn't understood: {type(error).__name__}: {error}")
+            self._misunderstood(error)
 
     # Steps.
 

@@ -65,13 +65,18 @@ def _show(found: AuditComparison) -> None:
     console.print(f"[bold]{first}[/] ({told})", highlight=False)
     console.print()
     console.print(table, highlight=False)
+    said: dict[str, dict[str, list[str]]] = {}  # of what, by federation, of which attacks: each thing once
     for row in found.rows:
         if row.reason:
-            print(f"{row.attack} on {row.federation}: {row.outcome}; {row.reason}")
+            said.setdefault(f"{row.outcome}; {row.reason}", {}).setdefault(row.federation, []).append(row.attack)
     for row in found.rows:
         if row.moved:
             was, now = (_SETTING[setting] for setting in (row.old_setting, row.new_setting) if setting)
-            print(f"{row.attack} on {row.federation}: {was} before, {now} now; what differs may be the conditions")
+            words = f"{was} before, {now} now; what differs may be the conditions"
+            said.setdefault(words, {}).setdefault(row.federation, []).append(row.attack)
+    for words, where in said.items():
+        who = [f"{', '.join(attacks)} on {name}" for name, attacks in where.items()]
+        print(f"{'; '.join(who)}: {words}")
     if found.settings:
         more = len(found.settings) - _SETTINGS
         tail = f" and {more} more" if more > 0 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ from fedaudit.results import Chart, FindingResult, Line, RowResult
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
+from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed, generator
 
 TOLERANCE = 0.319  # standard deviations within which a number counts as recovered (Vero et al. 2023)
@@ -189,7 +191,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         guesses.append([usual.drawn(true, known, rng), _elsewhere(found, batches, table)])
         at_best.append(_elsewhere(true, batches, table)[0])
         common.append(usual.frequent(true, targets, rng))
-        lucky = usual.exact_by_luck(true, len(found))
+        lucky = usual.exact_by_luck(true, usual.names(targets), known[: len(found)])
         right.append(hits)
         if finding.certified is not None:
             vouched[own[table.vouched(true, found)]] = True
@@ -323,6 +325,7 @@ def _results(
                 label=None if at is None or finding.labels[at].numel() != 1 else float(finding.labels[at]),
                 uses=uses[i],
                 by_luck=lucky[i],
+                victim=tensor_digest(true[i]).hex()[:12],
                 **words,
             )
         )
@@ -361,17 +364,21 @@ class _Guess:
             whole.append(right.all(dim=1).double().mean())
         return torch.stack(shares), torch.stack(whole)
 
-    def exact_by_luck(self, true: Tensor, found: int) -> list[float]:
-        """Return for each true row the probability that one of ``found`` rows has all its cells by luck, at most.
+    def exact_by_luck(self, true: Tensor, own: list[int | None], found: list[int | None]) -> list[float]:
+        """Return for each true row, of its ``own`` label, the probability that a found one has all its cells by luck.
 
-        That is so many rows that really occur, drawn from the candidates; the person's own row doesn't count, equal
-        rows of others do.
+        That is a row that really occurs, drawn from the candidates of its label for each of the labels ``found``; the
+        person's own row doesn't count, equal rows of others do.
         """
         bounds = []
-        for row in true:
-            own = int((self.whole == row).all(dim=1).any())
-            alike = int(self.table.right(row, self.whole).all(dim=1).sum()) - own
-            bounds.append(min(1.0, found * (1 + alike) / (1 + len(self.whole) - own)))
+        for row, label in zip(true, own, strict=True):
+            chance = 0.0
+            for name, count in Counter(found).items():
+                pool = self.pool(name)
+                mine = int(name == label and (pool == row).all(dim=1).any())
+                alike = int(self.table.right(row, pool).all(dim=1).sum()) - mine
+                chance += count * ((name == label) + alike) / (1 + len(pool) - mine)
+            bounds.append(min(1.0, chance))
         return bounds
 
     def frequent(self, true: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -450,21 +457,26 @@ def verdict_of(findings: Sequence[FindingResult]) -> Judgement:
 
 def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     judged = _BY_CELLS(findings)
-    rows = [row for finding in findings for row in finding.rows]
-    exact, proved = sum(row.exact for row in rows), sum(bool(row.certified) for row in rows)
-    luck = float(poisson_binom([row.by_luck for row in rows]).sf(exact - 1)) if exact else 1.0
+    victims: dict[str | int, list[RowResult]] = {}  # of several rounds each is another try, so its chances add up
+    for i, row in enumerate(row for finding in findings for row in finding.rows):
+        victims.setdefault(row.victim or i, []).append(row)
+    n, exact = len(victims), sum(any(row.exact for row in of) for of in victims.values())
+    proved = sum(any(row.certified for row in of) for of in victims.values())
+    chances = [min(1.0, sum(row.by_luck for row in of)) for of in victims.values()]
+    luck = float(poisson_binom(chances).sf(exact - 1)) if exact else 1.0
     p = min(1.0, 2 * max(luck, 0.0))  # one of two tests; a sum may be below 0 by rounding
-    certified = f", {proved} of {len(rows)} certified" if proved else ""
-    text = f"{exact} of {len(rows)} rows exact{certified}; {judged.text}"
+    by_luck = f" (so many rows by luck with p = {p:.2g})" if exact else ""
+    certified = f", {proved} of {n} certified" if proved else ""
+    text = f"{exact} of {n} {'row' if n == 1 else 'rows'} exact{certified}{by_luck}; {judged.text}"
     if not exact or (judged.verdict != "inferred" and p > SURE):
         return judged._replace(text=text)
     test = "exact test (Poisson binomial) against rows drawn from the candidates"
     if p > SURE:
         test = "Monte Carlo test of the cells against guesses and other batches"
         p = p if judged.evidence is None or judged.evidence.p_value is None else judged.evidence.p_value
-    evidence = share_of("rows recovered with every cell", exact, len(rows), "rows", test=test, p_value=p)
+    evidence = share_of("rows recovered with every cell", exact, n, "rows", test=test, p_value=p)
     rest = f"{judged.evidence.value:.0%} of all cells" if judged.evidence else "most cells"
-    headline = f"{{who}} can reconstruct training {{things}}: {exact} of {len(rows)} with every cell, {rest}."
+    headline = f"{{who}} can reconstruct training {{things}}: {exact} of {n} with every cell, {rest}."
     return Judgement("recovered", text, evidence, headline)
 
 
@@ -498,7 +510,8 @@ FINDING_TYPES["rows"] = FindingType(
         "without the update.",
         "Rows are 'recovered' when at least one is exact and luck is excluded: that so many are exact where rows are "
         f"drawn from the candidates, or that guessing gets as many cells right, at {100 * SURE / 2:g} % each. They are "
-        "'inferred' when none is exact and more cells are right than guessed.",
+        "'inferred' when none is exact and more cells are right than guessed. A row that several rounds show counts "
+        "once, and its chances are added up.",
         "Rows that an attack certifies it vouches for without the truth. With the truth this is checked, and one that "
         "is wrong is said in the verdict.",
     ),

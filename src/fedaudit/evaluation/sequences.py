@@ -24,7 +24,7 @@ from fedaudit.evaluation.finding_types import (
 from fedaudit.evaluation.other_batches import Batches, other_batches, p_value, paired, with_remedy
 from fedaudit.evaluation.shift import SHIFTED, comparable, told_apart
 from fedaudit.evaluation.statistics import SURE, interval
-from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
+from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, by_victims, leaks, share_of
 from fedaudit.modalities import TokenInfo
 from fedaudit.results import FindingResult, SequenceResult
 from fedaudit.transcript.observation import Observation
@@ -152,8 +152,9 @@ def _fits(found: Tensor, batches: Batches, tokens: TokenInfo) -> tuple[Tensor, f
 
 
 def _verdict(findings: Sequence[FindingResult]) -> Judgement:
-    n = sum(m.n or 0 for f in findings for m in f.metrics if m.name == EXACT.name)
-    exact = round(sum((m.n or 0) * m.value for f in findings for m in f.metrics if m.name == EXACT.name))
+    shown = [[m for f in of for m in f.metrics if m.name == EXACT.name] for of in by_victims(findings)]
+    best = [max(of, key=lambda m: m.value) for of in shown]  # of rounds that show the same, the one that shows most
+    n, exact = sum(m.n or 0 for m in best), round(sum((m.n or 0) * m.value for m in best))
     p, _ = by_fisher(findings)
     if not exact or p > SURE:
         return _BY_WORDS(findings)

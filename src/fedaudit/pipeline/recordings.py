@@ -23,7 +23,7 @@ from fedaudit.simulation.local_training import draws_at_random, gradient, local_
 from fedaudit.simulation.replay import relative_error, replay
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.trees import replay_error
-from fedaudit.task.training import TOLD, UNMODELLED
+from fedaudit.task.training import TOLD, UNMODELLED, UNREPEATABLE
 from fedaudit.transcript.files import write_replay
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.trees import TreeRecord
@@ -335,7 +335,7 @@ def _unrepeatable(transcript: Transcript, update: Update) -> str:
     if training is None or training.proximal_mu or any(TOLD in note for note in transcript.notes):
         return ""
     seen = [text for name, text in UNMODELLED.items() if name in training.unmodelled and name != "loss"]
-    return "; ".join([*seen, *(note for note in transcript.notes if "can't be repeated" in note)])
+    return "; ".join([*seen, *(note for note in transcript.notes if UNREPEATABLE in note)])
 
 
 def _beside_noise(

@@ -264,6 +264,7 @@ class RowResult(Record):
         default=1.0,
         description="probability that one of as many candidates, drawn at random as were recovered, has all its cells",
     )
+    victim: str = Field(default="", description="equal for equal rows, in whatever round or update they are")
 
     @property
     def exact(self) -> bool:

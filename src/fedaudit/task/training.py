@@ -153,6 +153,7 @@ UNMODELLED = {
     "nothing-seen": "no training step was seen: the model may be trained in another thread or process",
 }
 TOLD = "counts as it was told and not as it was seen"  # of facts, in notes
+UNREPEATABLE = "can't be repeated"  # likewise, of a training that a replay isn't held against
 
 
 class Pass(NamedTuple):
