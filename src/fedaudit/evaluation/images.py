@@ -64,9 +64,7 @@ _RANGES: dict[str, tuple[float, ...]] = {
 }
 ALONE_DB = 10.0  # above an even image, where there is no other candidate, or above the mean one, where there are few
 _FROM_SUMS = 1e-9  # probabilities below are added up, for one minus the others' sum has too few digits
-# Luck names a victim at least so often where its margin is no more than others': candidates may show it. Where margins
-# are below all others', it does in one case of two: these have one more picture of each person.
-AS_OFTEN = 0.1
+AS_OFTEN = 0.1  # luck names a victim at least so often where its margin is no more than others': candidates may show it
 _POOL = 1000  # candidates whose own margins are taken, at random
 ENOUGH = 40  # different candidates, of which to be the nearest one by far is no luck; of fewer see ALONE_DB
 # Shares of the level of 1 %, for images as they are and for what is tried after that.
@@ -743,9 +741,8 @@ def _judged(
     n, twice, candidates = len(victims), 2 if how else 1, fewest_candidates(images)
     seen, identified = (sum(any(test(w) for w in ways) for ways in best) for test in (visible, lambda w: w.rank == 1))
     chances = [min(1.0, twice * sum(_chance(image) for image in of)) for of in victims]
+    again = [max(chance, min(1.0, twice * AS_OFTEN)) for chance in chances]
     usual = [w.as_far_by_luck for ways in best for w in ways if w.rank == 1 and w.as_far_by_luck is not None]
-    often = max(AS_OFTEN, sum(usual) / len(usual) - 0.5) if usual else AS_OFTEN
-    again = [max(chance, min(1.0, twice * often)) for chance in chances]
     far_ahead = 1.0
     if usual:
         lone = [min((w.as_far_by_luck or 1.0 for w in ways if w.rank == 1), default=1.0) for ways in best]
@@ -934,9 +931,8 @@ FINDING_TYPES["images"] = FindingType(
         "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many came out "
         f"visibly that naming candidates at random would do as well with a probability of at most {100 * SURE:g} % "
         "(one-sided exact test, Poisson binomial). That takes a victim to be named by luck in one case of "
-        f"{1 / AS_OFTEN:g} at least, and of two where margins over the nearest other candidate are below those of "
-        "candidates over each other, unless they are beyond these (Fisher's method): these may be of one person. Or "
-        "the margins are so wide that luck would "
+        f"{1 / AS_OFTEN:g} at least, unless margins over the nearest other candidate are beyond those of candidates "
+        "over each other (Fisher's method): these may be of one person. Or the margins are so wide that luck would "
         "name the victims and come as near as seldom: "
         "another picture that is nearest to a victim is so by x dB with a probability of at most "
         f"exp(-x/{NEARER_BY_LUCK_DB:g}), as portraits of one person are. The one that is furthest ahead is tested, by "
