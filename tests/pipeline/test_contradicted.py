@@ -257,7 +257,7 @@ def by_transforms(model: nn.Module) -> None:
         )(free)
         with torch.no_grad():
             for name, value in weights.items():
-                value -= 0.1 * gradients[name]
+                value.sub_(0.1 * gradients[name])
 
 
 def test_what_wasnt_understood_of_a_training_contradicts_nothing(tmp_path):

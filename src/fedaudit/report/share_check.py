@@ -272,7 +272,7 @@ def _add_results(found: Traces, result: AuditResult) -> None:
 
 
 def _add_finding(found: Traces, finding: FindingResult, words: Sequence[str]) -> None:
-    for mark in (finding.victims, *(one.victim for one in (*finding.images, *finding.rows))):
+    for mark in (finding.victims, *(one.victim for one in finding.images), *(one.victim for one in finding.rows)):
         if mark:
             found.phrases.setdefault(_words(mark), "the mark of an example")
     for row in finding.rows:
