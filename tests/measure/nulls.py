@@ -28,6 +28,7 @@ from fedaudit.attacks import (
     ImageFinding,
     LabelScoreFinding,
     LocalModelFinding,
+    RowFinding,
     SequenceFinding,
     TokenFinding,
     make_attack,
@@ -114,6 +115,35 @@ def rows(seed: int, *, planted: bool, size: int = 16) -> str:
     own = max(4, size - 2)
     found = torch.cat([everybody[:own], others[own:]]) if planted else others
     return FINDING_TYPES["rows"].verdict([scene(found, everybody[:size], everybody, columns=KINDS)]).verdict
+
+
+SIX = tuple(Column(f"c{i}", "categorical", (i,), tuple("0123456789"), codes=tuple(range(10))) for i in range(6))
+
+
+def usual_rows(seed: int, *, planted: bool, clients: int = 10, usual: int = 5) -> str:
+    """A row of each client: one of the usual ones of its label, of which there are ten, or its own."""
+    rng = generator(seed, "usual rows")
+    kinds = torch.randint(10, (10, usual, 6), generator=rng).float()
+
+    def drawn(labels: Tensor) -> Tensor:
+        return kinds[labels, torch.randint(usual, (len(labels),), generator=rng)]
+
+    labels, others = (torch.randint(10, (n,), generator=rng) for n in (clients, 400))
+    true, found, public = drawn(labels), drawn(labels), drawn(others)
+    inputs, targets = ({(0, c): t[c : c + 1] for c in range(clients)} for t in (true, labels))
+    truth = Truth(inputs, targets, torch.cat([true, public]), torch.cat([labels, others]), {})
+    task = TaskInfo("custom", None, "eval", "cross-entropy", "table", (6,), 10, (0.0,), (1.0,), columns=SIX)
+    results = []
+    for client in range(clients):
+        message = Message(0, client, {}, Update(client, "gradient", {}, 1, None))
+        observed = Observation(
+            *("f", ThreatModel(), task, torch.nn.Identity(), torch.nn.functional.cross_entropy, "gradient", ()),
+            (message,),
+        )
+        one = slice(client, client + 1)
+        made = RowFinding(attack="a", rows=(true if planted else found)[one], labels=labels[one], label_source="given")
+        results.append(evaluate(made, observed, truth, seed=seed).result)
+    return FINDING_TYPES["rows"].verdict(results).verdict
 
 
 PATIENTS = (
@@ -797,6 +827,7 @@ _OTHERS = "other people's pictures of the same digits"
 NULLS: dict[str, Null] = {
     "rows, batch of 16": Null("rows", rows, "other people's rows, 16", "14 of 16 rows"),
     "rows, batch of 4": Null("rows", functools.partial(rows, size=4), "other people's rows, 4", "4 of 4 rows"),
+    "rows, one a client": Null("rows", usual_rows, "one of five usual rows of each client's label", "the clients' own"),
     "rows from trees": Null(
         "rows", trees, "trees of 24 other people's rows of the same labels", "trees of the own rows"
     ),
