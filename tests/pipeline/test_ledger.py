@@ -313,7 +313,7 @@ def test_noise_that_is_no_setting_of_its_own_is_not_asked_for(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ([], "--parameters"),
+        ([], "parameters=…"),
         (["--parameters", "10", "--delta", "2"], "δ lies between"),
         (["--parameters", "10", "--set", "a=1"], "--set changes a scenario"),
     ],

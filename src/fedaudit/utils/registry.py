@@ -197,7 +197,8 @@ def register(cls: C | None = None, /, *, frozen: bool = True) -> C | Callable[[C
                 raise ValueError(f"{plugin.__name__} has no {attribute}: give it a class attribute '{attribute}'")
         made: Any = plugin
         if "__dataclass_fields__" not in vars(plugin):
-            made = _told_in_a_line(checked_dataclass(plugin, kw_only=True, frozen=frozen, eq=frozen, config=SETTINGS))
+            made = checked_dataclass(plugin, kw_only=True, frozen=frozen, eq=frozen, config=SETTINGS)
+        made = _told_in_a_line(made)
         registered: C = plugin.registry.register(safe_name(plugin.name), plugin.summary, **plugin.info())(made)
         return registered
 
