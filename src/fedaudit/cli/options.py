@@ -30,6 +30,7 @@ _SAME = "data_dir fail_above fail_below fail_on max_minutes nodes out parameters
 _FLAGS = {f"{name}=…": f"--{name.replace('_', '-')}" for name in _SAME.split()} | {
     "again=True": "--again",
     "device='cpu'": "--device cpu",
+    "max_minutes is": "--max-minutes is",
     "loss=…": "--loss package.module:function",
     "module=…": "--model package.module:factory",
     "overrides: ": "--set ",
