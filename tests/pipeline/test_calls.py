@@ -220,6 +220,7 @@ def test_help_shows_the_settings(plugin: type[Plugin]) -> None:
     [
         ("give another out=…, or overwrite=True to", "give another --out, or --overwrite to"),
         ("run it from Python: fedaudit.audit(…, loss=…)", "run it from Python: fedaudit.audit(…, loss=…)"),
+        ("client=9: the federation has", "--client 9: the federation has"),
         ("max_minutes is 0.0; give minutes above 0", "--max-minutes is 0.0; give minutes above 0"),
         ("give it: loss=…", "give it: --loss package.module:function"),
         ("Recorder(records=…) or records=…", "Recorder(records=…) or --records FILE"),
