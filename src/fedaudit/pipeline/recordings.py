@@ -453,7 +453,7 @@ _REMEDIES = {  # of each of UNMODELLED
     "torch.nn.utils.clip_grad_norm_ or clip_grad_value_ only.",
     "several-inputs": "Call the model with tensors (n, …) of real values, or one tuple or dictionary of such.",
     "several-losses": "Train one model by one loss a step, without penalties, in one process.",
-    "loss": "Give the loss: loss=… in Python, --loss on the command line.",
+    "loss": "Give the loss: --loss on the command line, loss=… in Python.",
     "nothing-seen": "Train in the process and thread that record.",
 }
 
