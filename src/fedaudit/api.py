@@ -180,7 +180,8 @@ def simulate(
     with new_folder(Path(out)) if out else nullcontext() as partial, live_display(progress) as display:
         resolved = resolve(**vars(request), display=display)
         chosen = [federation or names[0]]
-        (recording,) = record(resolved, names=chosen, workers=workers, store=partial, display=display)
+        (made,) = record(resolved, names=chosen, workers=workers, store=partial, display=display)
+        recording = dataclasses.replace(made, truth=made.truth.of(made.transcript))
         if partial:
             save_recording(recording.transcript, recording.truth, partial / "whole")
     return recording

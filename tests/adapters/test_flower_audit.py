@@ -325,9 +325,21 @@ def test_a_mistyped_attack_is_noticed_before_the_app_runs(tmp_path):
     assert not (tmp_path / "out" / "recording").exists()
 
 
-@pytest.mark.parametrize("given", [{"threat": {"adversary": "sever"}}, {"attacks": [3]}, {"fail_above": {"pnsr": 2}}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"threat": {"adversary": "sever"}},
+        {"threat": "server"},
+        {"attacks": [3]},
+        {"attacked": "first"},
+        {"attacked": 3},
+        {"attacked": []},
+        {"clients": 0},
+        {"fail_above": {"pnsr": 2}},
+    ],
+)
 def test_so_is_whatever_else_can_t_be_asked_for(given, tmp_path):
-    with pytest.raises(BadInput, match=r"did you mean '(server|psnr)'|attacks has 3"):
+    with pytest.raises(BadInput, match=r"did you mean '(server|psnr)'|attacks has 3|^(threat|attacked|clients) is "):
         audit_flower(write_app(tmp_path / "app"), nodes=2, out=tmp_path / "out", **given)
     assert not (tmp_path / "out" / "recording").exists()
 

@@ -182,3 +182,11 @@ def test_who_says_what_targets_are_is_not_asked():
     assert Dataset.from_tensors(rows, zeros.bool()).num_classes == 2
     assert Dataset.from_tensors(rows, torch.arange(60), num_classes=60).num_classes == 60
     assert Dataset.from_tensors(torch.rand(60, 1, 8, 8), torch.arange(60)).num_classes == 60
+
+
+@pytest.mark.parametrize("task", [None, "classification", "multi-label", "regression", "segmentation"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float32])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 4)])
+def test_targets_of_nobody_are_refused(task, dtype, shape):
+    with pytest.raises(BadInput, match=re.escape(f"targets of shape {shape}; give one for each example")):
+        Dataset.from_tensors(torch.rand(60, 3), torch.zeros(shape, dtype=dtype), task=task)

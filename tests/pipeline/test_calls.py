@@ -102,6 +102,74 @@ def test_the_command_that_repeats_it_has_the_settings_that_are_not_defaults(reco
     assert QUICK.changed() == {"iterations": 2}
 
 
+def test_the_command_that_repeats_it_names_all_that_was_asked(recording: fedaudit.Recording) -> None:
+    asked: dict[str, Any] = {"clients": 1, "truth": None, "progress": False}
+    both = [
+        fedaudit.audit_transcript(recording, "labels", controls=controls, **asked).result.repeat.split()[-3:]
+        for controls in (True, False)
+    ]
+    assert both == [["DIR", "--clients", "1"], ["--clients", "1", "--no-controls"]]
+    own = fedaudit.simulate(TWO, model=NET, data=DATA, loss=nn.MultiMarginLoss(), progress=False)
+    told = fedaudit.audit_transcript(own, "exact-linear", controls=False, progress=False).result.repeat
+    assert "--model MODULE:NAME --loss MODULE:NAME --attack exact-linear " in told
+
+
+def test_the_truth_in_memory_is_known_by_its_transcript(recording: fedaudit.Recording, tmp_path: Path) -> None:
+    expected = fedaudit.audit_transcript(recording, "labels", controls=False, progress=False).result.findings
+    found = fedaudit.attack(recording.transcript, "labels", seed=0, progress=False)
+    evaluated = fedaudit.evaluate(found, recording.truth, controls=False, progress=False).result.findings
+    assert [f.metrics for f in evaluated] == [f.metrics for f in expected] != []
+    other = fedaudit.simulate(TWO, model=NET, data=DATA, seed=1, out=tmp_path / "t", progress=False)
+    with pytest.raises(fedaudit.BadInput, match="ground truth of another transcript than 'a'"):
+        fedaudit.evaluate(found, other.truth, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"transcript": 3}, "transcript is 3; give a Recording"),
+        ({"threat": "server"}, "threat is 'server'; give fields such as {'adversary': 'server'}"),
+        ({"threat": [("adversary", "server")]}, r"threat is \[\('adversary', 'server'\)\]; give fields"),
+        ({"task": "regression"}, "task is 'regression'; give what wasn't recorded"),
+        ({"rounds": 0}, r"rounds is 0; give a list of their numbers, such as \[0, 1\]"),
+        ({"rounds": "0-3"}, "rounds is '0-3'; give a list"),
+        ({"seed": "x"}, "seed is 'x'; give a whole number from 0"),
+        ({"seed": -1}, "seed is -1; give"),
+        ({"clients": "1"}, "clients is '1'; give a whole number from 1"),
+        ({"clients": 0}, "clients is 0; give"),
+        ({"clients": True}, "clients is True; give"),
+        ({"max_minutes": "1"}, "max_minutes is '1'; give minutes above 0"),
+        ({"max_minutes": 0}, "max_minutes is 0; give minutes above 0"),
+    ],
+    ids=str,
+)
+def test_what_is_of_another_kind_is_one_line(given: dict[str, Any], says: str, recording: fedaudit.Recording) -> None:
+    for call in (fedaudit.attack, fedaudit.audit_transcript):
+        with pytest.raises(fedaudit.BadInput, match=says):
+            call(**{"transcript": recording, "attacks": "labels", "progress": False, **given})
+
+
+@pytest.mark.parametrize("model", [nn.Linear, "net"])
+def test_what_is_no_model_is_one_line(model: Any, recording: fedaudit.Recording, tmp_path: Path) -> None:
+    recording.transcript.save(tmp_path / "t")
+    says = "model is the class Linear; give a torch" if model is nn.Linear else "model is 'net'; give a torch"
+    with pytest.raises(fedaudit.BadInput, match=says):
+        fedaudit.attack(tmp_path / "t", "labels", model=model, progress=False)
+    with pytest.raises(fedaudit.BadInput, match=says):
+        fedaudit.audit(TWO, model=model, data=DATA, attacks="labels", out=tmp_path / "a", progress=False)
+
+
+def test_the_name_of_a_loss_is_no_function(recording: fedaudit.Recording, tmp_path: Path) -> None:
+    name: Any = "mse"
+    recording.transcript.save(tmp_path / "t")
+    for call in (
+        lambda: fedaudit.audit(TWO, model=NET, data=DATA, loss=name, progress=False),
+        lambda: fedaudit.attack(tmp_path / "t", "labels", model=NET, loss=name, progress=False),
+    ):
+        with pytest.raises(fedaudit.BadInput, match=r"loss is 'mse'; give a function of \(outputs, targets\)"):
+            call()
+
+
 def test_a_threat_model_is_given_as_an_object_or_by_its_fields(recording: fedaudit.Recording) -> None:
     knows = ThreatModel(knows_labels=True)
     whole = {**TWO, "threat": {"knows_labels": True}}
@@ -152,6 +220,8 @@ def test_help_shows_the_settings(plugin: type[Plugin]) -> None:
     [
         ("give another out=…, or overwrite=True to", "give another --out, or --overwrite to"),
         ("run it from Python: fedaudit.audit(…, loss=…)", "run it from Python: fedaudit.audit(…, loss=…)"),
+        ("client=9: the federation has", "--client 9: the federation has"),
+        ("max_minutes is 0.0; give minutes above 0", "--max-minutes is 0.0; give minutes above 0"),
         ("give it: loss=…", "give it: --loss package.module:function"),
         ("Recorder(records=…) or records=…", "Recorder(records=…) or --records FILE"),
     ],

@@ -29,7 +29,9 @@ NOT_TESTED = 3
 _SAME = "data_dir fail_above fail_below fail_on max_minutes nodes out parameters rounds transcript truth"
 _FLAGS = {f"{name}=…": f"--{name.replace('_', '-')}" for name in _SAME.split()} | {
     "again=True": "--again",
+    "client=": "--client ",
     "device='cpu'": "--device cpu",
+    "max_minutes is": "--max-minutes is",
     "loss=…": "--loss package.module:function",
     "module=…": "--model package.module:factory",
     "overrides: ": "--set ",

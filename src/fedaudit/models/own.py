@@ -49,8 +49,14 @@ def own_copy(module: nn.Module) -> nn.Module:
     graph, which can't be copied; they are computed anew in every pass, so a copy has their values only.
 
     Raises:
-        BadInput: it can't be copied, or the shapes of its layers aren't known yet.
+        BadInput: it is none, it can't be copied, or the shapes of its layers aren't known yet.
     """
+    given: Any = module
+    if not isinstance(given, nn.Module):
+        got = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
+        raise BadInput(
+            f"model is {got}; give a torch.nn.Module that is made, or name one of fedaudit's own in the scenario"
+        )
     module = unwrapped(module)
     if any(nn.parameter.is_lazy(p) for p in [*module.parameters(), *module.buffers()]):
         raise BadInput("the model has lazy layers, whose shapes aren't known yet: run it on one batch first")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import shlex
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, overload
 
@@ -52,11 +54,38 @@ NO_LIMITS_WITHOUT_TRUTH = (
 )
 
 
+def _whole(given: Any, least: int) -> bool:
+    return type(given) is not bool and isinstance(given, Integral) and int(given) >= least
+
+
+# Of a request's fields, what they may be and how that is said.
+_ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "transcript": (
+        lambda given: isinstance(given, str | Path | Transcript | Recording),
+        "a Recording, a Transcript or its folder",
+    ),
+    "threat": (
+        lambda given: isinstance(given, Mapping | ThreatModel),
+        "fields such as {'adversary': 'server'}, or a ThreatModel",
+    ),
+    "task": (lambda given: isinstance(given, Mapping), "what wasn't recorded, such as {'loss': 'mse'}"),
+    "rounds": (
+        lambda given: isinstance(given, Collection) and not isinstance(given, str),
+        "a list of their numbers, such as [0, 1]",
+    ),
+    "seed": (lambda given: _whole(given, 0), "a whole number from 0"),
+    "clients": (lambda given: _whole(given, 1), "a whole number from 1"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttackRequest:
     """What is asked of attacks on a transcript, by Python, the command line, a Flower app's audit or ``verify``.
 
     The fields are as of :func:`fedaudit.attack`.
+
+    Raises:
+        BadInput: one is of another kind; nothing has been read or run then.
     """
 
     transcript: Recording | Transcript | Path | str
@@ -77,6 +106,12 @@ class AttackRequest:
     overwrite: bool = False
     progress: bool = True
 
+    def __post_init__(self) -> None:
+        for name, (allowed, example) in _ALLOWED.items():
+            given = getattr(self, name)
+            if given is not None and not allowed(given):
+                raise BadInput(f"{name} is {reprlib.repr(given)}; give {example}")
+
     @contextmanager
     def means(self) -> Iterator[Means]:
         """Enter with what the work is done with, its progress shown.
@@ -94,8 +129,7 @@ class AttackRequest:
         truth = Path(self.truth) if isinstance(self.truth, str) else self.truth
         if not isinstance(source, Recording):
             return source, truth
-        held, source = source.truth, source.transcript
-        return source, truth or replace(held, about={**held.about, "transcript": source.fingerprint()})
+        return source.transcript, truth or source.truth.of(source.transcript)
 
 
 def deadline_of(max_minutes: float | None) -> float | None:
@@ -106,7 +140,8 @@ def deadline_of(max_minutes: float | None) -> float | None:
     """
     if max_minutes is None:
         return None
-    if isinstance(max_minutes, bool) or not (0 < max_minutes < math.inf):
+    given: Any = max_minutes
+    if isinstance(given, bool) or not isinstance(given, Real) or not 0 < max_minutes < math.inf:
         raise BadInput(f"max_minutes is {max_minutes!r}; give minutes above 0")
     return time.time() + 60 * max_minutes
 
@@ -319,8 +354,6 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
 
 def _of_first(trials: Sequence[Trial], count: int) -> list[Trial]:
     """Return the trials, of which those on one client alone that isn't among the first ``count`` are refused."""
-    if count < 1:
-        raise BadInput(f"clients={count}; give 1 or more")
     alone = [{m.client for m in trial.observation.messages} for trial in trials]
     first = sorted({next(iter(own)) for own in alone if len(own) == 1})[:count]
     refusal = NotApplicable(f"not run: it is beyond the first {count} clients")
@@ -389,7 +422,7 @@ def evaluate_findings(
         found.trials,
         replace(means, store=found.store),
         started=found.started,
-        repeat=f"fedaudit attack TRANSCRIPT {' '.join(_flags(found))}",
+        repeat=" ".join(["fedaudit attack TRANSCRIPT", *_flags(found), *["--no-controls"] * (not controls)]),
     )
 
 
@@ -414,9 +447,10 @@ def _granted(adversary: ThreatModel, transcript: Transcript) -> ThreatModel:
 
 def _flags(found: Findings) -> list[str]:
     """Return the flags that make the same of the transcript again."""
-    names, adversary = [attack.name for attack in found.attacks], found.threat
-    own = found.transcript.task_info.model == "custom"
-    flags = ["--model MODULE:NAME"] * own + [f"--attack {name}" for name in names]
+    names, adversary, asked = [attack.name for attack in found.attacks], found.threat, found.asked
+    info = found.transcript.task_info
+    flags = ["--model MODULE:NAME"] * (info.model == "custom") + ["--loss MODULE:NAME"] * (info.loss == "custom")
+    flags += [f"--attack {name}" for name in names]
     flags += [
         f"--set {shlex.quote(f'attacks.{name}.{key}={json.dumps(value, default=str)}')}"
         for name, attack in zip(names, found.attacks, strict=True)
@@ -431,10 +465,14 @@ def _flags(found: Findings) -> list[str]:
         for name in ("records", "public_examples", "hidden_attribute", "client_property"):
             if (value := getattr(adversary, name)) is not None:
                 flags.append(f"--set {shlex.quote(f'threat.{name}={json.dumps(value)}')}")
-        records, rounds = found.asked.records, found.asked.rounds
+        records, rounds = asked.records, asked.rounds
+        flags += ["--task FILE"] * bool(asked.task)
         path = shlex.quote(str(records)) if isinstance(records, str | Path) else "FILE"
         flags += [f"--records {path}"] * (records is not None)
         flags += [] if rounds is None else [f"--rounds {','.join(map(str, sorted(rounds)))}"]
+    flags += [] if asked.clients is None else [f"--clients {asked.clients}"]
+    flags += [f"--truth {shlex.quote(str(asked.truth))}"] * isinstance(asked.truth, str | Path)
+    flags += [f"--device {found.device}"] * (found.device != "cpu")
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
     return flags

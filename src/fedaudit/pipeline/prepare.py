@@ -11,13 +11,13 @@ from torch import nn
 
 from fedaudit.attacks import ATTACKS
 from fedaudit.data import Dataset
-from fedaudit.models import MODELS, keep_modes, unwrapped
+from fedaudit.models import MODELS, keep_modes, own_copy, unwrapped
 from fedaudit.models.trees import MODEL as TREES
 from fedaudit.pipeline.choice import choose
 from fedaudit.pipeline.parts.data import data_record, loaded, of_one_tensor_each
 from fedaudit.pipeline.parts.federations import federations_of
 from fedaudit.pipeline.parts.loss import task_of
-from fedaudit.pipeline.parts.model import check_outputs, copied, model_record, network_of, with_modes
+from fedaudit.pipeline.parts.model import check_outputs, model_record, network_of, with_modes
 from fedaudit.pipeline.pretraining import pretrain
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario
@@ -82,7 +82,7 @@ def resolve(
         BadInput: a name is unknown, a setting isn't allowed, the data aren't there, parts don't fit together, or a
             user's own is missing.
     """
-    module = None if model is None else copied(model)
+    module = None if model is None else own_copy(model)
     model = None if model is None else unwrapped(model)
     kept = keep_modes(module) if module is not None and scenario.model.batch_norm is None else 0
     spelled = spell_out(AuditRequest(scenario=scenario, data_dir=data_dir, dataset=dataset, model=module))

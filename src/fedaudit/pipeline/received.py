@@ -84,7 +84,7 @@ def check_file(
     loss, examples = None, None
     if client is not None:
         if not 0 <= client < len(federation.client_data):
-            raise BadInput(f"client is {client}; the federation has the clients 0 to {len(federation.client_data) - 1}")
+            raise BadInput(f"client={client}: the federation has the clients 0 to {len(federation.client_data) - 1}")
         data = federation.client_data[client]
         loss, examples = federation.loss, (federation.task_info.normalise(data.inputs[:_MOST]), data.targets[:_MOST])
     history = ReceivedHistory() if earlier else None

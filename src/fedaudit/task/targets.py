@@ -134,12 +134,14 @@ def read_targets(
         raw: a loss gives floating-point targets their meaning, 0 and 1 as any others.
     """
     task = None if name is None else task_named(name)
+    if not array.ndim or not len(array):
+        raise BadInput(f"{where}: targets of shape {tuple(array.shape)}; give one for each example, at least one")
     if classes and array.is_floating_point():
         if not bool(((array == 0) | (array == 1)).all()):
             raise BadInput(f"{where}: binary cross-entropy is for the targets 0 and 1, and there are others")
         array = array.long()
     if bool((missing := ~torch.isfinite(array)).any()):
-        count = int(missing.reshape(missing.shape[0] if array.ndim else 1, -1).any(dim=1).sum())
+        count = int(missing.reshape(len(array), -1).any(dim=1).sum())
         raise BadInput(f"{where}: targets that are not finite or missing, of {count:,} examples; leave these out")
     spatial, whole = shape[1:], not array.is_floating_point()
     if (whole and array.shape[1:] == (1,)) or (spatial and array.shape[1:] == (1, *spatial)):

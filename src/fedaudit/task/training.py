@@ -84,7 +84,12 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 
 
 def loss_name(loss: Loss) -> str:
-    """Return ``custom`` for a user's own loss, or the binary cross-entropy's name; BadInput: it isn't a plain mean."""
+    """Return ``custom`` for a user's own loss, or the binary cross-entropy's name.
+
+    BadInput: that isn't a plain mean, or it is no function.
+    """
+    if not callable(loss):
+        raise BadInput(f"loss is {loss!r}; give a function of (outputs, targets), such as nn.MSELoss()")
     if loss is nn.functional.binary_cross_entropy_with_logits:
         return BCE
     several = isinstance(loss, nn.BCEWithLogitsLoss) and loss.pos_weight is not None and loss.pos_weight.numel() > 1

@@ -96,6 +96,10 @@ class Truth:
         examples = sum(map(len, self.inputs.values()))
         return f"Truth({len(self.inputs)} updates over {examples} examples, {len(self.candidates)} candidates)"
 
+    def of(self, transcript: Transcript) -> Truth:
+        """Return it marked as the truth of ``transcript``, which it must be."""
+        return dataclasses.replace(self, about={**self.about, "transcript": transcript.fingerprint()})
+
     def held_by(self, client: int) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of every example that an update of ``client`` used, each once.
 

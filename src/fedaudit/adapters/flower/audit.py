@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
 import random
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -109,18 +110,30 @@ def audit_flower(
     check_folder(folder)
     called = loss if isinstance(loss, str) else None
     deadline = offline.deadline_of(max_minutes)
-    made, adversary = attacks_of(attacks), offline.threat_from(threat)  # before the app runs for an hour
-    limits = api.limits_of(fail_above, fail_on, fail_below)
+    request = offline.AttackRequest(  # what is wrong is said before the app runs for an hour
+        transcript=folder / RECORDING,
+        attacks=attacks_of(attacks),
+        threat=threat,
+        seed=seed,
+        records=records,
+        clients=clients,
+        out=folder,
+        workers=workers,
+        overwrite=overwrite,
+        progress=progress,
+    )
+    adversary, limits = offline.threat_from(threat), api.limits_of(fail_above, fail_on, fail_below)
     if mean is not None and std is not None and (len(mean) != len(std) or not all(value > 0 for value in std)):
         raise BadInput(f"{len(mean)} means and std {', '.join(map(str, std))}: as many are needed, each std above 0")
     if attacked == "last" and adversary.partial:
         attacked = None
     if records is not None:
         api.pairs_of(records)
-    if attacked is not None and not isinstance(attacked, str):
+    if attacked is not None and attacked != "last":
+        given: Any = attacked
+        if isinstance(given, str) or not isinstance(given, Collection) or not len(given):
+            raise BadInput(f"attacked is {attacked!r}; give a list of rounds, such as [0, 1], or leave it out")
         attacked = sorted(attacked)
-        if not attacked:
-            raise BadInput("attacked: give one round at least, or leave it out for the last one")
         rounds = rounds or attacked[-1] + 1
     with contextlib.suppress(Exception):
         import_torchvision()  # apps read images with it, and only here it is made to fit
@@ -169,21 +182,13 @@ def audit_flower(
                 f"{watcher.updates or trees.messages} updates in {run.rounds} round(s) recorded in "
                 f"{folder / RECORDING} ({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
             )
-        request = offline.AttackRequest(
-            transcript=folder / RECORDING,
-            attacks=made,
-            threat=adversary,
-            seed=seed,
+        request = dataclasses.replace(
+            request,
             model=module,
             loss=None if isinstance(loss, str) else watcher.loss if loss is None else loss,
             rounds=[max(watcher.rounds)] if attacked == "last" else attacked,
             records=records,
-            clients=clients,
             max_minutes=None if deadline is None else max(1e-3, (deadline - time.time()) / 60),
-            out=folder,
-            workers=workers,
-            overwrite=overwrite,
-            progress=progress,
         )
         if limits or truth_beside(folder / RECORDING) is not None:
             return offline.audited(request, limits, controls=controls)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.data import Dataset
-from fedaudit.models import BATCH_NORM, build_model, has_batch_norm, initialise, layer_groups, load_checkpoint, own_copy
+from fedaudit.models import BATCH_NORM, build_model, has_batch_norm, initialise, layer_groups, load_checkpoint
 from fedaudit.models.trees import TreeEnsemble
 from fedaudit.results import ModelRecord
 from fedaudit.scenario.scenario import ModelSpec, Scenario
@@ -55,15 +55,6 @@ def network_of(scenario: Scenario, task_info: TaskInfo, module: nn.Module | None
     if spec.checkpoint is not None:
         load_checkpoint(module, spec.checkpoint)
     return module
-
-
-def copied(model: Any) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        got = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
-        raise BadInput(
-            f"model is {got}; give a torch.nn.Module that is made, or name one of fedaudit's own in the scenario"
-        )
-    return own_copy(model)
 
 
 def check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, *, own: bool) -> None:
