@@ -913,14 +913,15 @@ NULLS: dict[str, Null] = {
     **{
         f"images of the same people, {name}": Null(
             "images",
-            functools.partial(people_of, shown=shown, named=known),
+            functools.partial(people_of, shown=shown, named=known, like=like),
             f"other pictures of the 8 people, {name}",
             "4 of 8 pictures, with noise of 0.02",
         )
-        for name, shown, known in (
-            ("labels name them, candidates have one of each", 1, True),
-            ("labels name them, candidates have eight of each", 8, True),
-            ("labels don't name them, candidates have eight of each", 8, False),
+        for name, shown, known, like in (
+            ("labels name them, candidates have one of each", 1, True, 0.6),
+            ("labels name them, candidates have eight of each", 8, True, 0.6),
+            ("labels don't name them, candidates have two of each, four fifths alike", 2, False, 0.8),
+            ("labels don't name them, candidates have eight of each", 8, False, 0.6),
         )
     },
     "signals, other people's": Null(

@@ -65,6 +65,7 @@ _RANGES: dict[str, tuple[float, ...]] = {
 ALONE_DB = 10.0  # above an even image, where there is no other candidate, or above the mean one, where there are few
 _FROM_SUMS = 1e-9  # probabilities below are added up, for one minus the others' sum has too few digits
 AS_OFTEN = 0.1  # luck names a victim at least so often where its margin is no more than others': candidates may show it
+_GROUPED_DB = 3.0  # gap between those that a candidate is like and all others, from which on they are taken for a group
 _POOL = 1000  # candidates whose own margins are taken, at random
 ENOUGH = 40  # different candidates, of which to be the nearest one by far is no luck; of fewer see ALONE_DB
 # Shares of the level of 1 %, for images as they are and for what is tried after that.
@@ -169,7 +170,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     toned = _paired_by(_in_tone, finding.images, covered, truth) if pictures else None
     victims = _among(truth.candidates, true)  # an image of another victim is no image of somebody else
     candidates, recovered, wanted = (kind.vectors(part) for part in (truth.candidates, images, true))
-    usual = margins_of(candidates, seed)
+    usual, group = margins_of(candidates, seed)
 
     def as_far(nearest_other: float | None, found: float) -> float:
         """Return the share of candidates that are as far ahead with their own nearest one."""
@@ -203,6 +204,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 by_luck=min(1.0, stands.equal * lucky[id(message)][int(true_labels[i])]),
                 psnr_nearest_other=apart,
                 as_far_by_luck=as_far(apart, float(values[i])),
+                alike_candidates=group,
                 nearer_to_other=0.0 if nearest is None or victims[nearest] else stands.nearer_to_other,
                 uses=uses[i],
                 rounds=list(finding.rounds[int(order[i])]) if finding.rounds else [],
@@ -258,16 +260,21 @@ def _with_luck(found: RegisteredResult, as_far: Callable[[float | None, float], 
     return found.model_copy(update={"as_far_by_luck": as_far(found.psnr_nearest_other, found.psnr)})
 
 
-def margins_of(candidates: Tensor, seed: int) -> Tensor:
+def margins_of(candidates: Tensor, seed: int) -> tuple[Tensor, int]:
     """Return by how many dB each of (n, d) candidates is nearer to one other than to any further one, of 1,000 at most.
 
-    Where there are several pictures of a person, that is how far ahead another one of these is.
+    Where there are several pictures of a person, that is how far ahead another one of these is. Beside it stands how
+    many these are, up to ten: the median candidate is much nearer to so many, itself among them, than to any other.
     """
     rows = torch.randperm(len(candidates), generator=generator(seed, "margins"))[:_POOL]
     apart = torch.cdist(candidates[rows].double(), candidates[rows].double())
-    least = apart.masked_fill(apart < 1e-6, torch.inf).sort(dim=1).values[:, :2]
-    least = least[least.isfinite().all(dim=1)]
-    return 20 * torch.log10(least[:, 1] / least[:, 0]) if len(rows) > 2 else torch.zeros(0)
+    least = apart.masked_fill(apart < 1e-6, torch.inf).sort(dim=1).values[:, :10]
+    least = least[least[:, :2].isfinite().all(dim=1)]
+    if len(rows) <= 2 or not len(least):
+        return torch.zeros(0), 1
+    gaps = 20 * torch.log10(least[:, 1:] / least[:, :-1])
+    usual = gaps.nan_to_num(0.0, posinf=0.0).median(dim=0).values
+    return gaps[:, 0], int(usual.argmax()) + 2 if usual.max() >= _GROUPED_DB else 1
 
 
 def _grouped(
@@ -741,7 +748,9 @@ def _judged(
     n, twice, candidates = len(victims), 2 if how else 1, fewest_candidates(images)
     seen, identified = (sum(any(test(w) for w in ways) for ways in best) for test in (visible, lambda w: w.rank == 1))
     chances = [min(1.0, twice * sum(_chance(image) for image in of)) for of in victims]
-    again = [max(chance, min(1.0, twice * AS_OFTEN)) for chance in chances]
+    grouped = max((image.alike_candidates or 1 for of in victims for image in of), default=1)
+    often = max(AS_OFTEN, 1 / grouped if grouped > 1 else 0.0)
+    again = [max(chance, min(1.0, twice * often)) for chance in chances]
     usual = [w.as_far_by_luck for ways in best for w in ways if w.rank == 1 and w.as_far_by_luck is not None]
     far_ahead = 1.0
     if usual:
@@ -931,7 +940,8 @@ FINDING_TYPES["images"] = FindingType(
         "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many came out "
         f"visibly that naming candidates at random would do as well with a probability of at most {100 * SURE:g} % "
         "(one-sided exact test, Poisson binomial). That takes a victim to be named by luck in one case of "
-        f"{1 / AS_OFTEN:g} at least, unless margins over the nearest other candidate are beyond those of candidates "
+        f"{1 / AS_OFTEN:g} at least (in more where candidates come in smaller groups of much the same), unless "
+        "margins over the nearest other candidate are beyond those of candidates "
         "over each other (Fisher's method): these may be of one person. Or the margins are so wide that luck would "
         "name the victims and come as near as seldom: "
         "another picture that is nearest to a victim is so by x dB with a probability of at most "

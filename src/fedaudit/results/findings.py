@@ -221,6 +221,10 @@ class ImageResult(Record):
         "share of the candidates that are, with their own nearest one, as far ahead of any further one as this is with "
         "its victim; null: evaluated before that was"
     )
+    alike_candidates: int | None = optional(
+        "of how many pictures the candidates' groups are, where they come in groups that are much alike, as several of "
+        "a person are; 1: in none; null: evaluated before that was"
+    )
     nearer_to_other: float = Field(
         default=0.0,
         description="by how many dB it is nearer to one candidate that is no victim than to any further one",
