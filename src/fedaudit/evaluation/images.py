@@ -267,8 +267,11 @@ def margins_of(candidates: Tensor, seed: int) -> tuple[Tensor, int]:
     many these are, up to ten: the median candidate is much nearer to so many, itself among them, than to any other.
     """
     rows = torch.randperm(len(candidates), generator=generator(seed, "margins"))[:_POOL]
-    apart = torch.cdist(candidates[rows].double(), candidates[rows].double())
-    least = apart.masked_fill(apart < 1e-6, torch.inf).sort(dim=1).values[:, :10]
+    drawn = candidates[rows].double()
+    apart = torch.cdist(drawn, drawn)  # of equal ones it is rounding
+    least = (
+        apart.masked_fill(apart < 1e-5 * drawn.norm(dim=1).max().clamp(min=0.1), torch.inf).sort(dim=1).values[:, :10]
+    )
     least = least[least[:, :2].isfinite().all(dim=1)]
     if len(rows) <= 2 or not len(least):
         return torch.zeros(0), 1
