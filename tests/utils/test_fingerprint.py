@@ -22,8 +22,8 @@ from torch.nn import functional
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, make_attack
-from fedaudit.pipeline import prepare
 from fedaudit.pipeline import run as auditing
+from fedaudit.pipeline.parts import data, federations, model
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.trials import Trial
@@ -256,8 +256,8 @@ def test_one_audit_makes_and_checks_everything_once(
         monkeypatch.setattr(where, name, counted)
 
     for where, name in (
-        (simulator, "partition"), (record_draw, "draw"), (prepare, "load_dataset"), (prepare, "build_model"),
-        (prepare, "check"), (auditing, "resolve"), (auditing, "check_public_examples"),
+        (simulator, "partition"), (record_draw, "draw"), (data, "load_dataset"), (model, "build_model"),
+        (federations, "check"), (auditing, "resolve"), (auditing, "check_public_examples"),
     ):  # fmt: skip
         count(where, name)
     count(registry, "make", lambda _, name, *rest: name)
