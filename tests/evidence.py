@@ -17,6 +17,7 @@ from fedaudit.results import Interval
 from fedaudit_lab.studies.analysis import decide
 
 DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = Path(__file__).parents[1] / "lab" / "docs" / "results"
 PAGE = DOCS / "evidence" / "claims.md"
 LEVEL = 0.05
 _DIGITS = {"psnr": 1, "mse": 4, "cpu_seconds": 0}
@@ -35,8 +36,8 @@ _OPEN = ("smaller than published, or none", "undecided", "mixed", "void", "not m
 _HEAD = """# Evidence
 
 What the four papers claim, and what came out here. Made by `python -m tests.evidence` from
-[claims.yaml](claims.yaml) and [results](../results/README.md); each study's own page has the setting, how it
-departs from the paper's, and pictures.
+[claims.yaml](claims.yaml) and [results](../../lab/docs/results/README.md); each study's own page has the setting, how
+it departs from the paper's, and pictures.
 
 *Ours* is the paired difference between the two sides of the claim, in favour of the claim, with Student's 95 %
 interval. n counts what is independent: seeds, each with a network and a draw of the data, over whose updates the
@@ -155,7 +156,7 @@ def page() -> str:
 def compared() -> list[tuple[dict[str, str], str, int]]:
     """Return what the results say of their studies' claims, each with the result's folder and its number of seeds."""
     found = []
-    for file in sorted((DOCS / "results").glob("*/claims.csv")):
+    for file in sorted(RESULTS.glob("*/claims.csv")):
         with file.open(encoding="utf-8") as opened, (file.parent / "result.csv").open(encoding="utf-8") as cells:
             seeds = max(int(cell["seeds"] or 0) for cell in csv.DictReader(cells))
             found += [(row, file.parent.name, seeds) for row in csv.DictReader(opened) if row["n"]]
@@ -181,7 +182,7 @@ def _row(claim: dict[str, Any], row: dict[str, str], folder: str, seeds: int) ->
     if claim.get("against"):
         mean, low, high = -mean, -high, -low
     ours = Interval(mean=mean, median=mean, low=low, high=high, n=int(row["n"]))
-    link = f"[{row['study']}](../results/{folder}/result.md)"
+    link = f"[{row['study']}](../../lab/docs/results/{folder}/result.md)"
     setting = f"{row['study']} {row['scale']}"
     return Row(claim, ours, row["metric"], row["where"], int(row["updates"]), seeds, link, setting)
 

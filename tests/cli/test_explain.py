@@ -15,7 +15,7 @@ from fedaudit.report import terminal
 from fedaudit.results import VERDICTS
 from fedaudit.results.glossary import MOST, explained, terms
 from tests.conftest import Command, refused
-from tests.docs.pages import DOCS
+from tests.docs.pages import RESULTS
 
 PARTS = Path(report.__file__).parent / "templates"
 
@@ -49,7 +49,7 @@ def test_every_heading_of_the_report_and_of_the_terminal_is_explained():
 
 
 def test_every_heading_of_the_claims_of_published_results_is_explained():
-    pages = [page.read_text(encoding="utf-8") for page in DOCS.glob("results/*/result.md")]
+    pages = [page.read_text(encoding="utf-8") for page in RESULTS.glob("*/result.md")]
     heads = {line for page in pages for line in page.splitlines() if line.startswith("| claim |")}
     assert heads
     for head in heads:

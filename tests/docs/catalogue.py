@@ -18,7 +18,7 @@ from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
 from fedaudit.utils.registry import Entry, Plugin, Registry
 from fedaudit_lab.studies.spec import builtin_studies
 from tests.docs.api import docstring
-from tests.docs.pages import DOCS
+from tests.docs.pages import RESULTS
 from tests.docs.settings import MADE, cell, head, markdown, row, settings
 
 _STUDIES = Path(studies_package.__file__).parent / "builtin"
@@ -66,10 +66,10 @@ def studies() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for study in builtin_studies():
         name = study.removeprefix("fedaudit/").replace("/", "-")
-        result = DOCS / "results" / name / "result.md"
+        result = RESULTS / name / "result.md"
         if result.is_file():
             words = set(_words(yaml.safe_load((_STUDIES / f"{study}.yaml").read_text(encoding="utf-8"))))
-            link = f"[{study}](../results/{name}/result.md)"
+            link = f"[{study}](../../lab/docs/results/{name}/result.md)"
             for word in words:
                 found.setdefault(word, []).append(link)
     return found

@@ -13,6 +13,8 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+LAB = ROOT / "lab" / "docs"
+RESULTS = LAB / "results"  # of studies, a folder each
 EXCERPT = "excerpt"  # in a block's heading, as in ```python excerpt: it shows a part, and isn't run
 _ATTRIBUTE = re.compile(r'<(?:a|img|source)\b[^>]*?\b(?:href|src|srcset)="([^"]+)"')
 _ID = re.compile(r'\b(?:id|name)="([^"]+)"')
@@ -36,7 +38,11 @@ class Block:
 
 def pages() -> list[Path]:
     """Return every page, those at the top of the repository first."""
-    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("contrib/*.md")), *sorted(DOCS.rglob("*.md"))]
+    return [
+        page
+        for found in (ROOT.glob("*.md"), ROOT.glob("contrib/*.md"), DOCS.rglob("*.md"), LAB.rglob("*.md"))
+        for page in sorted(found)
+    ]
 
 
 def parsed(text: str) -> list[Token]:

@@ -1,4 +1,4 @@
-"""Lays out what the site is built of: the pages of docs/, and what they link to elsewhere in the repository.
+"""Lays out what the site is built of: the pages of docs/ and lab/docs/, and what they link to elsewhere.
 
 The generator sees one folder. So the pages at the top of the repository and the examples are copied into it, and links
 to them are written anew. What is in the menu follows from the folders; SECTIONS says what comes first in each.
@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.docs.pages import DOCS, EXCERPT, ROOT, pages, title
+from tests.docs.pages import DOCS, EXCERPT, LAB, ROOT, pages, title
 
 # The sections of the menu: a folder each, and the pages that come first in it; the others follow by title.
 SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -52,10 +52,11 @@ _FENCE = re.compile(r"^(```+|~~~+).*?^\1[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
 def lay_out(folder: Path) -> None:
-    """Fill ``folder`` with what the generator takes: docs/ and zensical.toml; what was there goes."""
+    """Fill ``folder`` with what the generator takes: pages and zensical.toml; what was there goes."""
     shutil.rmtree(folder, ignore_errors=True)
     docs = folder / "docs"
     shutil.copytree(DOCS, docs)
+    shutil.copytree(LAB, docs / "lab")
     (docs / "project").mkdir()
     shutil.copy(ROOT / "LICENSE", docs / "project" / "LICENSE.txt")
     (docs / EXAMPLES).write_text(examples(), encoding="utf-8")
@@ -116,6 +117,8 @@ def place_of(target: Path, anchor: str) -> tuple[Path, str]:
     """
     if target.is_relative_to(DOCS):
         return target.relative_to(DOCS), anchor
+    if target.is_relative_to(LAB):
+        return Path("lab") / target.relative_to(LAB), anchor
     if target == ROOT / "README.md":
         return Path("index.md"), ""
     if target.parent == ROOT and target.suffix == ".md":
@@ -127,7 +130,8 @@ def place_of(target: Path, anchor: str) -> tuple[Path, str]:
     if any(target.is_relative_to(ROOT / name) for name in _SHOWN):
         return Path(EXAMPLES), _slug(str(target.relative_to(ROOT)))
     raise ValueError(
-        f"a page links to {target}, which isn't in the site; link to docs/, examples/, contrib/ or a page at the top"
+        f"a page links to {target}, which isn't in the site; "
+        "link to docs/, lab/docs/, examples/, contrib/ or a page at the top"
     )
 
 
@@ -172,7 +176,7 @@ def menu(docs: Path) -> str:
         if folder == "tutorials":
             entries.append({"Examples": EXAMPLES})
         if folder == "evidence":
-            entries.append({"Results of studies": "results/README.md"})
+            entries.append({"Results of studies": "lab/results/README.md"})
         if entries:
             top.append({label: entries})
     return _toml(top)

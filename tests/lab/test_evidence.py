@@ -41,6 +41,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
 
     def made(claims: str, **results: tuple[int, list[str]]) -> str:
         monkeypatch.setattr(evidence, "DOCS", tmp_path)
+        monkeypatch.setattr(evidence, "RESULTS", tmp_path / "results")
         (tmp_path / "evidence").mkdir(exist_ok=True)
         (tmp_path / "evidence" / "claims.yaml").write_text(
             f"- paper: P\n  settings: {{a/b cpu: small}}\n  claims:\n{claims}"
@@ -164,7 +165,8 @@ def test_a_row_says_what_came_out_where_and_in_which_setting(pages):
     claim = "    - {place: %s, claim: c, study: a/b, says: x beats y, hours: 3%s}\n"
     page = pages(claim % ("T", "") + claim % ("V", ", void: no picture shows"), x=(20, rows))
     *_, ours, setting, outcome = told(page)
-    assert ours.split("<br>")[0] == "batch 1: psnr +2.0 [+1.0, +3.0], n=20 (40 updates) ([a/b](../results/x/result.md))"
+    link = "[a/b](../../lab/docs/results/x/result.md)"
+    assert ours.split("<br>")[0] == f"batch 1: psnr +2.0 [+1.0, +3.0], n=20 (40 updates) ({link})"
     assert (setting, outcome) == ("small", "**holds \\***<br>**contradicted here \\***")
     assert told(page, "V")[-1] == "**void: no picture shows**"
     assert "2 claims: 1 *mixed*, 1 *void*" in page
@@ -201,8 +203,8 @@ def test_the_published_setting_decides_not_a_smaller_one(pages):
     claim = "    - {place: T, claim: c, study: a/b, says: x beats y, published: 1.2}\n"
     page = pages(claim, **{name: (20, [f"x beats y,{row}" for row in some]) for name, some in rows.items()})
     second, first = told(page)[3].split("<br>")
-    assert first == "batch 1: psnr +1.1 [-1.0, +3.2] against +1.2, n=20 ([a/b](../results/paper/result.md))"
-    assert second.endswith("([a/b](../results/cpu/result.md))")
+    assert first == "batch 1: psnr +1.1 [-1.0, +3.2] against +1.2, n=20 ([a/b](../../lab/docs/results/paper/result.md))"
+    assert second.endswith("([a/b](../../lab/docs/results/cpu/result.md))")
     assert told(page)[-1] == "**holds \\***<br>**undecided**"
 
 
@@ -231,7 +233,7 @@ def test_p_values_and_holm_s_correction_are_those_of_the_textbook():
 
 def test_the_studies_pages_say_the_same_as_their_files():
     """Every result.md has the outcomes of its claims.csv, none of an earlier rule."""
-    for file in sorted((evidence.DOCS / "results").glob("*/claims.csv")):
+    for file in sorted(evidence.RESULTS.glob("*/claims.csv")):
         page = (file.parent / "result.md").read_text(encoding="utf-8")
         with file.open(encoding="utf-8") as opened:
             wanted = [row["outcome"] for row in csv.DictReader(opened)]

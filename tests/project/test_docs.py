@@ -48,7 +48,7 @@ def test_the_site_holds_every_page_and_no_link_leaves_it(tmp_path):
     settings = (tmp_path / "built" / "zensical.toml").read_text(encoding="utf-8")
     for page in docs.rglob("*.md"):
         inside = page.relative_to(docs)
-        assert f'"{inside.as_posix()}"' in settings or inside.parts[0] == "results", f"{inside} isn't in the menu"
+        assert f'"{inside.as_posix()}"' in settings or inside.parts[0] == "lab", f"{inside} isn't in the menu"
     assert "https://" not in settings
     assert not [page for page in docs.rglob("*.md") if "```python excerpt" in page.read_text(encoding="utf-8")]
 
@@ -61,7 +61,7 @@ def test_a_link_to_what_the_site_lacks_is_refused():
 
 def test_every_folder_of_pages_is_a_section():
     folders = {Path(name).parts[1] for name in NAMES if name.startswith("docs/") and len(Path(name).parts) > 2}
-    assert folders <= {*SECTIONS, "results"}
+    assert folders <= {*SECTIONS}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.suffix == ".md"], ids=lambda page: page.name)

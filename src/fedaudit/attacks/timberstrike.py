@@ -88,7 +88,7 @@ class TimberStrike(Attack):
     p is that of the mean over the leaves of these that the box meets, and counts are approximate. In a regression rows
     of one leaf have one label, moved by the mean residual that every later leaf tells.
 
-    What bounds it is measured (docs/results/trees-timberstrike): on breast cancers and Adult the true leaves of the
+    What bounds it is measured (lab/docs/results/trees-timberstrike): on breast cancers and Adult the true leaves of the
     client's own trees give no more cells than guessing; on diabetes they give some more than those found. There, and in
     bagging, true assignments have larger residuals than found ones, as labels are means and others' leaves are unknown.
 

@@ -345,7 +345,7 @@ def telling(known: Mapping[str, Subspace], count: int) -> tuple[dict[str, Subspa
 
     Of a single image, where the gradients of at least half of the layers span all of their patches, these layers, with
     weight 1: they find it by themselves. Else all, with 0.03: more leads astray, and in batches patches of different
-    images change places (docs/results/agic-plus).
+    images change places (lab/docs/results/agic-plus).
     """
     based = {name: one for name, one in known.items() if one.basis is not None}
     return (based, 1.0) if count == 1 and 2 * len(based) >= len(known) else (dict(known), _WEAK)
