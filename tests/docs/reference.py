@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.docs import api, catalogue, commands, glossary, results, scenario
+from tests.docs import api, commands, glossary, plugins, results, scenario
 from tests.docs.pages import DOCS
 
 PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "reference" / "scenario.md": scenario.page,
-    DOCS / "reference" / "attacks-and-defences.md": catalogue.page,
+    **plugins.pages(),
     DOCS / "reference" / "cli.md": commands.page,
     DOCS / "reference" / "python.md": api.page,
     results.PAGE: results.page,

@@ -1,27 +1,20 @@
-"""docs/reference/scenario.md: every key of a scenario, and every setting of what a scenario names."""
+"""docs/reference/scenario.md: every key of a scenario."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from pydantic import BaseModel
 
-from fedaudit.attacks import ATTACKS
-from fedaudit.attacks.inversion.template import GradientInversion
 from fedaudit.data import DATASETS
 from fedaudit.data.partition import PARTITIONS
-from fedaudit.defences import AGGREGATORS, SANITISERS
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.models import MODELS
 from fedaudit.models.families import inputs_of
 from fedaudit.scenario.scenario import DataSpec, EvaluationSpec, ModelSpec, Scenario, TrainingSpec
-from fedaudit.simulation.behaviour import BEHAVIOURS
-from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
 from fedaudit.simulation.spec import FederationSpec, MaliciousSpec, PartitionSpec
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.utils.registry import Plugin, Registry
-from tests.docs.settings import MADE, cell, default_of, head, markdown, row, settings, type_of, written
+from tests.docs.settings import MADE, cell, default_of, head, markdown, row, type_of, written
 
 # The parts of a scenario, as YAML names them.
 _PARTS: dict[str, type[BaseModel]] = {
@@ -87,16 +80,9 @@ def page() -> str:
                 _width(model.info["width"]),
             )
         )
-    lines += ["", "## Attacks", ""]
-    lines += _attacks()
-    for title, registry in (
-        ("Aggregators: defences.aggregator", AGGREGATORS),
-        ("Sanitisers: defences.sanitiser", SANITISERS),
-        ("Behaviours: federations.malicious", BEHAVIOURS),
-        ("Server behaviours: federations.server", SERVER_BEHAVIOURS),
-    ):
-        lines += ["", f"## {title}", ""]
-        lines += _settings(registry)  # type: ignore[arg-type]
+    lines += ["", "## Settings of what is named", "", "Pages of their own: [attacks](attacks/index.md),"]
+    lines += ["[aggregators](aggregators.md), [sanitisers](sanitisers.md), [malicious clients](malicious-clients.md),"]
+    lines += ["[malicious servers](malicious-servers.md)."]
     return "\n".join(lines) + "\n"
 
 
@@ -127,50 +113,6 @@ def _table(path: str, part: type[BaseModel]) -> Iterator[str]:
             defaults.get(name) or default_of(field),
             cell(field.description),
         )
-
-
-def _attacks() -> Iterator[str]:
-    inversions = [entry.value for entry in ATTACKS if issubclass(entry.value, GradientInversion)]
-    every = [settings(attack) for attack in inversions]
-    shared = [name for name in every[0] if all(name in own for own in every)]
-    varied = [name for name in shared if len({own[name][1] for own in every}) > 1]
-    yield from ("What each does, from which paper: [attacks and defences](attacks-and-defences.md).", "")
-    yield from ("### Gradient inversion", "")
-    yield ", ".join(f"`{attack.name}`" for attack in inversions) + " share these settings:"
-    yield from ("", *head("setting", "takes", "default", "meaning"))
-    for name in shared:
-        takes, default, meaning = every[0][name]
-        yield row(f"`{name}`", takes, "below" if name in varied else default, cell(meaning))
-    yield from ("", "Defaults that differ from method to method:", "")
-    yield from head("attack", *(f"`{name}`" for name in varied))
-    for attack, own in zip(inversions, every, strict=True):
-        yield row(f"`{attack.name}`", *(own[name][1] for name in varied))
-    for attack, own in zip(inversions, every, strict=True):
-        more = {name: setting for name, setting in own.items() if name not in shared}
-        yield from _own(attack.name, more, "and those that all share")
-    for entry in ATTACKS:
-        method: Any = getattr(entry.value, "method", None)
-        if entry.value in inversions:
-            continue
-        if isinstance(method, type) and issubclass(method, GradientInversion):
-            yield from ("", f"### {entry.name}", "", f"The settings of `{method.name}` and of `epochs`, side by side.")
-        else:
-            yield from _own(entry.name, settings(entry.value))
-    yield from ("", "Without settings: " + ", ".join(f"`{e.name}`" for e in ATTACKS if not settings(e.value)) + ".")
-
-
-def _own(name: str, own: dict[str, tuple[str, str, str]], also: str = "") -> Iterator[str]:
-    if own:
-        yield from ("", f"### {name}", "", *([f"Its own settings, {also} (above):", ""] if also else []))
-        yield from head("setting", "takes", "default", "meaning")
-        for key, (takes, default, meaning) in own.items():
-            yield row(f"`{key}`", takes, default, cell(meaning))
-
-
-def _settings(registry: Registry[type[Plugin]]) -> Iterator[str]:
-    for entry in registry:
-        yield from _own(entry.name, settings(entry.value))
-    yield from ("", "Without settings: " + ", ".join(f"`{e.name}`" for e in registry if not settings(e.value)) + ".")
 
 
 def _width(width: int | None) -> str:

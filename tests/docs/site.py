@@ -37,7 +37,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "explanation": ("Explanation", ("threat-models", "verdicts", "controls", "what-decides", "epsilon", "limits")),
-    "reference": ("Reference", ("scenario", "cli", "python", "attacks-and-defences", "results", "glossary")),
+    "reference": ("Reference", ("scenario", "cli", "python", "results", "glossary")),
     "data-protection": ("Data protection", ("report", "sharing", "gdpr", "standards", "impact-assessment")),
     "evidence": ("Evidence", ("claims", "performance", "robustness")),
     "project": ("Project", ()),
@@ -177,6 +177,8 @@ def menu(docs: Path) -> str:
             entries.append({"Examples": EXAMPLES})
         if folder == "evidence":
             entries.append({"Results of studies": "lab/results/README.md"})
+        if folder == "reference":
+            entries.insert(3, {"Attacks": list(_entries(docs, "reference/attacks", ("index", "gradient-inversion")))})
         if entries:
             top.append({label: entries})
     return _toml(top)
