@@ -260,6 +260,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "decay": ({"weight_decay": 0.05}, {"weight_decay": 0.05}),
     "clipped": ({"max_grad_norm": 0.05}, {"clip_norm": pytest.approx(0.05, rel=1e-4)}),
     "sgd": ({"optim": "sgd"}, {"optimiser": "sgd"}),
+    "bfloat16": ({"bf16": True}, {"learning_rates": (1e-3, 5e-4)}),
     "everything": (
         {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2, "weight_decay": 0.01, "max_grad_norm": 0.1},
         {"batch_sizes": (4, 4), "clip_norm": pytest.approx(0.1, rel=1e-4)},

@@ -180,6 +180,7 @@ class Capture:
         self._calls: list[tuple[int, ForwardPass | None]] = []  # modules that are being called, the outermost first
         self._running_module: nn.Module | None = None  # the watched one, while it is called
         self._depth = 0  # of its calls of itself
+        self._inside = False  # one of its parts was called
         self._read: dict[nn.Module, LossOptions | None] = {}  # losses of the user's own of masks: which they are
         self._criterion: nn.Module | None = None  # the outermost module that is called on the model's output
         self._in_step = False
@@ -433,8 +434,11 @@ class Capture:
             return
         if self._running_module is None:
             self._before(module, args)
-        else:  # of what it calls nothing is asked, and there may be hundreds
+        else:  # of what it calls nothing more is asked, and there may be hundreds
             self._depth += module is self._running_module
+            if not self._inside:
+                self._inside = True
+                self._within()
 
     def _leaves(self, module: nn.Module, *more: Any) -> None:
         if torch.compiler.is_compiling():
@@ -443,6 +447,13 @@ class Capture:
             self._depth -= 1
         elif self._running_module is None or module is self._running_module:
             self._after(module, *more)
+
+    @_quiet
+    def _within(self) -> None:
+        """Keep the precision in which the model's first part runs: its forward may switch autocast on (accelerate)."""
+        seen = self._calls[-1][1]
+        if seen is not None and seen.part is not None:
+            seen.precision = precision(next(seen.part.parameters()).device.type)
 
     @_quiet
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -455,7 +466,7 @@ class Capture:
         self._mode.resume()
         own = unwrapped(module)
         if self._wanted(own, outer) and (watched := self._watch(own)) is not None:
-            self._running_module = module
+            self._running_module, self._inside = module, False
             self._mode.pause()
             if torch.is_grad_enabled():
                 self._calls[outer] = (id(module), self._begin(watched, module, args))
@@ -520,6 +531,7 @@ class Capture:
         tag(call.logits, self._key, seen)
         call.logits.register_hook(functools.partial(self._reached, watched, seen))
         if call.loss is not None and call.read is not None and call.loss.requires_grad:
+            call.loss.register_hook(functools.partial(self._reached, watched, seen))  # accelerate returns other logits
             self._takes_part(seen, call.read, call.loss)
         elif call.loss is None:
             seen.items = call.items
