@@ -103,12 +103,12 @@ bench-peers: .venv-peers/.ready  ## all benchmarks in full, beside breaching, Fl
 	@touch .venv-lowest/.ready
 
 schema: $(READY)  ## write what is made from the code: the reference's pages, and the JSON Schema of results.json
-	$(BIN)/python -m tests.docs
+	$(BIN)/python -m tools.docs
 
 docs: schema .venv-docs/.ready  ## write the reference from the code, and build the site: site/index.html; no network
-	$(BIN)/python -m tests.docs site build/docs
+	$(BIN)/python -m tools.docs site build/docs
 	cd build/docs && $(CURDIR)/.venv-docs/bin/zensical build --clean --strict
-	$(BIN)/python -m tests.docs finish build/docs/site
+	$(BIN)/python -m tools.docs finish build/docs/site
 	rm -rf site && mv build/docs/site site
 
 .venv-docs/.ready: pyproject.toml
@@ -118,17 +118,17 @@ docs: schema .venv-docs/.ready  ## write the reference from the code, and build 
 	@touch .venv-docs/.ready
 
 first-hour:  ## play a newcomer's first hour with what is committed, in an empty environment; fails on any surprise
-	$(PYTHON) tests/first_hour.py
+	$(PYTHON) tools/first_hour.py
 
 same-numbers: $(NATIVE)  ## compare this version's numbers with another commit's, bit for bit: make same-numbers OLD=v0.1
 	rm -rf .old && git worktree prune && git worktree add --quiet --detach .old $(OLD)
-	$(BIN)/python -m tests.same_numbers .old; code=$$?; git worktree remove --force .old; exit $$code
+	$(BIN)/python -m tools.same_numbers .old; code=$$?; git worktree remove --force .old; exit $$code
 
 fuzz: $(NATIVE)  ## odd scenarios, studies, flags and files for an hour; goes on where it was stopped: make fuzz MINUTES=10
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.fuzz --minutes $(MINUTES)
 
 faults: $(NATIVE)  ## kill, fill disks, remove folders, break clocks: is anything lost, doubled or different? (half an hour)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(FAULTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.faults $(FAULTS)
 
 .venv-supply/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-supply
@@ -137,7 +137,7 @@ faults: $(NATIVE)  ## kill, fill disks, remove folders, break clocks: is anythin
 	@touch .venv-supply/.ready
 
 lock: .venv-supply/.ready  ## write requirements-dev.txt: what constraints.txt pins, with the SHA-256 of every file
-	.venv-supply/bin/python -m tests.supply_chain requirements | CUSTOM_COMPILE_COMMAND="make lock" \
+	.venv-supply/bin/python -m tools.supply_chain requirements | CUSTOM_COMPILE_COMMAND="make lock" \
 	.venv-supply/bin/pip-compile --quiet --rebuild --generate-hashes --strip-extras --allow-unsafe --no-annotate \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host -c constraints.txt -o requirements-dev.txt -
 
@@ -145,8 +145,8 @@ sbom: $(READY) .venv-supply/.ready  ## write dist/*.cdx.json, the CycloneDX bill
 	rm -rf dist && $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
 	.venv-supply/bin/cyclonedx-py environment --output-reproducible --sv 1.6 --pyproject pyproject.toml \
 	--mc-type library -o dist/environment.json $(BIN)/python
-	$(BIN)/python -m tests.supply_chain closure > dist/closure.json
-	.venv-supply/bin/python -m tests.supply_chain sbom dist/environment.json dist/closure.json dist/*.whl \
+	$(BIN)/python -m tools.supply_chain closure > dist/closure.json
+	.venv-supply/bin/python -m tools.supply_chain sbom dist/environment.json dist/closure.json dist/*.whl \
 	"$$(ls dist/*.whl | sed 's/-py3.*/.cdx.json/')" && rm dist/environment.json dist/closure.json
 
 vulnerabilities: .venv-supply/.ready  ## known vulnerabilities of what is locked; asks the advisories' service, so it needs the network

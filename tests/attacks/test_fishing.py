@@ -16,7 +16,7 @@ from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.utils.errors import BadInput, NotApplicable
 from tests.attacks.server_cases import examples, played, seen_in
-from tests.measure.received_checks import federation_of, manipulated
+from tools.measure.received_checks import federation_of, manipulated
 
 SGD: dict[str, Any] = {"algorithm": "fedsgd", "clients": 1, "examples": 12, "batch_size": 12}
 AVG: dict[str, Any] = {"algorithm": "fedavg", "clients": 1, "examples": 12, "batch_size": 12, "local_steps": 1}

@@ -28,8 +28,8 @@ from fedaudit.evaluation.finding_types import FINDING_TYPES
 from fedaudit.report.mapping import assessment
 from fedaudit.results import AttackRecord, AttackSummary, MappingRecord, Verdict
 from tests.conftest import Command
-from tests.docs.pages import DOCS
 from tests.report.output_cases import result
+from tools.docs.pages import DOCS
 
 # Written down here once more, so that a slip in the table is noticed.
 LISTED = {

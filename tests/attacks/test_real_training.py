@@ -25,7 +25,7 @@ from fedaudit.transcript.update import SanitiserInfo
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 from tests.attacks.training_cases import HAS, attacked, psnr, trained
-from tests.measure.training_table import PAGE, table
+from tools.measure.training_table import PAGE, table
 
 SHAPE = (1, 5, 5)
 ADAM = TrainingConfig(1e-3, 1, (1,), optimiser="adam")
@@ -436,7 +436,7 @@ def test_local_models_of_adam_are_learnt_but_not_solved_for():
 
 def test_the_docs_have_the_table():
     page = PAGE.read_text(encoding="utf-8")
-    assert table() in page, "write it by: python -m tests.measure.training_table"
+    assert table() in page, "write it by: python -m tools.measure.training_table"
     assert Path(PAGE).name == "methods.md"
 
 

@@ -15,7 +15,7 @@ from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.transcript.observation import observe
 from fedaudit.utils.errors import BadInput, NotApplicable
 from tests.attacks.server_cases import best_psnr, played, seen_in
-from tests.measure.seer_share import Batch, table
+from tools.measure.seer_share import Batch, table
 
 SGD: dict[str, Any] = {"algorithm": "fedsgd", "clients": 1, "examples": 8, "batch_size": 8}
 MLP: dict[str, Any] = {"name": "mlp", "width": 64}

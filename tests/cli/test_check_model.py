@@ -18,7 +18,7 @@ from fedaudit.pipeline.run import run_audit
 from fedaudit.report.terminal import print_summary
 from fedaudit.scenario.scenario import scenario_from
 from tests.conftest import Command
-from tests.measure.false_alarms import FISHED, MANIPULATED, TRAPPED, area, measure, rounds
+from tools.measure.false_alarms import FISHED, MANIPULATED, TRAPPED, area, measure, rounds
 
 
 def network(width: int = 64) -> nn.Sequential:

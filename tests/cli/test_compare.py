@@ -17,8 +17,8 @@ from scipy.stats import t as student
 from fedaudit.report.compare import LEVEL, Row, compare_audits
 from fedaudit.results import AttackSummary, AuditResult, FindingResult, Interval, MetricResult, MetricSummary, Verdict
 from tests.conftest import Command, refused
-from tests.measure.compare_noise import recordings, regressions, rerun
 from tests.report.output_cases import images_of, result
+from tools.measure.compare_noise import recordings, regressions, rerun
 
 Part = tuple[list[FindingResult], AttackSummary]
 
@@ -277,7 +277,7 @@ def test_compare_imports_no_torch(tmp_path):
 
 @pytest.mark.slow
 def test_noise_is_no_regression_and_a_removed_defence_is():
-    """``python -m tests.measure.compare_noise 100 --power`` is the whole of it."""
+    """``python -m tools.measure.compare_noise 100 --power`` is the whole of it."""
     recorded = recordings()
     results = [rerun(recorded, seed) for seed in range(5)]
     every = regressions(itertools.permutations(results, 2))

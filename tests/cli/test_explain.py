@@ -15,7 +15,7 @@ from fedaudit.report import terminal
 from fedaudit.results import VERDICTS
 from fedaudit.results.glossary import MOST, explained, terms
 from tests.conftest import Command, refused
-from tests.docs.pages import RESULTS
+from tools.docs.pages import RESULTS
 
 PARTS = Path(report.__file__).parent / "templates"
 

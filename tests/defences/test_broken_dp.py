@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import core
-from tests.measure.broken_dp import BROKEN, SOUND, audited
+from tools.measure.broken_dp import BROKEN, SOUND, audited
 
 OFTEN = ["noise of half the size", "clipped after averaging", "the same seed in every round"]
 

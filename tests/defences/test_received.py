@@ -16,8 +16,8 @@ import fedaudit
 from fedaudit import ReceivedHistory
 from fedaudit.defences.received import Check
 from fedaudit.models import build_model
-from tests.measure.received_checks import WAYS
-from tests.measure.received_checks import checked as played
+from tools.measure.received_checks import WAYS
+from tools.measure.received_checks import checked as played
 
 CLASSES = 4
 

@@ -13,7 +13,7 @@ from fedaudit.evaluation.limits import Limits, check_limits
 from fedaudit.evaluation.local_models import as_good_by_luck
 from fedaudit.results import LEAKS
 from fedaudit.transcript.truth import Truth
-from tests.measure import nulls
+from tools.measure import nulls
 
 
 @pytest.mark.parametrize(("value", "others"), [(math.inf, [1.0] * 10), (0.1, [1.0] * 9 + [math.inf]), (0.1, [])])

@@ -1,4 +1,4 @@
-"""Nothing is called a leak as seldom as the verdicts say, and what is there is found: a part of tests.measure.nulls."""
+"""Nothing is called a leak as seldom as the verdicts say, and what is there is found: a part of tools.measure.nulls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import binom
 
 from fedaudit.evaluation import FINDING_TYPES
-from tests.measure.nulls import LEAKS, NULLS
+from tools.measure.nulls import LEAKS, NULLS
 
 AUDITS = 24
 FEW = 8  # where one takes a second

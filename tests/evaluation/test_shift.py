@@ -11,7 +11,7 @@ from fedaudit.data import load_dataset
 from fedaudit.evaluation.shift import SHIFTED, comparable, of_clients, shift_test
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
-from tests.measure.nulls import LEAKS, NULLS
+from tools.measure.nulls import LEAKS, NULLS
 
 
 def drawn(name: str, count: int, seed: int, others: int = 300) -> tuple[Tensor, Tensor, Tensor, Tensor]:

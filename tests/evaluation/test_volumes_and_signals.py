@@ -23,7 +23,7 @@ from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
 from tests.evaluation.test_evaluation import seen
-from tests.measure.nulls import ecgs, scans
+from tools.measure.nulls import ecgs, scans
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:

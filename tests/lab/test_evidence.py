@@ -15,7 +15,7 @@ import yaml
 
 from fedaudit.results import Interval
 from fedaudit_lab.studies.spec import builtin_studies, load_study
-from tests import evidence
+from tools import evidence
 
 _DECIDE = {"place", "claim", "study", "says", "at", "published", "band", "alike", "against", "void"}
 _WORDS = {"theirs", "note", "hours"}
@@ -63,7 +63,7 @@ def told(page: str, place: str = "T") -> list[str]:
 
 
 def test_the_page_is_what_the_results_give():
-    assert evidence.PAGE.read_text(encoding="utf-8") == evidence.page(), "run: python -m tests.evidence"
+    assert evidence.PAGE.read_text(encoding="utf-8") == evidence.page(), "run: python -m tools.evidence"
 
 
 def test_every_claim_is_one_that_its_study_decides():

@@ -13,7 +13,7 @@ from torch import nn
 import fedaudit
 from fedaudit.pipeline.deployment import LEAST_BATCH, LEAST_EXAMPLES
 from fedaudit.results import AuditResult
-from tests.docs.pages import DOCS
+from tools.docs.pages import DOCS
 
 NORM = "BatchNorm normalises by fixed statistics while clients train (eval mode)"
 FEDERATION = {

@@ -23,7 +23,7 @@ from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.seeds import generator
-from tests.measure.nulls import ecgs, scans
+from tools.measure.nulls import ecgs, scans
 
 SIDES = {"volume": (1, 6, 12, 12), "signal": (3, 96)}
 WORDS = {"volume": "volumes", "signal": "signals"}

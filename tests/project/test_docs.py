@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT, anchors, links, pages
-from tests.docs.reference import PAGES
-from tests.docs.site import SECTIONS, SHIM, finish, lay_out, place_of
+from tools.docs.pages import DOCS, ROOT, anchors, links, pages
+from tools.docs.reference import PAGES
+from tools.docs.site import SECTIONS, SHIM, finish, lay_out, place_of
 
 NAMES = [str(page.relative_to(ROOT)) for page in pages()]
 
@@ -66,7 +66,7 @@ def test_every_folder_of_pages_is_a_section():
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.suffix == ".md"], ids=lambda page: page.name)
 def test_pages_that_are_made_from_the_code_say_what_it_says(page):
-    assert page.read_text(encoding="utf-8") == PAGES[page](), "run: python -m tests.docs"
+    assert page.read_text(encoding="utf-8") == PAGES[page](), "run: python -m tools.docs"
 
 
 def test_every_page_of_an_attack_is_of_one_that_there_is():

@@ -13,7 +13,7 @@ import pytest
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for processes")
 def test_nothing_is_lost_doubled_or_different() -> None:
     few = ["--kills", "6", "--fresh", "0", "--others", "1", "--only", "simulation", "recorder"]
-    line = [sys.executable, "-m", "tests.faults", *few]
+    line = [sys.executable, "-m", "tools.faults", *few]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("nothing lost, doubled or different\n")

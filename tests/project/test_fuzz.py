@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.fuzz.__main__ import run_block
-from tests.fuzz.names import NAMES
-from tests.fuzz.targets import Target, targets
+from tools.fuzz.__main__ import run_block
+from tools.fuzz.names import NAMES
+from tools.fuzz.targets import Target, targets
 
 FEW = {"resolve": 5, "scenario": 10, "flags": 10, "study": 10}  # of what takes long; 20 of the rest
 OPTIONAL = {"parquet", "nifti", "nifti.gz", "dicom"}  # read by packages that may be absent

@@ -17,7 +17,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow]
-SOURCE = ("src", "lab", "docs", "tests", "examples", "contrib", "pyproject.toml", "README.md", "LICENSE", "Makefile")
+SOURCE = (
+    "src",
+    "lab",
+    "docs",
+    "tests",
+    "tools",
+    "examples",
+    "contrib",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "Makefile",
+)
 KEPT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
@@ -138,7 +150,7 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         top = {Path(name).parts[1] for name in archive.getnames()}
-    assert {"src", "lab", "tests", "docs", "contrib", "LICENSE", "pyproject.toml", "README.md"} <= top
+    assert {"src", "lab", "tests", "tools", "docs", "contrib", "LICENSE", "pyproject.toml", "README.md"} <= top
     assert not [name for name in top if name.startswith(".venv") or name in {".git", "audit", "bench"}]
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", tmp_path, sdist, where=tmp_path)
     (wheel,), (again,) = built.glob("*.whl"), tmp_path.glob("*.whl")

@@ -15,8 +15,8 @@ import pytest
 
 import fedaudit
 import fedaudit_lab
-from tests.docs.api import PACKAGES
-from tests.docs.pages import ROOT, blocks, pages
+from tools.docs.api import PACKAGES
+from tools.docs.pages import ROOT, blocks, pages
 
 PUBLIC = ("fedaudit", *PACKAGES)
 

@@ -19,7 +19,7 @@ from fedaudit.cli import app
 from fedaudit.evaluation import Limits
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit_lab.studies.spec import load_study
-from tests.docs.pages import ROOT, Block, blocks, pages, parsed
+from tools.docs.pages import ROOT, Block, blocks, pages, parsed
 
 PAGES = [page for page in pages() if page.parent.parent.name != "results"]
 BLOCKS = [block for page in PAGES for block in blocks(page)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.supply_chain import PYPROJECT, ROOT, canonical, closure, pruned, requirements
+from tools.supply_chain import PYPROJECT, ROOT, canonical, closure, pruned, requirements
 
 LOCK = PYPROJECT.with_name("requirements-dev.txt")
 CONSTRAINTS = PYPROJECT.with_name("constraints.txt")

@@ -44,7 +44,7 @@ class Check:
         return not self.value <= self.limit
 
 
-# What each check is against, and its limit; measured on ordinary rounds by ``python -m tests.measure.false_alarms``.
+# What each check is against, and its limit; measured on ordinary rounds by ``python -m tools.measure.false_alarms``.
 LIMITS: dict[str, float] = {
     "architecture": 0.0,
     "alike rows": 0.5,

@@ -8,7 +8,7 @@ interval of the difference is that of two independent runs, which is too wide, n
 the same records.
 
 All tests are two-sided, corrected together (Holm): noise alone makes any attack "worse" with a probability of about
-half of ``LEVEL``; ``python -m tests.measure.compare_noise`` measures it. Only what leaks by its verdict can be worse
+half of ``LEVEL``; ``python -m tools.measure.compare_noise`` measures it. Only what leaks by its verdict can be worse
 than before, and a verdict that changed while its number didn't is what chance does. Fewer than three pairs can't be
 tested: there a step from "not demonstrated" to a leak counts, where the number agrees, and the rest can't be compared.
 Neither torch nor any other part of an audit is imported.

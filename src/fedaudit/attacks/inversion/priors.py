@@ -206,7 +206,7 @@ def _warped(image: Tensor, field: np.ndarray[tuple[int, int, int], np.dtype[np.f
     return nn.functional.grid_sample(image[None], grid[None], padding_mode="border", align_corners=True)[0]
 
 
-WEIGHTS = Path(__file__).with_name("denoiser.safetensors")  # written by: python -m tests.measure.train_denoiser
+WEIGHTS = Path(__file__).with_name("denoiser.safetensors")  # written by: python -m tools.measure.train_denoiser
 CHANNELS = (1, 3)  # of images that it can judge: grey ones as three channels that are alike
 NOISE = (0.08, 0.02)  # standard deviation that is taken away, of pixels in [0, 1]: at first, and in the end
 FADING = 0.1  # what a prior that fades weighs in the end, of its weight at first
