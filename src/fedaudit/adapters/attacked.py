@@ -59,7 +59,6 @@ class Known:
     """What an attacked update is known by, and held to.
 
     Attributes:
-        loss: registered name or a function; None: what was seen.
         unset: nobody set the limits on metrics, so those that nothing measures don't count.
         whole: all attacks are played that the site has, so that a limit that none of them can exceed isn't kept.
         sanitised: the defence that it went through.

@@ -51,7 +51,6 @@ class CheckResults:
 
     Attributes:
         norm: of the change of all parameters; None: not known.
-        slope: as of :class:`~fedaudit.results.site.SiteRound`.
         problem: why something couldn't be played that should have been; None: all was.
     """
 

@@ -42,7 +42,6 @@ class Choice:
     Attributes:
         model: None: the one that suits the question.
         known: settings of the federation that are known from elsewhere, instead of ours.
-        told: lines for the file's head.
     """
 
     data: str = "photos"

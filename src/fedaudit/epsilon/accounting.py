@@ -27,8 +27,6 @@ class TakingPart:
     """Who takes part in a federation, and how often: what an account is made from.
 
     Attributes:
-        examples: that each client holds.
-        per_round: clients in a round.
         epoch: steps that are reckoned for a pass over the examples, where rounds consist of whole passes; None where
             they don't, and a pass goes on in the next round.
         elements: of the model's whole state, statistics included.

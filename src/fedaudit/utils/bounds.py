@@ -18,12 +18,9 @@ MB, GB = 2**20, 2**30
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a reader takes at most, checked before memory is taken for it: bytes, items ``of`` a kind, levels.
+    """What a reader takes at most, checked before memory is taken for it; None: that bound isn't needed.
 
-    Attributes:
-        unpacked: bytes that come out of the file; None where nothing is packed.
-        items: None where the bytes bound them.
-        depth: None where nothing nests.
+    ``file`` and ``unpacked`` are bytes, ``items`` are counted in ``of``, and ``depth`` is of nesting.
     """
 
     what: str

@@ -85,13 +85,7 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, 
 def load_sealed(
     path: Path, about: str = "", *, own: Collection[str], remedy: str, needed: str = ""
 ) -> tuple[dict[str, Any], dict[str, Tensor], str | None]:
-    """Return what :func:`save_sealed` wrote, with values named as in ``own`` alone, and the note of :func:`check`.
-
-    Raises:
-        BadInput: its digest doesn't fit, is missing, or can't be checked with the key that there is.
-        ValueError: its values are other ones.
-        OSError, SafetensorError: it can't be read.
-    """
+    """Return what :func:`save_sealed` wrote, and :func:`check`'s note; ValueError: it has values not in ``own``."""
     from safetensors import safe_open
 
     note = check(path, about, remedy=remedy, needed=needed)
@@ -109,11 +103,6 @@ def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None
 
     Returns:
         A note where the file carries no digest, as those that earlier versions wrote; else None.
-
-    Raises:
-        CorruptTranscript: its digest doesn't fit, or is missing where it is needed.
-        BadInput: it can't be checked with the key that there is.
-        OSError: the file can't be read.
     """
     with path.open("rb") if data is None else io.BytesIO(data) as file:
         written = digest_in(_head(file))

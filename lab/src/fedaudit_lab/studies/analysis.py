@@ -37,7 +37,6 @@ class Cell:
         seeds: repetitions, each with a network and a draw of the data of its own.
         units: what the intervals are of: the metrics of every update, or federation.
         missing: why there is no value, or why some trials are missing.
-        seconds: mean of an attack.
     """
 
     point: Point
@@ -81,7 +80,6 @@ class Analysis:
     Attributes:
         failures: label and reason of each failed trial.
         old: which trials were kept from another version of code, torch, data or device: combination, repetitions.
-        overrides: settings that ``--set`` changed, as ``key=value``.
     """
 
     study: StudySpec

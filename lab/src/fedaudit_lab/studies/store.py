@@ -79,7 +79,6 @@ class Row:
     Attributes:
         outcome: per image ``psnr``, ``ssim``, ``mse``, ``lpips``, ``rank``, and ``victim``, a hash of the true one;
             None where it wasn't asked for, too.
-        seconds: of the last attempt.
         old: whether it was done by another, or an unknown, version of code, torch, data or device than is now expected.
         files: of the trial's folder, each with its SHA-256; empty where an earlier version wrote it.
     """

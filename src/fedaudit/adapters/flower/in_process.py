@@ -59,12 +59,7 @@ class App:
 
 @dataclass
 class Run:
-    """What a run of an app was like; ``stopped`` because its time was over.
-
-    Attributes:
-        replies: answers to training messages that weren't errors.
-        failures: one line for each client error.
-    """
+    """What a run of an app was like: rounds of training, answers that weren't errors, a line for each client error."""
 
     rounds: int = 0
     replies: int = 0

@@ -39,7 +39,6 @@ def reconstruct(
     Args:
         iterations: steps of the optimiser; one of L-BFGS evaluates the objective up to 25 times.
         average: share of the iterations, the last ones, whose mean iterate is the result (Polyak and Juditsky 1992).
-        settings: of the optimiser, see :func:`make_step`.
     """
     variables = [v.clone() for v in initial]
     images = variables[0]
@@ -217,11 +216,9 @@ def explore(
     halved.
 
     Args:
-        objective: of (n, C, H, W) normalised images, with its gradient.
         progress: called with (done, total) evaluations of the objective.
         at_first: what descents from the starts minimise in turn, if not ``objective``, which chooses among them.
         learning_rate: of the first round; in a stretch it falls linearly to zero.
-        settings: of the optimiser, see :func:`make_step`.
     """
     spent, total = 0, starts * (start_iterations + 1)
 
