@@ -59,12 +59,8 @@ class Known:
     """What an attacked update is known by, and held to.
 
     Attributes:
-        mean, std: as of :class:`~fedaudit.capture.recorder.Recorder`.
-        loss: registered name or a function; None: what was seen.
-        limits: that it must keep.
         unset: nobody set the limits on metrics, so those that nothing measures don't count.
         whole: all attacks are played that the site has, so that a limit that none of them can exceed isn't kept.
-        out: folder of the report; None: there is none.
         sanitised: the defence that it went through.
     """
 
@@ -81,10 +77,7 @@ class Known:
 def attacked(
     passing: Passing, attacks: Mapping[str, dict[str, Any]], index: int | None, known: Known
 ) -> dict[str, CheckRecord]:
-    """Attack an update; return what each attack says, with the seconds that it would take alone.
-
-    ``attacks`` stand by the name of the check; ``index`` is the round's.
-    """
+    """Attack an update with ``attacks``, by check; return what each says, with the seconds that it would take alone."""
     from fedaudit import api  # what attacks need takes seconds to import
 
     began, module = time.perf_counter(), copy.deepcopy(passing.seen.module)

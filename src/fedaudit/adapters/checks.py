@@ -50,11 +50,8 @@ class CheckResults:
     """What the checks of a round say.
 
     Attributes:
-        checks: by name.
         norm: of the change of all parameters; None: not known.
-        slope: as of :class:`~fedaudit.results.site.SiteRound`.
         problem: why something couldn't be played that should have been; None: all was.
-        seconds: that the checks took.
     """
 
     checks: dict[str, CheckRecord]
@@ -69,12 +66,8 @@ class Checks:
     """The checks of a guard and their settings, which are :class:`~fedaudit.adapters.guard.SiteGuard`'s.
 
     Args:
-        attacks: by name.
-        unset: nobody set the limits on metrics.
-        out: folder of reports; None: there are none.
         given: the filters that updates went through, as the site says; None: as the framework does.
         alarmed: what becomes of an update that raises an alarm, in words.
-        log: of the framework's guard.
     """
 
     attacks: Mapping[str, dict[str, Any]]
@@ -100,11 +93,7 @@ class Checks:
     def judge(
         self, kept: Kept, who: str, index: int | None, passing: Passing | None, problem: str | None
     ) -> CheckResults:
-        """Play what is due, and return what every check says.
-
-        ``who`` names the site and the round in words. Where the update can't be read, ``passing`` is None, and
-        ``problem`` says why.
-        """
+        """Play what is due and return what each check says; where ``passing`` can't be read, ``problem`` says why."""
         names = list(self.attacks) if kept.plan.rounds % self.every == 0 else []
         names += [MEMBERS] * (kept.held_out is not None)
         due = kept.plan.begin(names, passing.seen.seconds if passing is not None else 0.0)

@@ -103,8 +103,8 @@ class SiteGuard:
         """Keep the settings, under their names and as they stand in a job's configuration.
 
         Args:
-            attacks: names, mappings with settings, or objects; default: the labels, and 300 iterations of invg. None
-                is calibrated, unless its ``calibrate`` says so, as an object's always does.
+            attacks: names, mappings with settings, or objects; default: the labels, and 300 iterations of invg. Attacks
+                run uncalibrated unless their ``calibrate`` says otherwise, as an object's always does.
             fail_on: the verdict that an update must not reach, nor a worse one.
             fail_above: metric to limit, as ``fedaudit audit --fail-above``.
             on_fail: ``"warn"``, ``"refuse"``, or ``"clip"``: what raises an alarm leaves with its change scaled down

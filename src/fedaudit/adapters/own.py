@@ -22,10 +22,7 @@ def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
 
 
 def own_examples(given: tuple[Tensor, Tensor] | str | None, what: str = "examples") -> tuple[Tensor, Tensor] | None:
-    """Return a site's own examples and their classes: tensors, or ``package.module:name`` of them or what makes them.
-
-    Several inputs of an example, in a tuple or by name, are packed.
-    """
+    """Return a site's examples, several inputs packed, and their classes, given or made by ``package.module:name``."""
     made = _made(given, what)
     if made is None:
         return None

@@ -70,14 +70,10 @@ class Case:
     Attributes:
         kind: of the examples, such as ``image``.
         num_classes: of the labels; None: these are real values, or the tokens of a text.
-        threat: who the adversary is, and what it knows.
         task: what the model is asked for, one of :data:`fedaudit.task.TASKS`.
         known_loss: it is one of fedaudit's own, which take soft targets, too.
-        update_kind: what clients send.
         examples: in one update that the adversary reads.
         steps: of local training in it; None: unknown.
-        rounds: of the federation.
-        clients: whose updates there are.
         clients_per_round: of these, at most.
         sums: the adversary reads sums of several clients' updates only.
         noisy: clients add noise of its own to every update.
@@ -447,11 +443,7 @@ Attacks = str | Mapping[str, Any] | Attack | Sequence[str | Mapping[str, Any] | 
 
 
 def attacks_of(given: Attacks | None) -> list[Attack]:
-    """Return the attacks of a user's ``attacks``, each made once; none of None.
-
-    Raises:
-        BadInput: as of :func:`make_attack`, or one is named twice.
-    """
+    """Return the attacks of a user's ``attacks``, each made once, none twice; none of None."""
     made = []
     for one in listed(() if given is None else given, "attacks"):
         if isinstance(one, Attack):

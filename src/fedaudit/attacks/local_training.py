@@ -36,12 +36,7 @@ Way = Literal[
 
 @dataclass(frozen=True)
 class Answer:
-    """What a way does with a word of real training, if it doesn't just model it.
-
-    Attributes:
-        kind: it ``approximates`` or ``refuses``.
-        text: how, for a finding's notes; or what to do instead.
-    """
+    """What a way does with a word of real training that it doesn't model: how it approximates, or the remedy."""
 
     kind: Literal["approximates", "refuses"]
     text: str
@@ -49,12 +44,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Row:
-    """A word of real training.
-
-    Attributes:
-        what: clients do, in words.
-        answers: of the ways that don't model it.
-    """
+    """A word of real training: what clients do, and the answers of the ways that don't model it."""
 
     what: str
     answers: dict[Way, Answer]
@@ -302,7 +292,7 @@ TABLE: dict[str, Row] = {
 def words(message: Message, task_info: TaskInfo) -> Iterator[str]:
     """Yield the words of the table that hold for an update, as far as the adversary knows how it was made.
 
-    Dropout and BatchNorm aren't among them: they are the model's, which says for itself whether it has any.
+    Not dropout and BatchNorm: the model says for itself whether it has any.
     """
     if task_info.label_smoothing:
         yield "label smoothing"
@@ -379,10 +369,8 @@ def treatments(training: TrainingConfig, names: Iterable[str]) -> list[Parameter
 def whole_epochs(num_examples: int, training: TrainingConfig | None, labels: Tensor | None = None) -> tuple[int, int]:
     """Return how many examples an update is of, each counted once, and how often it used them: its local epochs.
 
-    Where it isn't known to be of whole epochs, each of them ending with a batch, every use counts as an example.
-
-    Args:
-        labels: (num_examples,) in the order of use, where they are granted: those of every epoch are the same.
+    Where it isn't known to be of whole epochs, each ending with a batch, every use counts as an example. ``labels``
+    (num_examples,), in the order of use: those of every epoch are the same.
     """
     if training is None or training.data_size is None or num_examples % training.data_size:
         return num_examples, 1
@@ -446,12 +434,7 @@ _ZERO = 2  # roundings below which a step is none
 
 @dataclass(frozen=True)
 class AdaptiveGradient:
-    """What an update by Adam tells of the gradient, by parameter name.
-
-    Attributes:
-        values: the gradient where it is known; elsewhere its sign times the least size that it may have.
-        known: where it is.
-    """
+    """What an update by Adam tells of the gradient: itself where ``known``, else its sign times its least size."""
 
     values: dict[str, Tensor]
     known: dict[str, Tensor]

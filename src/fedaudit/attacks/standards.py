@@ -151,11 +151,7 @@ ALTERED_MODELS = ("NISTAML.026", "NISTAML.051")
 
 
 def mapping(kind: str, declared: Iterable[str | MappingRecord] = ()) -> list[MappingRecord]:
-    """Return what standards call an attack, standard by standard.
-
-    Args:
-        declared: by its class, beside that: identifiers of :data:`IDENTIFIERS`, or records of another standard.
-    """
+    """Return what standards call an attack, standard by standard; its class declares identifiers or other records."""
     found: dict[tuple[str, str], MappingRecord] = {}
     for one in (*BY_KIND.get(kind, ()), *declared):
         if isinstance(one, str) and one not in IDENTIFIERS:

@@ -225,10 +225,9 @@ def sums(tree: Tree, rate: float, penalty: float) -> tuple[Floats, Floats]:
 
 
 def fewest(value: float, p: float, rate: float, penalty: float, most: int) -> tuple[int, int] | None:
-    """Return the fewest examples n, and how many of them are of class 1, that give a leaf its value v.
+    """Return the fewest examples n, up to ``most``, and how many of class 1, that give a leaf its value v.
 
-    With G = n·p − k and H = n·p(1 − p), v = −ηG/(H + λ) is k = n·p + v(H + λ)/η, which must be whole. ``most``: for n.
-    None: no n does.
+    With G = n·p − k and H = n·p(1 − p), v = −ηG/(H + λ) is k = n·p + v(H + λ)/η, which must be whole.
     """
     n = np.arange(1, most + 1)
     h = n * p * (1 - p) + penalty
@@ -422,9 +421,9 @@ def _values(
 
 
 def _donors(rows: _Rows, held: Floats, labels: Floats) -> Floats:
-    """Return (n, d) for each row one that the adversary holds: of its label, and as little outside its box as can be.
+    """Return (n, d) for each row a held one of its label, as little outside its box as can be, used equally often.
 
-    Each is used as often as every other one, by the Hungarian method.
+    By the Hungarian method.
     """
     inside = np.clip(held[None], rows.low[:, None], rows.high[:, None])
     cost = np.square(held[None] - inside).sum(axis=2) + 1e3 * np.square(rows.labels[:, None] - labels[None])

@@ -64,14 +64,10 @@ def load_victim(
 ) -> tuple[Victim, list[Layer]]:
     """Return the model as the client ran it, and its layers in forward order.
 
-    BatchNorm is in the mode that clients use; dropout is off, because the client's masks are unknown and without them
-    is the expectation. The parameters are those that local training changes and that arrived; what its optimiser
-    leaves as it is, at rate 0, is constant.
-
-    What the client's examples went through before (ATS) is a part of the module: it is given the original ones.
-
-    Args:
-        statistics: with ``running`` BatchNorm takes its running statistics, whatever the clients do.
+    BatchNorm is in the mode that clients use, or takes ``running`` statistics; dropout is off, because the client's
+    masks are unknown and without them is the expectation. The parameters are those that local training changes and that
+    arrived; what its optimiser leaves as it is, at rate 0, is constant. What the client's examples went through before
+    (ATS) is a part of the module: it is given the original ones.
     """
     task_info = observation.task_info
     module = copy.deepcopy(observation.module).to(device)

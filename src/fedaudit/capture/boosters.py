@@ -58,7 +58,6 @@ class BoosterFacts(BaseModel):
     """What everybody in a federation knows of its trees: ``trees.yaml``.
 
     Attributes:
-        name: of the federation.
         learning_rate: η by which a client's leaves are scaled, in the end.
         trees: as in a scenario; ``observer`` counts the clients in the order of their names.
         columns: in the order in which they stand in a row; none: all are numbers.
@@ -80,9 +79,6 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
     in a .csv with the target last; other people's in ``candidates.npz``. They are the truth; the observer's are also
     its knowledge. In the transcript numbers are standardised, rows and splits alike, by the columns' mean and std, or
     where these aren't given by those of all splits.
-
-    Returns:
-        The transcript; the truth of the clients that rows are given of, or None.
     """
     facts = _facts(folder)
     files = {path.name: path for path in sorted(folder.iterdir())}
@@ -178,9 +174,9 @@ def _added(boosters: dict[tuple[int, int], Booster]) -> dict[tuple[int, int], Bo
 
 
 def _check_step(booster: Booster, facts: BoosterFacts, where: str) -> None:
-    """Refuse a learning rate that the sums of the trees contradict: in a node G is that of the leaves below it.
+    """Refuse a learning rate η that the trees contradict.
 
-    The weights of leaves are scaled by η, those of inner nodes aren't. The error says what η is by the trees.
+    A node's G is the sum of its leaves' G; leaves' weights are scaled by η, those of inner nodes aren't.
     """
     below, own, penalty = list[float](), list[float](), facts.trees.reg_lambda
     for tree in booster.trees:
@@ -310,10 +306,7 @@ def _transcript(
 
 
 def _truth(held: dict[int, Rows], others: Sequence[Rows], transcript: Transcript, guessed: list[str]) -> Truth:
-    """Return the truth: the rows of client c under (0, c); the candidates are these and other people's.
-
-    Whose std is ``guessed``, which columns these are stands in it: they are judged by that of the candidates.
-    """
+    """Return the truth: client c's rows under (0, c), all rows as candidates, and columns whose std is ``guessed``."""
     everybody = [*held.values(), *others]
     candidates, targets = (torch.cat([pair[i] for pair in everybody]) for i in (0, 1))
     inputs, labels = ({(0, client): own[i] for client, own in sorted(held.items())} for i in (0, 1))

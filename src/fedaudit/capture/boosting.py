@@ -31,13 +31,10 @@ Rows = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 class BoosterCapture:
-    """While it is entered, sees what ``xgboost.Booster.update`` is called with; ``xgboost.train`` calls that, too.
+    """While entered, it keeps what ``xgboost.Booster.update`` was last called with; ``xgboost.train`` calls that, too.
 
     An ``xgboost.QuantileDMatrix``, which scikit-learn's classes make, too, holds bins in place of the rows that it was
     made of: it keeps these, where it is made meanwhile. ``xgboost`` may be imported meanwhile, too.
-
-    Attributes:
-        booster, matrix: of the last call, with its ``xgboost.DMatrix``; None: there was none.
     """
 
     def __init__(self) -> None:
@@ -101,13 +98,7 @@ class BoosterRecorder:
     """Writes boosters as they travel, and what is seen of their training, for :func:`read_boosters`.
 
     Args:
-        folder: is made with the first message.
-        name: of the federation.
         mean, std: (d,) of the columns, where everybody knows them.
-
-    Attributes:
-        messages: that were written.
-        notes: what couldn't be recorded, for the user.
     """
 
     def __init__(
@@ -124,17 +115,7 @@ class BoosterRecorder:
         self._rows: dict[str, Rows | None] = {}
 
     def message(self, index: int, client: str, model: bytes, start: bytes, seen: BoosterCapture) -> None:
-        """Write one message.
-
-        Args:
-            model: that it sent, JSON or UBJSON.
-            start: the model that it was sent; empty: none.
-            seen: while it trained.
-
-        Raises:
-            WrongColumns: mean or std is of more or fewer columns than the model; nothing is written.
-            BadInput: the model isn't one that :func:`read_boosters` reads, or was trained in a way that it isn't for.
-        """
+        """Write the ``model`` (JSON or UBJSON) that a client sent, after it got ``start``; empty: it got none."""
         where = f"round {index}, client {client}"
         booster = read_booster(as_json(model, where), where)
         for key, values in (("mean", self._mean), ("std", self._std)):

@@ -42,10 +42,6 @@ class Evaluation(TorchFunctionMode):
         module: that is evaluated, or a copy of it, or the shapes of all tensors of its state, in their order; None:
             nothing is kept until it is set.
         most: examples that are kept, the first ones.
-
-    Attributes:
-        module: as given.
-        passes: inputs and targets of each pass, on the CPU.
     """
 
     def __init__(self, module: nn.Module | Sequence[tuple[int, ...]] | None, most: int) -> None:
@@ -173,10 +169,7 @@ def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
-    """Return inputs and targets of several passes in one; None where there are none, or of several shapes.
-
-    Texts of several lengths become as long as the longest, with ``NOTHING`` behind them.
-    """
+    """Return several passes as one, shorter texts filled up with ``NOTHING``; None: no pass, or shapes differ."""
     if parts and all(x.ndim == 2 and not x.is_floating_point() for x, _ in parts):
         longest = max(x.shape[1] for x, _ in parts)
         parts = [

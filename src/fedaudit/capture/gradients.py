@@ -71,13 +71,7 @@ class Edit:
 
 @dataclass
 class Edits:
-    """What was done to one step's gradients.
-
-    Attributes:
-        edits: in order.
-        changed: whether they were changed in a way that wasn't seen.
-        with_gradient: positions of the parameters that had a gradient.
-    """
+    """What was done to one step's gradients, in order; ``changed``: in a way that wasn't seen, too."""
 
     edits: list[Edit] = field(default_factory=list)
     changed: bool = False
@@ -244,11 +238,9 @@ class GradientWatch:
 
 
 def clipping(steps: Iterable[Edits], trained: frozenset[int]) -> tuple[float | None, float | None, list[float], bool]:
-    """Return what every step's gradients were clipped to, and by what they were multiplied before.
+    """Return the norm that steps were clipped to, the elements' bound, each step's factor before, and any other change.
 
-    Returns:
-        the norm, the elements' bound (None: not clipped, or it never bit), each step's factor, and whether gradients
-        were changed by anything else.
+    None stands for a norm or bound that wasn't there, or never bit.
     """
     read = [_read(step, step.with_gradient & trained) for step in steps]
     norms = [norm for _, norm, _, _ in read if norm is not None]

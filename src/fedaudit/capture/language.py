@@ -25,10 +25,8 @@ class TransformersCall:
 
     Attributes:
         inputs: tokens (n, length), or images or what else the model takes, on the CPU.
-        logits: as the model returned them.
         shape: of the logits: (n, classes), or (n, outputs, length) of each token.
         loss: that it returned; None: it was given no labels.
-        read: what that is; None where there is none.
         refused: why the inputs alone don't give the same; empty where they do.
         items: over how many targets its loss is divided; None: as many as there are.
     """
@@ -45,10 +43,7 @@ class TransformersCall:
 def transformers_call(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
 ) -> TransformersCall | None:
-    """Return what a call of a model of transformers was; None: it is another model, or takes and returns other things.
-
-    A user's own module around one counts where it takes tokens, or returns what such a model returns.
-    """
+    """Return a call of a model of transformers, or of a user's own around one; None: another model, input or output."""
     own = logits_of(output)
     logits = output if isinstance(output, Tensor) and output.ndim == 2 else own
     if logits is None or not is_of_transformers(module):
@@ -78,7 +73,7 @@ def transformers_call(
 def read_by_value(
     logits: Tensor, labels: Tensor, loss: Tensor, items: float | None = None, label_smoothing: float = 0.0
 ) -> LossCall:
-    """Return which loss of logits and labels a model of transformers computed, told by its value.
+    """Return which loss of logits and labels a model of transformers computed, recognised by its value.
 
     These are cross-entropy, of the next token where each has logits, and by the labels and ``config.problem_type``
     binary cross-entropy or the squared error.
@@ -86,7 +81,6 @@ def read_by_value(
     Args:
         logits: (n, classes), or (n, outputs, length).
         items: over how many targets a sum is divided; None: it is the mean.
-        label_smoothing: of cross-entropy.
     """
     targets, tries = labels, list[tuple[Callable[..., Tensor], Tensor]]()
     if logits.ndim == 3 and labels.ndim == 2:  # the label of each token is asked of the one before

@@ -107,12 +107,7 @@ def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def configured(
     settings: Settings, steps: list[tuple[float, ...]], named: dict[str, nn.Parameter], frozen: set[str]
 ) -> tuple[dict[str, Any], bool]:
-    """Return the optimiser's part of a :class:`~fedaudit.task.training.TrainingConfig`, and whether it tells all.
-
-    Args:
-        steps: each step's rates, one a group.
-        frozen: names of those that aren't trained whatever the optimiser holds.
-    """
+    """Return a training's optimiser settings, and whether they tell all; ``steps``: each step's rates, one a group."""
     names = {id(p): name for name, p in named.items()}
     held = [tuple(names[i] for i in g.parameters if i in names and names[i] not in frozen) for g in settings.groups]
     used = [i for i, own in enumerate(held) if own]

@@ -33,21 +33,10 @@ class ForwardPass:
     Attributes:
         inputs: on the CPU; None: no tensor was found.
         random_state: of torch's CPU generator, before.
-        precision, modes: that it ran in.
-        drew: whether it drew from that generator.
-        shape: of its output.
         backward: whether a backward pass came back to its output.
-        loss, losses: the last call of a loss on its output, and how many there were.
         criterion: the module of the user's own that computes the loss; None: functions of torch's compute all of it.
-        mismatch: why it isn't a registered loss; empty where it is.
         target: second argument of a module that isn't torch's, called on the output; of several outputs all of it.
-        packing: of several inputs, which ``inputs`` has in one tensor; None: it took one.
-        refused: why several inputs aren't recorded; empty where they are, or it took one.
-        heads: of several outputs; None: it returned one.
-        args: it was called with, until it has returned; tensors on the CPU.
         asked: of several outputs the targets that losses of torch's were given, by the output's number.
-        weights: gradients of the step's total by the loss.
-        part: the module that was called.
         after, way: the pass of another part whose output it was given, and the operations on the way; None: it wasn't.
         items: over how many targets a Trainer's loss is divided; None: as many as there are.
     """
@@ -82,10 +71,7 @@ class ForwardPass:
 
     @property
     def head_targets(self) -> Any:
-        """What the losses of several outputs were given, in the form of the outputs; None: not all of it was seen.
-
-        One tensor where all were given the same.
-        """
+        """What the losses were given, formed as the outputs, or one tensor for all; None: not all was seen."""
         assert self.heads is not None
         if self.target is not None:
             return self.target
@@ -165,10 +151,7 @@ def whole_of(parts: list[nn.Module], held: set[int]) -> nn.Module | None:
 
 
 def chained(passes: list[ForwardPass], whole: nn.Module) -> tuple[list[ForwardPass], tuple[Any, ...]] | None:
-    """Return the passes of parts, called one after another, as passes of all of them, and the order of the parts.
-
-    None where they weren't called so, or something else than views was made between them.
-    """
+    """Return passes of parts, called in turn, as the whole's, and the order; None: more than views lie between."""
     names = {id(part): name for name, part in whole.named_modules()}
     given = {id(p.after) for p in passes}
     made, orders = [], set()
@@ -214,11 +197,7 @@ def tagged(tensor: Tensor, key: str) -> tuple[Any, list[str]]:
 
 
 def same_elements(way: list[str], *, whole: bool = False) -> bool:
-    """Whether operations leave every element as it is, but for its type and place.
-
-    ``way`` are the operations' names. With ``whole`` as many elements come out as went in, so that what selects some of
-    them selects all.
-    """
+    """Whether the operations named change only type and place; with ``whole``, as many elements come out as went in."""
     return all(name in _SAME or (whole and name in _SELECT) for name in way)
 
 

@@ -28,7 +28,7 @@ class PrivateStep(NamedTuple):
 def private_step(optimiser: Optimizer) -> PrivateStep | None:
     """Return how the step that ``optimiser`` is about to take was made private; None: it wasn't.
 
-    Opacus' optimiser is found among those who call it: an optimiser that is called directly adds nothing.
+    Opacus' optimiser is looked for among the callers: one that is called directly adds no noise.
     """
     wrapper = next((own for own in _callers("opacus.optimizers") if own.original_optimizer is optimiser), None)
     if wrapper is None:

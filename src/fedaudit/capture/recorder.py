@@ -546,8 +546,8 @@ class Recorder:
     def _learn_task(self, captured: Capture, inputs: Tensor, targets: Tensor) -> str | None:
         """Learn what the model is asked for; return why these targets can't be of it, if so.
 
-        A batch may look like less than it is: numbers that happen to be 0 and 1 look like labels. So every client's
-        targets are looked at, and a guess is corrected; what the user said isn't.
+        Numbers that happen to be 0 and 1 look like labels. So every client's targets are looked at, and a guess, unlike
+        what the user said, is corrected.
         """
         known = self._header.observed
         shape, loss, outputs = tuple(inputs.shape[1:]), self._loss or captured.loss or "custom", known.outputs
@@ -641,9 +641,9 @@ def _differs(value: Tensor, other: Tensor) -> bool:
 
 
 def _another_model(start: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
-    """Whether a client trains from another model than the round's, whole: not only from layers of its own.
+    """Whether a client trains from another model than the round's as a whole, not only from layers of its own.
 
-    A tensor of one value in all places tells nothing: norms and biases begin so. What was sent may be rounded at home.
+    A constant tensor tells nothing: norms and biases begin so. What was sent may be rounded at home.
     """
     told = {key: start[key] for key, value in received.items() if key in start and len(value.unique()) > 1}
     halves = (torch.float16, torch.bfloat16)
@@ -654,7 +654,7 @@ def _another_model(start: Mapping[str, Tensor], received: Mapping[str, Tensor]) 
 def _at_home(
     captured: Capture, config: TrainingConfig | None, received: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """Return what local training began with and the client wasn't sent, and the names of what it was sent.
+    """Return what training began with and the client wasn't sent, and the names of what it was.
 
     What isn't trained and never travels (a frozen part) is left out: everybody has it.
     """

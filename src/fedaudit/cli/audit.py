@@ -249,10 +249,7 @@ def _from_here(scenario: Path | None) -> str:
 
 
 def _asked(attacks: Sequence[str], threat: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Return ``attacks`` (None: those that fit) and ``threat`` with what ``--set`` changes of them.
-
-    What is set of one attack wins over what is set of all.
-    """
+    """Return attacks (None: those that fit) and threat as ``--set`` changes them; an attack's own settings win."""
     from fedaudit.scenario.yaml import apply_override, parse_setting
 
     asked: dict[str, Any] = {"attacks": [{"name": name} for name in attacks], "threat": threat}

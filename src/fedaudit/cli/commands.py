@@ -34,11 +34,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def check_listed(kind: str) -> None:
-    """Refuse to list what a package has that isn't installed, and say how to get it.
-
-    Raises:
-        BadInput: it isn't.
-    """
+    """Refuse, with BadInput, to list what a package has that isn't installed, and say how to get it."""
     if kind in _KINDS and kind not in {point.name for point in entry_points(group=LISTED)}:
         raise BadInput(f"{kind} {_MISSING}")
 

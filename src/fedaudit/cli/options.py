@@ -220,10 +220,7 @@ def number_of_workers(workers: int | None) -> int:
 
 
 def check_alone(app: Path | None, others: dict[str, Any], own: dict[str, Any]) -> None:
-    """Raise where an option of a scenario stands beside an app's, or one of an app where there is none.
-
-    None, False and an empty list stand for what isn't given.
-    """
+    """Refuse an app's options beside a scenario's, or without an app; None, False and an empty list aren't given."""
     for name, value in (own if app is None else others).items():
         if value not in (None, [], ()) and value is not False:
             without = " needs --flower" if app is None else ": not with --flower"
@@ -332,10 +329,9 @@ def own_parts(
 
 
 def _own_module(name: str, checkpoint: Path | None = None) -> Module:
-    """Return the module that ``package.module:factory`` stands for: a module, or a class or function that makes one.
+    """Return the module that ``package.module:factory`` names or makes without arguments.
 
-    It is made without arguments. What doesn't travel in the federation (a frozen part) has the weights of
-    ``checkpoint``.
+    What doesn't travel in the federation (a frozen part) has the weights of ``checkpoint``.
     """
     from torch import nn
 

@@ -40,13 +40,8 @@ class Choice:
     """What was asked for.
 
     Attributes:
-        data: name of a data set.
-        model: name of a model; None: the one that suits the question.
-        algorithm: fedsgd, fedavg or fedprox.
-        clients: of the federation.
-        adversary: one of ``ADVERSARIES``.
+        model: None: the one that suits the question.
         known: settings of the federation that are known from elsewhere, instead of ours.
-        told: lines for the file's head.
     """
 
     data: str = "photos"
@@ -102,11 +97,10 @@ def usual_model(adversary: str, dataset: Dataset) -> str:
 
 
 def question_of(choice: Choice, dataset: Dataset) -> str:
-    """Return what is attacked: images, volumes and signals are rebuilt, text is read, and of tables members or a hidden
-    attribute are told. Of images with masks members are told, too: a U-Net is hardly inverted.
+    """Return what is attacked: ``inversion``, ``words``, ``members``, ``attribute`` or ``drawing``.
 
-    Returns:
-        ``inversion``, ``words``, ``members``, ``attribute`` or ``drawing``.
+    Images, volumes and signals are rebuilt, text is read, and of tables members or a hidden attribute are told; of
+    images with masks members, too: a U-Net is hardly inverted.
     """
     if dataset.tokens is not None:
         if choice.adversary in (MALICIOUS, "client"):

@@ -23,12 +23,11 @@ DATA_DIR_VARIABLE = "FEDAUDIT_DATA"
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for: the side of square images, at most so many examples per split, the seed of draws.
+    """What the caller asked for.
 
-    ``white`` is the value that becomes 1 in image files; ``kind``, what the examples of a
-    user's own arrays are.
-
-    Readers of much may leave examples out beforehand, as ``balanced`` does; :func:`load_dataset` cuts all the others.
+    Attributes:
+        limit: examples a split, for readers of much, as ``balanced``; :func:`load_dataset` cuts all the others.
+        white: the value that becomes 1 in image files.
     """
 
     name: str
@@ -47,8 +46,7 @@ Reader = Callable[[list[Path], Request], Dataset]
 class Layout:
     """One way in which a data set lies on disk: these files (or folders) in one of these folders of the data dir.
 
-    A file may be gzipped (``.gz``). Embedded data sets have no files. ``alternatives`` in a file name are parted
-    by ``|``, the first that exists is taken.
+    A file may be gzipped (``.gz``); of names parted by ``|``, the first that exists is taken. Embedded sets have none.
     """
 
     read: Reader
@@ -98,12 +96,8 @@ def add_dataset(
     """Add a data set to ``DATASETS``; one of which no layout has files is embedded.
 
     Args:
-        name: in scenarios.
-        summary: one line for ``fedaudit list``.
         get: how to get its files.
-        layouts: in the order in which they are tried.
         kind: of its examples; ``any``: the user says it, or the shape of the arrays.
-        task: that models are trained for.
         needs: what must be there to read it, in words.
     """
     embedded = not any(layout.files for layout in layouts)

@@ -88,12 +88,9 @@ def cell(value: Any, where: str) -> Any:
 
 
 def read(cells: Sequence[Any], kind: ColumnKind | None, where: str, name: str, decimal: DecimalPoint | None) -> Read:
-    """Return a column, read as numbers or as categories; BadInput: it has several meanings, or a number is missing.
+    """Return a column of :func:`cell`'s values as numbers or categories, by the owner's ``kind`` without questions.
 
-    Args:
-        cells: as :func:`cell` gives them.
-        kind: what the owner says that it is; then nothing is asked about it.
-        decimal: the decimal separator in texts; None: as they tell.
+    ``decimal``: the decimal separator in texts; None: as they tell.
     """
     known = [value for value in cells if value is not None]
     if kind == "categorical" or (known and all(isinstance(value, bool) for value in known)):
@@ -114,10 +111,7 @@ def read(cells: Sequence[Any], kind: ColumnKind | None, where: str, name: str, d
 
 
 def check_classes(values: Tensor, where: str, choice: str) -> None:
-    """Refuse whole numbers that are hardly classes: so many of them, or one that stands for what is missing.
-
-    ``where`` names them, and ``choice`` says what to do if they are classes.
-    """
+    """Refuse numbers that hardly are classes (too many, or one means missing); ``choice``: what to do if they are."""
     known = values.unique()
     if len(known) > MANY and len(values) < MANY * len(known):
         raise BadInput(
@@ -128,10 +122,7 @@ def check_classes(values: Tensor, where: str, choice: str) -> None:
 
 
 def _check_nines(values: Tensor, where: str, choice: str) -> None:
-    """Refuse numbers of which one stands for what is missing: nines that alone are negative, or far from all others.
-
-    Far is three times as far as these lie apart.
-    """
+    """Refuse nines that stand for what is missing: alone negative, or three times as far as the others lie apart."""
     low, *others = values.unique().tolist()
     for end, rest in ((low, others), (others[-1], [low, *others[:-1]])) if others else ():
         gap = max(rest[0] - end, end - rest[-1])

@@ -80,9 +80,9 @@ class Attribute:
 
 
 def with_column(whole: Dataset, name: str, columns: Sequence[int], values: Sequence[str]) -> Dataset:
-    """Return the table with an attribute that stands in some of its columns; every example must have a value of it.
+    """Return the table with an attribute in some of its columns, of which every example must have a value.
 
-    That is one column of numbers, whose ``values`` are in ascending order, or one of 0 and 1 for each value.
+    That is one column of numbers, whose ``values`` are ascending, or one of 0 and 1 for each value.
     """
     chosen = list(columns)
     codes = torch.eye(len(chosen)) if len(chosen) > 1 else whole.train.inputs[:, chosen].unique(dim=0)
@@ -374,10 +374,7 @@ class Dataset:
 
 
 def of_heads(data: Dataset) -> Dataset:
-    """Return a data set of one target an example for a model of several outputs, whose loss takes it as it was given.
-
-    BadInput: its targets are tokens.
-    """
+    """Return a data set of one target an example for a model of several outputs, whose loss takes it as it is."""
     if data.packed_targets is not None:
         return data
     if data.tokens is not None and data.tokens.causal:
@@ -427,10 +424,7 @@ class MapStyle(Protocol):
 def as_inputs(
     array: Any, where: str, kind: str | None = None, channels: Channels | None = None
 ) -> tuple[ExampleKind, Tensor]:
-    """Return the kind of the examples in an array, and the examples as that kind reads them.
-
-    Without ``kind`` it is the first that reads arrays with as many axes. ``channels``: where those of images stand.
-    """
+    """Return an array's kind of examples, by default the first with as many axes, and what that kind reads."""
     x = _as_tensor(array, where)
     known = kind_of(x, where) if kind is None else example_kind(kind)
     if x.ndim not in known.array_axes or not x.numel():
@@ -479,10 +473,7 @@ def _targets(
 
 
 def hold_out(targets: Tensor, where: str, persons: Tensor | None = None) -> Tensor:
-    """Mark one example in five of every class (of all, where there are none) for the test split; at least one.
-
-    Of ``persons`` (n,) one in five of those whose examples are mostly of a class is marked, with all examples.
-    """
+    """Mark one in five of every class, one at least, for the test split; ``persons`` (n,) as a whole."""
     if persons is not None:
         units, of = persons.unique(return_inverse=True)
         return hold_out(usual_targets(targets, of, len(units)), f"{where}, by person")[of]
@@ -498,10 +489,7 @@ def hold_out(targets: Tensor, where: str, persons: Tensor | None = None) -> Tens
 
 
 def usual_targets(targets: Tensor, of: Tensor, count: int) -> Tensor:
-    """Return for each of ``count`` persons the class that most examples have of which it is said to be, ``of`` (n,).
-
-    Of other targets than classes the first.
-    """
+    """Return for each of ``count`` persons its most frequent class, for other targets the first; ``of`` (n,): whose."""
     if targets.ndim > 1 or targets.is_floating_point():
         first = torch.full((count,), len(of)).scatter_reduce_(0, of, torch.arange(len(of)), "amin")
         return targets[first]
@@ -580,10 +568,7 @@ def _colours(item: Any) -> Any:
 
 
 def stack_pairs(dataset: MapStyle, limit: int | None = None) -> tuple[Any, Any]:
-    """Return the inputs (n, ...) and targets of a torch data set's first pairs, as it gives them.
-
-    Of several inputs or targets a tuple or a dictionary of such.
-    """
+    """Return the inputs (n, ...) and targets of a torch data set's first pairs; several in a tuple or dictionary."""
     count = len(dataset) if limit is None else min(limit, len(dataset))
     inputs: list[Any] = []
     targets: list[Any] = []

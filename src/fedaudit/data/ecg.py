@@ -61,11 +61,11 @@ def _lead_matrix() -> Array:
 
 
 def pushed(angles: Array, speeds: Array, waves: tuple[Array, Array, Array], rest: Array, step: float) -> Array:
-    """Return z(t) of the model, dz/dt = −Σ aᵢ ω Δθᵢ/bᵢ² exp(−Δθᵢ²/2bᵢ²) − (z − z₀), from z = z₀ on.
+    """Return z(t), dz/dt = −Σ aᵢ ω Δθᵢ/bᵢ² exp(−Δθᵢ²/2bᵢ²) − (z − z₀), (n, m + 1, c) at whole steps, from z = z₀ on.
 
-    The amplitudes aᵢ are the heights of the waves, as in Sameni et al.; those of McSharry et al., Table I, are
-    aᵢ ω/bᵢ². On the limit cycle, where it begins, the point stays, so that its angle is known at every time; z is
-    linear and is integrated by Simpson's rule with the exact decay, of fourth order as the authors' Runge-Kutta.
+    The amplitudes aᵢ are the heights of the waves, as in Sameni et al.; McSharry et al., Table I, have aᵢ ω/bᵢ². On the
+    limit cycle, where it begins, the point stays, so its angle is known at every time; z is linear and is integrated by
+    Simpson's rule with the exact decay, of fourth order as the authors' Runge-Kutta.
 
     Args:
         angles: (n, 2m + 1) of the point, at steps and in their middles.
@@ -73,9 +73,6 @@ def pushed(angles: Array, speeds: Array, waves: tuple[Array, Array, Array], rest
         waves: (n, 2m + 1, k) angles θᵢ and widths bᵢ, or what broadcasts to it, and (n, 2m + 1, k, c) amplitudes.
         rest: z₀ likewise, (n, 2m + 1, c).
         step: seconds of a whole step.
-
-    Returns:
-        (n, m + 1, c) at the whole steps.
     """
     where, widths, amplitudes = waves
     from scipy.signal import lfilter  # not above: listing data sets shall be quick
@@ -90,19 +87,15 @@ def pushed(angles: Array, speeds: Array, waves: tuple[Array, Array, Array], rest
 
 
 def synthetic_ecgs(n: int, *, leads: int = 12, length: int = 256, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Draw ECGs of made-up hearts.
+    """Draw ECGs of made-up hearts: millivolts float32 (n, leads, length), and their rhythms' places, int64 (n,).
 
     Each has waves of its own sizes, widths, places and direction; breathing moves the baseline and the rate (two waves
     of 0.1 and 0.25 Hz, where the paper's spectrum has two bands); electrodes add noise, so Einthoven's law holds. The
     first examples are the same whatever ``n`` is.
 
     Args:
-        n: how many; the rhythms take turns.
         leads: 12, or 3: I, II and V2.
         length: samples, of which ``RATE`` are a second.
-
-    Returns:
-        Millivolts float32 (n, leads, length), and the number of each one's rhythm in ``RHYTHMS``, int64 (n,).
     """
     rhythms = np.arange(n) % len(RHYTHMS)
     steps = round(_BEFORE * RATE) * _FINE // 2 + length * _FINE // 2

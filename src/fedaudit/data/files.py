@@ -58,9 +58,9 @@ def within(count: float, most: int | None, what: str) -> None:
 
 
 def read_parquet(path: Path, *columns: str) -> dict[str, list[Any]]:
-    """Return the columns of a parquet file, read by pyarrow, as Python lists; all columns where none is named.
+    """Return columns (default: all) of a parquet file: numbers, texts, bytes, booleans.
 
-    Read a few rows at a time, since few bytes can stand for many equal ones. Cells are numbers, texts, bytes, booleans.
+    pyarrow reads them a few rows at a time, since few bytes can stand for many equal ones.
     """
     try:
         import pyarrow.parquet
@@ -203,7 +203,7 @@ def read_csv(path: Path, **options: Any) -> list[list[str]]:
 def read_mat(path: Path, *names: str) -> list[Numbers]:
     """Return the named numeric arrays of a MATLAB file (level 5: versions 5 to 7.2).
 
-    Read here by the published format, because scipy's reader crashes the whole process on damaged files.
+    It is read by the published format, because scipy's reader crashes the whole process on damaged files.
     """
     with reading(path):
         data = read_bytes(path, MAT)

@@ -53,10 +53,7 @@ Read = tuple[Numbers, Said]
 
 
 def read_example(path: Path) -> Read:
-    """Return the array in a file of one of :data:`READERS`, or in a folder that is a DICOM series.
-
-    MissingData: the package that reads it isn't installed.
-    """
+    """Return the array in a file of one of :data:`READERS`, or in a folder that is a DICOM series."""
     if path.is_dir():
         return read_dicom_series(path)
     suffix = suffix_of(path)
@@ -86,11 +83,8 @@ def read_nifti(path: Path) -> Read:
     """Return a NIfTI-1 or NIfTI-2 file, gzipped or not, in one orientation, with the file's scale applied.
 
     The axes are turned and flipped (never interpolated) as the file's affine says, to depth from feet to head, height
-    from front to back, width from the patient's right to the left: as a DICOM series of axial slices is.
-
-    Returns:
-        float32 (D, H, W); of four axes the last, time or channels, becomes the first: (C, D, H, W). Colours and complex
-        numbers aren't read.
+    from front to back, width from the patient's right to the left: as a DICOM series of axial slices is. The array is
+    float32 (D, H, W), or with a last axis of time or channels (C, D, H, W). Colours and complex numbers aren't read.
     """
     nibabel = _package("nibabel", path)
     with reading(path), nibabel.imageglobals.LoggingOutputSuppressor():  # it logs whatever is odd in a header
@@ -129,26 +123,16 @@ def read_dicom(path: Path) -> Read:
     """Return the pixels of a DICOM file in the unit that it gives them (Hounsfield units, …).
 
     The modality's slope and intercept (or its table) are applied, and MONOCHROME1 is inverted within the span that the
-    stored bits allow, so that more is always brighter. Frames of an enhanced file are sorted by their positions.
-
-    Returns:
-        float32 (H, W), (frames, H, W) of several frames, or (3, H, W) of colours; of a file of waveforms, as ECGs are,
-        its first group of channels in physical units: (leads, time).
+    stored bits allow, so that more is always brighter. Frames of an enhanced file are sorted by their positions. The
+    array is float32 (H, W), (frames, H, W), or (3, H, W) of colours; of waveforms, as ECGs are, the first group of
+    channels in physical units: (leads, time).
     """
     array, said, _ = _dicom(path)
     return array, said
 
 
 def read_dicom_series(folder: Path) -> Read:
-    """Return the slices of a DICOM series, a file each, as a volume: sorted by position along the slices' normal.
-
-    Returns:
-        float32 (D, H, W), as :func:`read_dicom` reads each.
-
-    Raises:
-        BadInput: as :func:`read_dicom`; or the slices aren't those of one volume: of several series, shapes or
-            directions, without positions, two at one place, or with gaps.
-    """
+    """Return a DICOM series, a file a slice, as a volume float32 (D, H, W), sorted along the slices' normal."""
     files = sorted(path for path in folder.iterdir() if path.name[0] != "." and path.name != "DICOMDIR")
     if not files or len(files) > _SERIES or any(path.is_dir() for path in files):
         raise BadInput(f"{folder} isn't a DICOM series: give 1 to {_SERIES:,} files, one a slice, and no folders")
@@ -319,14 +303,11 @@ _LEAD = re.compile(
 
 
 def read_wfdb(path: Path) -> Read:
-    """Return the signals of a WFDB record, of which ``path`` is the header (.hea), in physical units.
+    """Return a WFDB record's signals, (sample − baseline) / gain, float32 (leads, time); ``path`` is its header (.hea).
 
-    Read here by the published format (header(5), signal(5) of the WFDB Applications Guide), because the package wfdb
-    brings readers of networks and sounds with it. Signal formats 16, 24, 32, 61, 80, 160 and 212 are read, which lie in
-    the header's folder, of one segment. A sample that is marked as missing becomes NaN.
-
-    Returns:
-        float32 (leads, time): (sample − baseline) / gain.
+    It is read by the published format (header(5), signal(5) of the WFDB Applications Guide), because the package wfdb
+    brings readers of networks and sounds along. It reads formats 16, 24, 32, 61, 80, 160 and 212, of one segment, in
+    the header's folder. A sample that is marked as missing becomes NaN.
     """
     with reading(path):
         text = read_bytes(path, WFDB).decode("utf-8", errors="replace")

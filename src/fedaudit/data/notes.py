@@ -79,11 +79,7 @@ def vocabulary() -> tuple[str, ...]:
 
 
 def tokenise(texts: Sequence[str], words: Sequence[str], length: int) -> Tensor:
-    """Return int64 (n, length) the places of each text's words in ``words``, filled up with 0.
-
-    Words are parted by blanks; the first of the vocabulary is the padding. A text's words beyond ``length`` are left
-    out.
-    """
+    """Return int64 (n, length) the places in ``words`` of each text's first words, filled up with 0, the padding."""
     places = {word: place for place, word in enumerate(words)}
     tokens = torch.zeros(len(texts), length, dtype=torch.int64)
     for row, text in zip(tokens, texts, strict=True):

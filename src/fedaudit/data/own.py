@@ -56,9 +56,7 @@ def dataset_of(data: Any, *, kind: str | None = None, classes: bool = False, raw
 
 
 def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
-    """Return inputs (n, ...) and targets of a user's examples as they are: nothing is standardised or normalised.
-
-    Several inputs or targets of an example are packed (:class:`fedaudit.modalities.Packing`).
+    """Return inputs (n, ...) and targets, several of an example packed, without standardising or normalising them.
 
     Args:
         data: (inputs, targets), a map-style torch Dataset, a DataLoader, whose data set is taken, or a file: .npz or

@@ -37,22 +37,16 @@ def partition(
     persons: Tensor | None = None,
     **options: Any,
 ) -> list[Tensor]:
-    """Share examples out among clients.
+    """Share examples out among clients: for each the int64 row numbers of its examples, at least one, in random order.
 
     Args:
-        scheme: one of ``PARTITIONS``.
         targets: int64 (n,) labels; others, such as float (n, 1) of a regression, can only be shared out by ``iid``,
             ``natural``, and ``attribute`` with natural labels.
-        clients: how many clients, each of which gets at least one example.
         groups: int64 (n,) whose example each is, where the data set says so; for ``natural``.
         lacking: client to labels that it shouldn't have; for ``label-to-clients``, the others don't look at it.
         marks: bool (n,) which examples have the property by which ``attribute`` shares them out.
         persons: int64 (n,) of which person each example is. Persons are shared out then, each with all examples and
             counted once, under the class of most of them; but not by ``natural``, which says whose every example is.
-        options: those of the scheme: ``alpha``, ``k``, ``shards_per_client``, ``m``, or those of ``attribute``.
-
-    Returns:
-        for every client the int64 row numbers of its examples, in random order. No row is given to two clients.
     """
     if persons is not None and "groups" not in inspect.signature(PARTITIONS[scheme].value).parameters:
         if marks is not None:
@@ -339,19 +333,15 @@ def _whole(scheme: str, name: str, value: object, most: int, what: str) -> None:
 def draw_owners(
     labels: int, clients: int, m: int, generator: Generator, without: Collection[tuple[int, int]] = ()
 ) -> dict[int, list[int]]:
-    """Draw m different owners for every label, so that two clients' numbers of labels differ by one at most.
+    """Draw each label's m owners, ascending, among the clients, whose numbers of labels differ by one at most.
 
     From a regular graph, by random switches: two labels exchange an owner. Switches change no number, reach every such
-    graph, and in the long run each with the same probability (Kannan, Tetali & Vempala 1999).
+    graph, and in the long run each with the same probability (Kannan, Tetali & Vempala 1999). Labels and clients hang
+    together wherever there are enough edges for that, m * labels >= labels + clients - 1.
 
     Args:
-        clients: how many; at most m * labels, so that each has one label or more.
-        m: owners a label, at most ``clients``.
+        clients: at most m * labels, so that each has one label or more.
         without: (label, client) that should be no edge; one stays where the switches find no way around it.
-
-    Returns:
-        for every label its owners in ascending order. Labels and clients hang together wherever there are enough
-        edges for that, m * labels >= labels + clients - 1.
     """
     order = torch.randperm(clients, generator=generator).tolist()
     names = torch.randperm(labels, generator=generator).tolist()
@@ -388,8 +378,8 @@ def _switch(
 def _join(edges: list[tuple[int, int]], held: set[tuple[int, int]], labels: int, clients: int) -> None:
     """Switch until everything hangs together, where there are enough edges.
 
-    An edge on a circle holds nothing together: switched with any edge of another part, it joins the two. As long as
-    there are several parts and enough edges, one of them has a circle.
+    An edge on a circle holds nothing together: switched with any edge of another part, it joins the two. With enough
+    edges and several parts, one of them has a circle.
     """
     while len(edges) >= labels + clients - 1:
         part = _parts(edges, labels, clients)

@@ -69,9 +69,6 @@ def head_phantoms(n: int, *, shape: tuple[int, int, int] = SHAPE, seed: int = 0)
     Heads differ in size, pose, folds of the cortex, ventricles, contrast and brightness across the field; the noise is
     Rician, as that of MRI. The first examples are the same whatever ``n`` is.
 
-    Args:
-        shape: voxels of depth, height and width.
-
     Returns:
         Volumes float32 (n, 1, D, H, W) in [0, 1]; whether there is a lesion, int64 (n,); and every voxel's tissue, a
         number of ``TISSUES``, int64 (n, D, H, W): a mask for segmentation.
@@ -208,9 +205,6 @@ def xray_phantoms(n: int, *, side: int = SIDE, seed: int = 0) -> tuple[Tensor, T
     Chests differ in size, pose, ribs, vessels, exposure and noise. Findings are drawn independently, each in 15 % of
     the chests, but that a heart is not wide where emphysema makes it slim. One may hide another. The first examples are
     the same whatever ``n`` is.
-
-    Args:
-        side: pixels of height and width.
 
     Returns:
         Images float32 (n, 1, side, side) in [0, 1], and float32 (n, 14): 1 where a finding of ``FINDINGS`` is there.

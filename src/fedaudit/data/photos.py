@@ -75,16 +75,11 @@ PHOTOS = (
 def plan_crops(
     photo: Photo, pixels: Pixels, image_size: int, counts: Mapping[str, int] = COUNTS
 ) -> dict[str, list[Crop]]:
-    """Plan the train and test crops of one photograph, for images of ``image_size`` pixels.
+    """Plan the train and test crops of ``pixels``, uint8 (H, W, 3), at least ``image_size`` large, so none is upscaled.
 
     The first test crop is the photo's focus. Each further one, of all squares on a grid with enough contrast, is the
     one that overlaps least with those before it (farthest first), until there are enough or the rest would repeat.
     Enough contrast is a fixed floor and, where there are squares in plenty, that of the better half of them.
-
-    Args:
-        pixels: uint8 (H, W, 3).
-        image_size: no crop is smaller than this, so that none is upscaled.
-        counts: how many crops to plan at most for "train" and "test".
     """
     height, width = pixels.shape[:2]
     low = (0, 0, photo.line, width) if photo.axis == "y" else (0, 0, height, photo.line)

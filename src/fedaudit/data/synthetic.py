@@ -22,19 +22,11 @@ _HELD_OUT = 4  # one example is held out for every so many that a client has
 def leaf_synthetic(
     sizes: tuple[int, ...], *, features: int, classes: int, clusters: int, seed: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Draw every client's examples as LEAF's synthetic generator does (Caldas et al. 2018, Appendix A).
+    """Draw each client's inputs, float64 (n, features), and labels as LEAF does (Caldas et al. 2018, Appendix A).
 
     Every cluster k has a centre μ_k; client t of cluster k_t has the linear model Q·u_t, with u_t near μ_k and a matrix
     Q that all share, and inputs around a centre of its own, with variances i^(−1.2). Labels are the arg max of the
-    noisy outputs. Clusters are equally likely.
-
-    Args:
-        sizes: examples of every client; given, where LEAF draws them.
-        features, classes, clusters: d, C and K of the generator.
-        seed: of all draws. The distribution is LEAF's, its random stream isn't.
-
-    Returns:
-        For every client inputs float64 (n, features), and labels int64 (n,).
+    noisy outputs. Clusters are equally likely. Sizes are given, where LEAF draws them; its random stream is another.
     """
     rng = np.random.default_rng(seed)
     shared = rng.normal(size=(features + 1, classes, clusters))

@@ -108,10 +108,9 @@ def random_policy(generator: torch.Generator) -> str:
 
 
 def privacy_score(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor, noise: Tensor) -> float:
-    """Return S_pri, the mean over images and steps of the cosine of gradients; the less the better for privacy.
+    """Return S_pri, the mean cosine of gradients over images and steps; less is more private.
 
     Args:
-        model: in evaluation mode.
         images: (n, C, H, W) T(x), normalised.
         noise: (n, C, H, W) where each way to T(x) begins.
     """
@@ -132,12 +131,7 @@ def privacy_score(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor,
 
 
 def accuracy_score(model: nn.Module, images: Tensor) -> float:
-    """Return S_acc, of the correlation of the Jacobians of the summed outputs; the more the better for accuracy.
-
-    Args:
-        model: in evaluation mode.
-        images: (n, C, H, W) T(x), normalised.
-    """
+    """Return S_acc, from the Jacobians' correlation on normalised images T(x) (n, C, H, W); more is more accurate."""
     leaf = images.detach().clone().requires_grad_()
     (jacobian,) = torch.autograd.grad(model(leaf).sum(), leaf)
     rows = jacobian.flatten(1).double()

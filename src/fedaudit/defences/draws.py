@@ -9,10 +9,9 @@ import torch
 
 
 def numpy_draws(generator: torch.Generator | None) -> np.random.RandomState:
-    """Return what draws as ``numpy.random`` does, seeded by the generator.
+    """Return a generator like ``numpy.random``; without a seed from ours, all its state is the operating system's.
 
-    Without a generator its whole state comes from the operating system. It is no cryptographic generator, as the
-    frameworks' own isn't.
+    It is no cryptographic generator, as the frameworks' own isn't.
     """
     if generator is None:
         return np.random.RandomState(np.frombuffer(os.urandom(4 * 624), np.uint32))

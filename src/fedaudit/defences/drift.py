@@ -121,9 +121,9 @@ class ReceivedHistory:
         return min(whole, _deviations([moved / rounds for moved, rounds in past], change / gap))
 
     def _lost(self, name: str, lengths: Tensor) -> float:
-        """Return by how much fewer rows count where each is as long as it is now, or usually was if that is less.
+        """Return by how much fewer rows count now, each as long as now or as usual, whichever is less.
 
-        So one that grew takes nothing from the others: in training a few may grow until the rest hardly counts.
+        So a row that grew takes nothing from the others: in training a few may grow until the rest hardly counts.
         """
         past = [one[name] for one in self.rows if name in one and one[name].shape == lengths.shape]
         if len(past) < FEWEST:

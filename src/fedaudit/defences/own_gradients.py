@@ -22,8 +22,6 @@ class Gradients(NamedTuple):
     """Of a model on a client's examples.
 
     Attributes:
-        outputs: (n, ...) of the model.
-        loss: mean over the examples.
         flows: layer to (2, n, outputs) ∂L/∂z, of fully connected hidden layers that see one vector an example: with
             their own targets, and with others.
         sizes: layer (fully connected or convolution) to (2, m) lengths of m examples' gradients by its weight, with
@@ -43,9 +41,9 @@ def own_gradients(
 ) -> Gradients:
     """Return what examples add to the gradients of a received model, run once, in evaluation mode.
 
-    Other targets than its own tell an example that the model lets through from one that it has merely got wrong: of a
-    well trained model few examples have any gradient, but with wrong classes all have. They are the classes that
-    follow, each as often as another; of masks likewise, of real values those of half a batch further.
+    Other targets tell an example that the model lets through from one that it got wrong: in a well-trained model few
+    examples have any gradient, but with wrong classes all have. For classes and masks they are the classes that follow,
+    each equally often; for real values, those of half a batch further.
     """
     run = copy.deepcopy(module).cpu().eval()
     calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
@@ -135,19 +133,13 @@ def _lengths(part: nn.Module, weight: Tensor, given: Tensor, flow: Tensor, rows:
 
 
 def d_snr(sizes: Tensor) -> float:
-    """Return max ‖g‖ / (Σ ‖g‖ − max ‖g‖) of (2, m) lengths, the smaller of both targets' (Garov et al. 2024).
-
-    At most 10⁹: where one example alone has a gradient.
-    """
+    """Return max ‖g‖ / (Σ ‖g‖ − max ‖g‖) of (2, m) lengths, the smaller, at most 10⁹ (Garov et al. 2024)."""
     most = sizes.amax(dim=1)
     rest = sizes.sum(dim=1) - most
     return float((most / torch.maximum(rest, 1e-9 * most)).min())
 
 
 def uneven(sizes: Tensor) -> float:
-    """Return 1 − (Σ ‖g‖)² / (m·Σ ‖g‖²) of the (m,) lengths with other targets.
-
-    0 where all examples add alike, 1 − k/m where k of m do and the others nothing.
-    """
+    """Return 1 − (Σ ‖g‖)² / (m·Σ ‖g‖²) of (m,) lengths: 0 where all add alike, 1 − k/m where only k do, and alike."""
     probed = sizes[1]
     return float(1 - probed.sum() ** 2 / (len(probed) * probed.square().sum()))

@@ -134,7 +134,7 @@ class DifferentialPrivacy(Sanitiser):
     ) -> Update:
         """Return the update clipped and, at the client's level and in its hands, with noise.
 
-        Without a generator the noise comes from the operating system, as it must wherever the protection is real.
+        Without a generator the operating system draws the noise, as it must wherever the protection is real.
         """
         tensors, scale = update.tensors, 0.0
         clip: float | None = self.clip
@@ -200,9 +200,6 @@ def of_private_steps(private: PrivateSteps, training: TrainingConfig | None, kin
 
     SGD's momentum carries each step's noise on. A step of Adam is about its rate in each number, and where there is
     noise, it is noise that decides its sign; how long an update of Adam or with weight decay is nobody can say.
-
-    Args:
-        training: how else it was trained; None: no step had an example.
     """
     taken = private.in_order(training)
     if training is not None and training.optimiser != "sgd":
@@ -235,10 +232,7 @@ def refuse_batch_norm(mixes: bool) -> None:
 
 
 def central_noise(dp: DifferentialPrivacy, clients: int, batch: int) -> float:
-    """Return the standard deviation of the noise that the server adds to the mean of ``clients`` updates.
-
-    ``batch`` counts the examples in the smallest batch of any of them.
-    """
+    """Return the standard deviation of the noise in the mean of ``clients`` updates, of the smallest ``batch``."""
     if dp.where != "central":
         return 0.0
     share = clients * (batch if dp.level == "sample" else 1)
@@ -262,9 +256,6 @@ def account(
     count are those in which the client takes part (local) or all (central), where being one of many amplifies.
 
     Args:
-        steps: local steps in a round.
-        batch: examples in a step.
-        fewest: examples that any client holds.
         epoch: steps that are reckoned for a pass over the examples, where rounds consist of whole passes; None where
             they don't, and a pass goes on in the next round.
     """

@@ -24,14 +24,7 @@ FEWEST = 16  # examples by which neurons are judged
 
 @dataclass(frozen=True)
 class Check:
-    """One check of a received model.
-
-    Attributes:
-        name: of the check.
-        value: that was measured.
-        limit: above which it raises an alarm.
-        text: what was found, in words.
-    """
+    """One check of a received model: above its limit, the value raises an alarm."""
 
     name: str
     value: float

@@ -206,8 +206,7 @@ def _mean_of(updates: Tensor, chosen: list[int], scores: Tensor, what: str) -> A
 def _around_median(values: list[Tensor], beta: int) -> Tensor:
     """Return the mean of the ``beta`` values nearest to the median, of ascending ``values``, coordinate by coordinate.
 
-    They are neighbours in the order: the window moves up by one where the lowest value in it is farther from the median
-    than the next above it.
+    These are neighbours: the window moves up while its lowest value is farther from the median than the next above it.
     """
     theta = len(values)
     centre = values[(theta - 1) // 2]

@@ -76,10 +76,7 @@ class Soteria(Sanitiser):
 
 
 def feature_scores(own: OwnExamples, layer: nn.Linear, inputs: Tensor) -> Tensor:
-    """Return (d,) each feature's |rᵢ|/‖∂rᵢ/∂X‖, summed over the examples; 0 for those that are dead or say nothing.
-
-    ``layer``, of the model in ``own``, must receive one row of features an example.
-    """
+    """Return (d,) Σ |rᵢ|/‖∂rᵢ/∂X‖ over the examples, 0 for dead features; ``layer`` receives one row an example."""
     seen: list[Tensor] = []
 
     def note(_: nn.Module, given: tuple[Any, ...]) -> None:

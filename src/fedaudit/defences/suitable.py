@@ -26,8 +26,7 @@ FITTING: dict[str, tuple[dict[str, Any], ...]] = {
 def suitable(recovered: Iterable[str], *, summed: bool = False) -> tuple[dict[str, Any], ...]:
     """Return three defences that fit what the first attack recovers, as a scenario names them.
 
-    Where updates are ``summed``, ffl gives place to strong noise: its clients leave out layers each, and what isn't
-    sent by all can't be added up.
+    ffl can't be ``summed`` (clients leave out layers each, and what isn't sent by all can't be added up): strong noise.
     """
     fitting = FITTING.get(next(iter(recovered), ""), FITTING["training images"])
     return tuple(_STRONG_DP if summed and defence["name"] == "ffl" else defence for defence in fitting)

@@ -67,9 +67,9 @@ def inner_products(updates: Tensor, vector: Tensor) -> tuple[Tensor, Tensor, Ten
 def squared_distances(updates: Tensor) -> Tensor:
     """Return the (n, n) squared distances of the rows in float64, none of them lost to cancellation.
 
-    One matrix product a block gives ‖a‖² + ‖b‖² − 2·a·b of the rows minus one of them (what all rows share must not
-    drown what they differ in): the first, and if that one lies far from the others, the most central. The pairs of
-    which this still loses too much, the near ones among far ones, are taken again, difference first.
+    One matrix product a block gives ‖a‖² + ‖b‖² − 2·a·b of the rows minus one of them, so that what all share doesn't
+    drown the differences: the first row, or the most central where that one lies far off. Pairs that still lose too
+    much, the near ones among far ones, are taken again, difference first.
     """
     result, doubtful = _from_products(updates, 0)
     if doubtful.any():
@@ -112,16 +112,10 @@ def distances_to(updates: Tensor, vector: Tensor, rows: list[int] | None = None)
 def sorted_columns(
     updates: Tensor, ranks: range, use: Callable[[list[Tensor]], Tensor], rows: list[int] | None = None
 ) -> Tensor:
-    """Return (d,) ``use`` of every coordinate's values of ``ranks``, ascending.
+    """Return (d,) ``use`` of every coordinate's sorted values of ``ranks``; it takes and returns vectors (width,).
 
-    Args:
-        updates: (n, d).
-        ranks: which of the sorted values are wanted.
-        use: takes one (width,) vector for each rank and returns a (width,) vector.
-        rows: to be compared; all if None.
-
-    Columns are sorted by a network of comparisons of whole rows, which is vectorised over columns, where a sort of
-    each column isn't. Comparisons that don't reach a wanted rank are left out.
+    Columns of ``updates`` (n, d) are sorted by a network of comparisons of whole rows, which is vectorised over columns
+    as sorting each isn't. Comparisons that don't reach a wanted rank are left out.
     """
     network = _network(len(updates) if rows is None else len(rows), ranks.start, ranks.stop)
     result = torch.empty_like(updates[0])

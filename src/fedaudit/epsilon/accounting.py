@@ -27,10 +27,6 @@ class TakingPart:
     """Who takes part in a federation, and how often: what an account is made from.
 
     Attributes:
-        examples: that each client holds.
-        per_round: clients in a round.
-        steps: local steps in a round.
-        batch: examples in a step.
         epoch: steps that are reckoned for a pass over the examples, where rounds consist of whole passes; None where
             they don't, and a pass goes on in the next round.
         elements: of the model's whole state, statistics included.
@@ -45,12 +41,7 @@ class TakingPart:
 
 
 class PrivacyAccount(ABC):
-    """What a federation's rounds cost in privacy; see its subclasses, by mechanism.
-
-    Attributes:
-        delta: δ.
-        adjacency: what neighbours differ by, see :class:`Account`.
-    """
+    """What a federation's rounds cost in privacy, a subclass a mechanism; ``adjacency`` as of :class:`Account`."""
 
     delta: float
     adjacency: Adjacency
@@ -91,7 +82,6 @@ class Account(PrivacyAccount):
 
     Attributes:
         noise: σ, in units of the clip.
-        delta: δ.
         rate: the probability that the protected one takes part in a step that is counted.
         steps: noisy steps in a round that is counted.
         every: the protected one takes part in one of so many steps, whichever it is: a pass over shuffled examples.
@@ -99,7 +89,6 @@ class Account(PrivacyAccount):
         of: (k, n), if k of n clients are drawn without replacement; else the drawing is Poisson's. Who is drawn takes
             another's place, by either adjacency, so that the sum moves by up to twice the clip (Wang, Balle and
             Kasiviswanathan 2019); where that hides less than no drawing at all, it is reckoned without.
-        adjacency: see above.
     """
 
     noise: float
@@ -135,18 +124,15 @@ class Account(PrivacyAccount):
 
 @dataclass(frozen=True)
 class SparseVectorAccount(PrivacyAccount):
-    """What a client's rounds cost where numbers are chosen by a noisy threshold and sent with Laplace noise.
+    """What a client's rounds cost where a noisy threshold chooses numbers, which are sent with Laplace noise.
 
-    The choice is of pure ε, and so is each number that is sent. Composed are choices by adding up, numbers by adding
-    up or, where that is less, at δ by Rényi accounting (Laplace noise, all orders) or the privacy loss distribution.
+    The choice is of pure ε, and so is each number that is sent. Composed are choices by adding up, numbers by adding up
+    or, where that is less, at δ by Rényi accounting (Laplace noise, all orders) or the privacy loss distribution.
 
     Attributes:
         choice: ε of all choices of a round.
         each: ε of each number that is sent, where neighbours are as of :class:`Account`'s ``replace``; half of it where
             one sends nothing, i.e. zeros.
-        numbers: sent in a round.
-        delta: δ.
-        adjacency: see :class:`Account`.
     """
 
     choice: float
@@ -170,14 +156,12 @@ class SparseVectorAccount(PrivacyAccount):
 
 @dataclass(frozen=True)
 class RecordedGaussians(PrivacyAccount):
-    """What a client's messages cost that had Gaussian noise each, of any sizes.
+    """What a client's messages cost that each had Gaussian noise, of any size.
 
     Gaussian mechanisms compose into one: of the noises σᵢ into 1/√Σσᵢ⁻².
 
     Attributes:
         noises: σ of each round, in units of the clip.
-        delta: δ.
-        adjacency: see :class:`Account`.
         drawn: of each round in how many steps there was that noise, and the probability with which each step drew the
             protected one (Poisson sampling); empty: every round has one step, and everybody is in it.
     """

@@ -363,10 +363,10 @@ def demonstrated(bounds: Sequence[EpsilonBound]) -> EpsilonBound | None:
 
 
 def words(epsilon: float, delta: float, *, demonstrated: bool = False) -> str:
-    """Return what an ε promises, or what a demonstrated one refutes, as a sentence without its full stop.
+    """Return in words what an ε promises, or what a demonstrated one refutes, without the full stop.
 
-    Of a mechanism that is (ε, δ)-DP the guess whether one took part, both being as likely, is right with probability at
-    most (e^ε + δ) / (e^ε + 1). A demonstrated ε says that no smaller promise holds.
+    Both being equally likely, a guess whether one took part is right with probability (e^ε + δ) / (e^ε + 1) at most, if
+    the mechanism is (ε, δ)-DP. A demonstrated ε says that no smaller promise holds.
     """
     share = min(1.0, float(expit(epsilon) + delta * expit(-epsilon)))
     guess = "whoever guesses from the outcome whether you took part"
@@ -391,8 +391,6 @@ class Guesses:
     Attributes:
         low: guessed out up to this score; None: never.
         high: guessed in from this score on; None: never.
-        made: canaries that were guessed at.
-        correct: of these.
         error: the probability that this way may err with: its share of one less the confidence.
     """
 
@@ -404,9 +402,9 @@ class Guesses:
 
 
 def p_value(canaries: int, guesses: Guesses, epsilon: float, delta: float) -> float:
-    """Return how probable so many correct guesses are at most, if the mechanism is (ε, δ)-DP.
+    """Return the largest probability of so many correct guesses under (ε, δ)-DP.
 
-    By the formula of Steinke, Nasr and Jagielski 2023, Theorem 5.2: see :meth:`CanaryScores.one_run`.
+    Steinke, Nasr and Jagielski 2023, Theorem 5.2: see :meth:`CanaryScores.one_run`.
     """
     made, right = guesses.made, guesses.correct
     if right <= 0:
@@ -493,8 +491,8 @@ def _margins(canaries: int, tried: Sequence[Guesses], mu: NDArray[np.float64]) -
 def gaussian_log_delta(epsilon: float, mu: float) -> float:
     """Return the logarithm of the least δ with which μ-GDP is (ε, δ)-DP, exactly.
 
-    μ is the distance of the two outcomes' normal distributions in standard deviations: sensitivity over noise, and over
-    n rounds √n times that (Dong, Roth and Su 2019, Corollary 2.13).
+    μ is the distance of both outcomes' normal distributions in standard deviations: sensitivity over noise, times √n
+    for n rounds (Dong, Roth and Su 2019, Corollary 2.13).
     """
     first = float(log_ndtr(mu / 2 - epsilon / mu))
     second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))

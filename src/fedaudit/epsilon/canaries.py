@@ -32,7 +32,6 @@ class CanarySpec:
     """What an audit of ε asks of a simulation.
 
     Attributes:
-        count: m, how many canaries.
         adjacency: what an absent one is replaced by: nothing (``add-remove``), or its opposite (``replace``).
         strength: length of a canary's update or gradient before it is clipped, in units of the clip.
         clip: in place of the clip, where none is declared.
@@ -59,15 +58,11 @@ class Canaries:
 
     Attributes:
         unit: whom a canary stands for: a ``client``, or one of a client's ``record``s.
-        adjacency: what an absent one is replaced by, see :class:`CanarySpec`.
         readings: observer (:data:`OBSERVERS`) to (rounds, m) float64; of the final model (1, m).
         noise: observer to the standard deviation of the promised noise in a reading; 0 where none is promised.
         rates: observer to the probability, as the observer knows it, that a canary takes part in a step.
-        steps: of a round.
         covered: the observers against whom the promise is made.
         claimed: ε that is promised after the last round, for this adjacency; None where nothing is.
-        delta: δ of the promise.
-        joint: see :class:`CanarySpec`.
         gaussian: what is promised adds Gaussian noise to what was clipped. Only then bounds count that take this for
             granted: another mechanism as sound, such as randomised response, would be accused by them.
     """
@@ -93,8 +88,8 @@ class Canaries:
     def scores(self, observer: str) -> Tensor:
         """Return (m,) float64: how much each canary looks to ``observer`` as if it had been in.
 
-        The sum of its readings, or where it takes part in a step by chance, of their log-likelihood ratios: of k times
-        taking part, k binomial, against none, with the promised noise.
+        That is the sum of its readings; where it takes part by chance, of their log-likelihood ratios: k times, k
+        binomial, against none, with the promised noise.
         """
         readings = self.readings[observer]
         rate, noise = self.rates.get(observer, 1.0), self.noise.get(observer, 0.0)
@@ -116,14 +111,6 @@ class Directions:
 
     Direction j is row j of a Hadamard matrix, with random signs, on random coordinates. Where d allows it (a power of
     two of at least m that is at most d) they are orthogonal; else their inner products are as small as random ones'.
-
-    Args:
-        seed: of signs and coordinates.
-        count: m.
-        size: d.
-
-    Raises:
-        BadInput: there is no parameter.
     """
 
     def __init__(self, seed: int, count: int, size: int) -> None:
@@ -175,10 +162,7 @@ class CanaryRecords:
     takes part in a step as often as any example. They don't count in a batch's size.
 
     Args:
-        directions: of all canaries.
-        numbers: of this client's.
         lengths: (m,) of each canary's gradient before clipping; 0 of absent ones.
-        generator: of their places.
     """
 
     def __init__(

@@ -230,7 +230,7 @@ DARK = 0.25  # of the range from black to white: values that stay below use a pa
 
 
 def lightened(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, str]:
-    """Return splits in [0, 1] scaled by their largest value, and that in words, where all of it would be nearly black.
+    """Return splits in [0, 1], scaled by their largest value where all would be nearly black, and that in words.
 
     So bytes of 0 to 16, or of 0 and 1, divided by 255: a model that normalises sees the same.
     """
@@ -246,9 +246,6 @@ def in_depth(train: Tensor, test: Tensor, where: str, plural: str) -> tuple[Tens
 
     The depth is 12 bits where all values of both splits lie in 0..4095, or, in Hounsfield units, in -1024..3071; else
     16 bits. So a value is the scaled one times the range's width, plus its lower end.
-
-    Raises:
-        BadInput: the values have more than 16 bits, or so small a part of the range that all would be nearly black.
     """
     least, most = int(min(train.min(), test.min())), int(max(train.max(), test.max()))
     depth = next((d for d in _DEPTHS if d[0] <= least and most <= d[1]), None)

@@ -99,7 +99,7 @@ def check_columns(columns: Sequence[Column], shape: tuple[int, ...], where: str)
 
 
 def cells(rows: Tensor, columns: Sequence[Column]) -> Tensor:
-    """Return (n, c) float64, a value for each cell of rows (n, d): of a number itself, of a category its place.
+    """Return (n, c) float64, a value for each cell of rows (n, d): a number itself, a category's place.
 
     A category is the one that stands out (above 1/2), or whose code is nearest; UNKNOWN where none does.
     """
@@ -122,9 +122,8 @@ def declared(
     """Return both splits with the columns that their owner declares: one-hot ones stay 0 and 1.
 
     Args:
-        columns: names, kinds, positions, categories; means, deviations and codes are filled in here.
-        raw: train and test split (n, d), as they were given.
-        standardised: the same, standardised by the train split.
+        columns: means, deviations and codes are filled in here.
+        raw: train and test split (n, d), as they were given; ``standardised``: by the train split.
     """
     check_columns(columns, tuple(raw[0].shape[1:]), where)
     parts = [part.clone() for part in standardised]
@@ -166,11 +165,8 @@ def encode(
 ) -> tuple[Tensor, Tensor, tuple[Column, ...]]:
     """Return both splits (n, d) as models see them, and their columns, in the order of ``train``.
 
-    Numbers are standardised by the train split; texts become one position per category that occurs in it, in sorted
-    order: another one has zeros everywhere. BadInput: a column has too many categories.
-
-    Args:
-        train, test: by name of the column, float64 (n,) numbers, or n texts.
+    The train split standardises float64 numbers (n,); texts become one position for each of its categories, sorted: any
+    other category is zeros everywhere.
     """
     blocks: tuple[list[Tensor], list[Tensor]] = ([], [])
     columns: list[Column] = []

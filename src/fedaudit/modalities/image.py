@@ -42,11 +42,8 @@ class Image(ExampleKind):
         """Return (n, H, W, C) as (n, C, H, W), and the others as they are.
 
         Channels are 1, 3 or 4, or another number of bands. Where the second and the last axis both have such a length,
-        or neither has, the other two decide, if one order alone makes a square of them; of bands else the axis that is
-        shorter than both others.
-
-        Raises:
-            BadInput: both orders are possible.
+        or neither has, the other two decide, if one order alone makes a square of them; for bands, else, the axis that
+        is shorter than both others. BadInput: both orders are possible.
         """
         if array.ndim != 4 or channels == "first":
             return array
@@ -65,10 +62,7 @@ class Image(ExampleKind):
     def read(self, array: Tensor, where: str) -> Tensor:
         """Return (n, C, H, W) or (n, H, W) as (n, C, H, W): uint8, booleans and floats in [0, 1] as float32 in [0, 1].
 
-        Whole numbers of 16 bits stay what they are, as int32: :meth:`scaled` decides their depth by both splits.
-
-        Raises:
-            BadInput: whole numbers of other types; pixels that are not finite, or outside of [0, 1].
+        Whole numbers of 16 bits stay, as int32: :meth:`scaled` decides their depth by both splits.
         """
         x = array[:, None] if array.ndim == 3 else array
         if x.dtype == torch.uint8:
@@ -86,11 +80,7 @@ class Image(ExampleKind):
         return x.contiguous()
 
     def scaled(self, train: Tensor, test: Tensor, where: str) -> tuple[Tensor, Tensor, str]:
-        """Return both splits in [0, 1]: whole numbers of 12 or 16 bits by the range of their depth.
-
-        Raises:
-            BadInput: one is of 16 bits and the other isn't; all would be nearly black.
-        """
+        """Return both splits in [0, 1]: whole numbers of 12 or 16 bits, if both have them, by their depth's range."""
         if train.is_floating_point() and test.is_floating_point():
             return lightened(train, test)
         if train.is_floating_point() or test.is_floating_point():
@@ -115,7 +105,7 @@ class Image(ExampleKind):
         return (train, test, *image_statistics(train))
 
     def stored(self, examples: Tensor) -> Sequence[Tensor]:
-        """Return the pixels of 8 bits, and of images whose pixels are steps of 12 or 16 bits these steps.
+        """Return the pixels of 8 bits; where they are steps of 12 or 16 bits, these steps.
 
         Others, as resizing makes them, are told apart by 8 bits: their last bits are the resizer's.
         """

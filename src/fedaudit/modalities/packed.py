@@ -208,10 +208,7 @@ def packed_alone(given: Any, where: str, *, whole: bool = False) -> Any:
 
 
 def several(given: Any, count: int | None = None) -> bool:
-    """Whether these are several tensors, by name or by position, each with a value of every example.
-
-    ``count``, how many examples there are (None: unknown), tells parts from a list of examples.
-    """
+    """Whether these are several tensors, each with a value of every example, and not a list of ``count`` examples."""
     if isinstance(given, Mapping):
         return len(given) > 0
     if not isinstance(given, tuple | list) or not given or not all(hasattr(part, "shape") for part in given):
@@ -264,12 +261,10 @@ class Packed(ExampleKind):
 
 
 def draw_parts(example: Tensor, like: Tensor, packing: Packing) -> Tensor:
-    """Return the drawing of one example (p,), (1, height, width) in [0, 1]: its inputs from left to right.
+    """Return one example (p,) as a drawing (1, height, width) in [0, 1], its inputs side by side, scaled as ``like``.
 
     One of two or more axes is a picture of its last two, those before below one another; of numbers the first 64 are a
     column of squares, each by the largest absolute value.
-
-    The values of ``like`` (p,) give the scale.
     """
     drawn = []
     for piece, other in zip(packing.pieces(example[None]), packing.pieces(like[None]), strict=True):

@@ -56,10 +56,7 @@ class Signal(ExampleKind):
         return train, test, means, tuple(s if s > _FLAT * most else 1.0 for s, most in zip(stds, largest, strict=True))
 
     def draw(self, examples: Tensor) -> Tensor:
-        """Return (k, C, T) signals as curves, (3, height, width): a panel a channel, one example above another.
-
-        A panel reaches from the least to the largest value of its channel.
-        """
+        """Return (k, C, T) signals as curves, (3, height, width): a panel a channel, as high as its range."""
         return torch.cat([_curves(example, [(example, _INK, _THIN)]) for example in examples], dim=1)
 
     def draw_over(self, recovered: Tensor, true: Tensor) -> Tensor:
@@ -92,8 +89,7 @@ class Signal(ExampleKind):
 def _curves(frame: Tensor, curves: list[tuple[Tensor, tuple[int, int, int], int]]) -> Tensor:
     """Return curves, (C, T) each with its colour and breadth, as one picture (3, height, width) in [0, 1].
 
-    A channel's panel reaches from the least to the largest value of ``frame``, and a tenth beyond; what lies further is
-    drawn at its edge.
+    A channel's panel is a tenth larger than the range of ``frame``; what lies further is drawn at its edge.
     """
     from PIL import Image, ImageDraw  # here: whoever only reads data shouldn't wait for it
 

@@ -65,10 +65,7 @@ class TokenInfo:
 
 
 def of_one_length(texts: Sequence[Tensor], least: int = 0) -> Tensor:
-    """Return texts (n, length), or their targets, of several lengths as one: ``NOTHING`` stands behind shorter ones.
-
-    The result is ``least`` long at least.
-    """
+    """Return texts (n, length), or their targets, as one, ``least`` long or longer, ``NOTHING`` behind shorter ones."""
     longest = max([least, *(text.shape[1] for text in texts)])
     return torch.cat([nn.functional.pad(text, (0, longest - text.shape[1]), value=NOTHING) for text in texts])
 

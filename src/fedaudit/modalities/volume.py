@@ -45,9 +45,6 @@ class Volume(ExampleKind):
         """Return (n, C, D, H, W) or (n, D, H, W) as (n, C, D, H, W): uint8 as float32 in [0, 1].
 
         What :meth:`scaled` is to scale stays as it is: other whole numbers as int32, floats as float32.
-
-        Raises:
-            BadInput: voxels that are not finite, or whole numbers of more than 32 bits.
         """
         x = array[:, None] if array.ndim == 4 else array
         if x.dtype == torch.uint8:
@@ -64,14 +61,11 @@ class Volume(ExampleKind):
         """Return both splits in [0, 1], and in words how: a voxel's value is the scaled one times the width, plus low.
 
         Whole numbers are scaled by the range of their depth: 0 to 4095 where 12 bits hold them, −1024 to 3071 where
-        they are Hounsfield units, else 16 bits. Floats in [0, 1] stay as they are; others are scaled by the train
-        split's range, all channels alike, and the test split's voxels beyond it are clipped. Where a thousandth of the
-        voxels at either end makes that range more than four times as wide (a metal artefact, a broken voxel), it ends
-        there, and what lies beyond is clipped: else all contrast would lie in a part of [0, 1], and PSNR, which is of
-        that whole range, would count differences that nobody sees as none.
-
-        Raises:
-            BadInput: one split has whole numbers and the other hasn't; all would be nearly black; no voxel differs.
+        they are Hounsfield units, else 16 bits. Floats in [0, 1] stay; others are scaled by the train split's range,
+        all channels alike, and the test split's voxels beyond are clipped. Where a thousandth of the voxels at either
+        end makes that range more than four times as wide (a metal artefact, a broken voxel), it ends there and the rest
+        is clipped: else all contrast would lie in a part of [0, 1], and PSNR, over that whole range, would count
+        visible differences as none.
         """
         if train.is_floating_point() != test.is_floating_point():
             raise BadInput(f"{where}: one split has whole numbers, and the other hasn't; give both in the same form")

@@ -130,15 +130,13 @@ def _few(names: Iterable[str]) -> str:
 
 
 def read_torch_file(path: Path, whole: bool = False) -> Any:
-    """Return what ``torch.save`` wrote to ``path``: tensors and plain values, on the CPU (``weights_only=True``).
+    """Return what ``torch.save`` wrote: tensors and plain values, on the CPU (``weights_only=True``).
 
-    ``whole``: of a kept simulation, see whether every byte is the one that was written, which torch doesn't.
+    With ``whole``, of a kept simulation, every byte is checked, which torch doesn't do.
 
     Raises:
-        OSError: it can't be read.
         UnpicklingError: it holds something else, or is made to exhaust the process's stack or memory.
         ValueError: it is damaged.
-        BadInput: it is no file, or too large.
     """
     try:
         _look_through(path, whole)
@@ -150,9 +148,9 @@ def read_torch_file(path: Path, whole: bool = False) -> Any:
 
 
 def _look_through(path: Path, whole: bool) -> None:
-    """Raise where tuples are nested so deeply that the hash of one, as a key, would end the process.
+    """Raise where tuples nest so deeply that hashing one, as a key, would end the process, or where the file is packed.
 
-    Also where the file is packed (torch's own never is): a few bytes could stand for gigabytes.
+    Torch never packs; a few packed bytes could stand for gigabytes.
     """
     with opened(path, TORCH) as file:
         if not zipfile.is_zipfile(file):

@@ -25,13 +25,7 @@ _SLOPE = 0.2
 
 @dataclass(frozen=True)
 class GeneratorSpec:
-    """What a generator is like.
-
-    Attributes:
-        input_shape: of its images, (C, H, W), at least 4 by 4 pixels.
-        latent: elements of a latent code.
-        width: channels at the image's own size; doubled at every halving of it.
-    """
+    """What a generator is like; ``width`` counts channels at the image's own size, doubled at every halving of it."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
 
@@ -90,11 +84,11 @@ class Generator(_Network):
 
 
 class DCGenerator(_Network):
-    """Codes (n, latent) to pixels (n, C, H, W) in [0, 1]: DCGAN's generator (Radford et al. 2016).
+    """DCGAN's generator (Radford et al. 2016): codes (n, latent) to pixels (n, C, H, W) in [0, 1].
 
-    Transposed convolutions of stride 2, batch normalisation and ReLU. Departures: channels at half the image's size are
-    ``spec.width``, and the images end in a sigmoid instead of tanh, whose range is another. Where the image's sides
-    can't be halved often enough, larger images are made and cut.
+    Transposed convolutions of stride 2, batch normalisation and ReLU. Departures: ``spec.width`` channels at half the
+    image's size; a sigmoid at the end instead of tanh, whose range is another. Where the image's sides can't be halved
+    often enough, larger images are made and cut.
     """
 
     def __init__(self, spec: GeneratorSpec) -> None:
@@ -123,14 +117,11 @@ def trunk(spec: GeneratorSpec, outputs: int) -> nn.Sequential:
 
 @dataclass(frozen=True, eq=False)
 class TrainedGenerator:
-    """A generator and where it comes from.
+    """A generator in evaluation mode, and where it comes from.
 
     Attributes:
-        network: in evaluation mode.
-        data: name of the data set.
-        training: how it was trained, in words.
         examples: (n,) int64 sorted fingerprints of what it was trained on.
-        computation: fingerprint of its training: plan, examples, code; None where the file is older than that.
+        computation: fingerprint of plan, examples and code of its training; None where the file is older than that.
     """
 
     network: Generator

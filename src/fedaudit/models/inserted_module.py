@@ -15,11 +15,9 @@ from fedaudit.utils.validation import check_memory
 class InsertedLayers(nn.Module):
     """One fully connected layer, whose units are bins, and one back to the inputs, to which its outputs are added.
 
-    With sets of kernels a convolution comes before them (Zhao et al. 2024), of which each set has channels of its own.
+    With sets of kernels a convolution comes first (Zhao et al. 2024), in which each set has channels of its own.
 
-    Args:
-        shape: of one example.
-        inserted: units, whether each is bounded above, and sets.
+    With sets of kernels a convolution comes before them (Zhao et al. 2024), of which each set has channels of its own.
     """
 
     def __init__(self, shape: tuple[int, ...], inserted: InsertedModule) -> None:
@@ -38,12 +36,7 @@ class InsertedLayers(nn.Module):
 
 
 class WithInsertedModule(nn.Module):
-    """A network behind an inserted module.
-
-    Args:
-        front: that comes first.
-        body: the agreed network.
-    """
+    """The agreed network, ``body``, behind an inserted module, ``front``."""
 
     def __init__(self, front: InsertedLayers, body: nn.Module) -> None:
         super().__init__()

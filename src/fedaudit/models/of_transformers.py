@@ -94,10 +94,10 @@ class _GivesLogits:
 
 
 def of_one_input(module: nn.Module) -> None:
-    """Let a copy of a model of transformers take tokens (n, length), or what else it takes, and return logits alone.
+    """Let a copy of a transformers model take one input, such as tokens (n, length), and return logits alone, in place.
 
-    Nothing changes of any other model, nor of what an own module around one returns besides such a model's output.
-    ``module`` is changed in place; the names in its state stay.
+    Other models, and what an own module around one returns besides that output, stay as they are; so do the state's
+    names.
     """
     inner = next(_configured(module), None)
     if inner is None:

@@ -136,10 +136,9 @@ def keeps_evaluation_mode(part: nn.Module) -> bool:
 
 
 class InOrder(nn.Module):
-    """A user's module in whose place parts of it are called one after another, as one module; its state's names stay.
+    """A user's module in whose place some of its parts are called in turn, as one module; its state's names stay.
 
     Args:
-        whole: whose parts these are, and who shares all of its own with this.
         order: the parts' names, and the shape of one example as each takes it.
     """
 

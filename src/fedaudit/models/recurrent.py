@@ -8,14 +8,7 @@ from fedaudit.models.families import MODELS
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer over the time steps of a signal, and a linear layer on its last hidden state.
-
-    Args:
-        layer: ``nn.LSTM`` or ``nn.GRU``.
-        channels: of the signal, the features of a step.
-        outputs: classes.
-        width: hidden units.
-    """
+    """A recurrent layer, LSTM or GRU, over a signal's time steps, and a linear layer on its last hidden state."""
 
     def __init__(self, layer: type[nn.LSTM | nn.GRU], channels: int, outputs: int, width: int) -> None:
         super().__init__()

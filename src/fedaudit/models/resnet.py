@@ -49,10 +49,7 @@ class ResNet(nn.Module):
     """Stem, stages of residual blocks that double the channels and halve the resolution, global mean, one linear layer.
 
     Args:
-        channels: of the input images.
-        outputs: classes.
         width: channels of the first stage.
-        blocks: number of residual blocks of each stage.
         bottleneck: 1×1, 3×3, 1×1 blocks with fourfold outputs, instead of two 3×3 convolutions.
         large_images: 7×7 stride-2 stem with max-pooling, instead of one 3×3 convolution.
     """

@@ -33,7 +33,7 @@ class ZeroLinear(nn.Linear):
 
 
 class Adapted(nn.Module):
-    """A frozen layer W and beside it an adapter of low rank that is trained, W + B·A (Hu et al. 2022, LoRA, Eq. 3).
+    """A frozen layer W beside an adapter of low rank that is trained, W + B·A (Hu et al. 2022, LoRA, Eq. 3).
 
     B is zero at the start; the adapter isn't scaled (the paper's α is the rank).
     """

@@ -32,8 +32,6 @@ class Tree:
     """One tree of m nodes; node 0 is the root.
 
     Attributes:
-        left, right: (m,) the children; −1 of a leaf.
-        feature: (m,) by which a node splits.
         value: (m,) float32 of a node: x < value goes left; of a leaf, what is added to the margin (its weight times η).
         weights: (m,) of a leaf −η·G/(H + λ), of the sums of those who trained it; None where they weren't sent.
         cover: (m,) H, the sum of the hessians of the examples in a node; None where it wasn't sent, or was masked.
@@ -82,17 +80,14 @@ class Tree:
         return self.value[self.reached(rows)]
 
     def with_cover(self, rate: float, penalty: float) -> Tree:
-        """Return the tree with the cover that weights and gains tell, where it wasn't sent itself.
+        """Return the tree with the cover that weights and gains imply, if it wasn't sent; itself where they don't tell.
 
-        Of a split into l and r, with w = −G/(H + λ) of each node, G = G_l + G_r and H = H_l + H_r are two linear
-        equations: H_r + λ = (gain + λ·w·w_l) / ((w_r − w)(w_r − w_l)), and so on the other side.
+        For a split into l and r, with w = −G/(H + λ) at each node, G = G_l + G_r and H = H_l + H_r are two linear
+        equations: H_r + λ = (gain + λ·w·w_l) / ((w_r − w)(w_r − w_l)), and likewise on the other side.
 
         Args:
             rate: η, by which the weights of leaves are scaled.
             penalty: λ.
-
-        Returns:
-            itself where nothing is missing, or nothing tells it: a root alone, or a split of two equal weights.
         """
         inner = np.flatnonzero(self.left >= 0)
         if self.cover is not None or self.gain is None or self.weights is None or not len(inner):
@@ -116,14 +111,7 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class Booster:
-    """A model of xgboost, or a part of one.
-
-    Attributes:
-        objective: one of :data:`OBJECTIVES`.
-        base: the margin before the first tree: of ``binary:logistic`` the base score's logit.
-        features: d.
-        trees: in order.
-    """
+    """A model of xgboost, or a part; ``base``: the margin before the first tree, of ``binary:logistic`` a logit."""
 
     objective: str
     base: float
@@ -207,10 +195,7 @@ def _tree(given: Any, features: int, where: str) -> Tree:
 
 
 def write_booster(booster: Booster) -> bytes:
-    """Return a model as JSON with the fields of xgboost's that :func:`read_booster` reads.
-
-    What a tree has no ``weights``, ``cover`` or ``gain`` of isn't written.
-    """
+    """Return a model as JSON with the fields that :func:`read_booster` reads, as far as its trees have them."""
     score = 1 / (1 + math.exp(-booster.base)) if booster.objective == OBJECTIVES[0] else booster.base
     trees = []
     for tree in booster.trees:
@@ -232,7 +217,6 @@ class TreeEnsemble(nn.Module):
     Args:
         outputs: 2, classes: it returns (n, 2), zero and the margin; 1, a number: (n, 1), the margin.
         base: the margin before the first tree; the one parameter that isn't in trees.
-        trees: in any order: they are added up.
     """
 
     def __init__(self, outputs: int, base: float = 0.0, trees: Sequence[Tree] = ()) -> None:

@@ -28,8 +28,6 @@ class UNet(nn.Module):
 
     Args:
         dims: axes beside the channels: 2 or 3.
-        channels: of the inputs.
-        outputs: classes.
         width: channels of the first level; every level below has twice as many.
     """
 

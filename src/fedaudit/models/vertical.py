@@ -56,11 +56,7 @@ class VerticalModel(nn.Module):
 
 
 def parts_of(features: Features, parties: int, input_shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
-    """Return which part of an example each party holds, as slices of its last dimensions.
-
-    Args:
-        features: ``strips``: columns that stand side by side, of a table or of an image; ``quadrants`` of an image.
-    """
+    """Return each party's part of an example as slices of its last axes: adjacent columns, or an image's quadrants."""
     if features == "quadrants":
         if parties != 4 or len(input_shape) != 3 or min(input_shape[1:]) < 2:
             raise BadInput(
@@ -88,14 +84,7 @@ def share_shape(part: tuple[slice, ...], input_shape: tuple[int, ...]) -> tuple[
 
 
 def halves(model: nn.Module, cut: str | int) -> tuple[nn.Sequential, nn.Sequential]:
-    """Return the layers of ``model`` up to ``cut``, which the client has, and those after it, the server's.
-
-    Args:
-        cut: the client's last layer, by its name or its number (from 1).
-
-    Raises:
-        BadInput: the model is no sequence, there is no such layer with another after it, or nothing is learnt up to it.
-    """
+    """Return the layers of ``model`` up to ``cut``, a name or number (from 1), and those after it, the server's."""
     if not isinstance(model, nn.Sequential):
         raise BadInput(
             "split learning cuts a model that is a sequence of layers; use lenet-5, convnet or mlp, for example"

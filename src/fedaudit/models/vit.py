@@ -65,9 +65,9 @@ class AdaptedBlock(Block):
 class ViT(nn.Module):
     """Images (n, channels, height, width) to logits (n, outputs), read at the class token.
 
-    With ``plain`` blocks the first attention receives the embedded patches and their positions as they are, and the
-    patches are cut out first, then embedded by a fully connected layer without a bias. Where blocks have adapters,
-    ``reduced`` times narrower than embeddings, these and the last layer alone are trained; 0: there are none.
+    With ``plain`` blocks the first attention receives the embedded patches and their positions as they are, and patches
+    are cut out, then embedded by a linear layer without a bias. Adapters are ``reduced`` times narrower than embeddings
+    (0: there are none); where there are some, they and the last layer alone are trained.
     """
 
     def __init__(

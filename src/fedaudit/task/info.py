@@ -29,14 +29,9 @@ class InsertedModule:
     """Layers that a malicious server put before the agreed network (:mod:`fedaudit.models.inserted_module`).
 
     Attributes:
-        kind: by which attack.
-        units: of its fully connected layer.
         limit: the most that a unit passes on, which it reaches at the end of its bin; None: it has none.
         sets: of convolution kernels before that layer, one a client, each of as many as the image has channels; 0: the
             inputs go into it as they are.
-
-    Raises:
-        BadInput: a number can't be used.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file

@@ -44,11 +44,10 @@ class LossCall:
 
     Attributes:
         name: registered name, or ``custom``.
-        targets: on the CPU; of binary cross-entropy of one logit int64 (n,), or of one logit a pixel in their own
-            shape, where they are whole. Of sequences and masks ``NOTHING`` stands for what the loss leaves out.
-        label_smoothing: of cross-entropy.
-        class_weights: of cross-entropy; of binary cross-entropy what each label or pixel weighs where it is 1.
-        terms: that its sum has: the sum is ``terms`` times the mean. 1 where the call returned the mean.
+        targets: on the CPU. For binary cross-entropy with one logit per example: int64 (n,). With one logit per pixel:
+            the targets' own shape, if whole. In sequences and masks the loss leaves out ``NOTHING``.
+        class_weights: of cross-entropy; for binary cross-entropy the weight of each label or pixel where it is 1.
+        terms: number of terms in its sum, which is so many times the mean; 1 where the call returned the mean.
         mismatch: why it isn't the registered loss, in words; empty where it is.
     """
 
@@ -167,11 +166,11 @@ _TOLERANCE = 1e-5
 def recognise(
     loss: Loss, outputs: int, classes: int | None, task: str | None = None, axes: int = 2
 ) -> LossOptions | None:
-    """Return which registered loss a user's own one computes, a function, a module or a lambda; None: none of them.
+    """Return which registered loss a user's own one, any callable, computes; None: none of them.
 
-    The functions of torch that it calls on a small batch say which it may be, and a task's losses that torch doesn't
-    have are tried; it is one where both give the same values on batches of different sizes. ``axes`` are those of
-    masks; without ``task`` it is regression where there are no ``classes``.
+    The functions of torch that it calls on a small batch suggest which; a task's losses that torch lacks are tried.
+    Both must give the same values on batches of different sizes. ``axes``: of masks; no ``task``, no ``classes``:
+    regression.
     """
     asked = task_named(task) if task else REGRESSION if classes is None else CLASSIFICATION
     batches = [_trial(asked, outputs, axes, count, classes) for count in (*_TRIED, min(max(classes or 0, 5), _MOST))]
@@ -247,10 +246,10 @@ def _recognised(
 
 
 def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
-    """Return a user's own loss as it is called with the task's targets: those of a regression are (n, 1) here.
+    """Return a user's own loss, called with the task's targets: for regression, (n, 1) here.
 
-    Of masks it may want (n, 1, *spatial), of one logit a pixel real numbers. That of several outputs gets them, and the
-    targets, as the user has them. One that takes the column out of the outputs (``squeeze(1)``) wants (n,): beside
+    For masks it may want (n, 1, *spatial), with one logit a pixel real numbers. With several outputs it gets them, and
+    the targets, as the user has them. One that takes the column out of the outputs (``squeeze(1)``) wants (n,): beside
     (n, 1) it would broadcast each target over all outputs, without an error, and not tell which target is whose.
     """
     if task_info.heads and task_info.packed_targets:

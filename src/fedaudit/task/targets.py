@@ -125,11 +125,9 @@ def read_targets(
 ) -> tuple[Task, Tensor]:
     """Return the task that the targets in an array are of, and the targets: int64, or float64 where they are numbers.
 
-    BadInput: they are of no task, or may be of several.
-
     Args:
         shape: of one example.
-        name: of the task; None: what the targets' type, shape and values say.
+        name: of the task; None: what the targets' type, shape and values say, if that is one task alone.
         classes: floating-point targets are the classes 0 and 1.
         raw: a loss gives floating-point targets their meaning, 0 and 1 as any others.
     """

@@ -28,8 +28,8 @@ def bce_with_logits(
 ) -> Tensor:
     """Return the binary cross-entropy of logits (n, k), the mean over all of them.
 
-    Targets are (n, k) labels; or of one logit the classes 0 and 1, int64 (n,) or masks (n, *spatial), where a pixel
-    ``NOTHING`` counts nothing. ``pos_weight``: (k,) what a label that is 1 weighs; of masks (1,).
+    Targets are (n, k) labels; for one logit the classes 0 and 1, int64 (n,), or masks (n, *spatial) without the pixels
+    ``NOTHING``. ``pos_weight``: (k,) weights of labels that are 1; for masks (1,).
     """
     if outputs.ndim > 2 and not targets.is_floating_point():
         masks = targets.reshape(outputs.shape)
@@ -65,10 +65,7 @@ def dice_loss(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tens
 
 
 def dice_cross_entropy(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the sum of :func:`dice_loss` and cross-entropy, as nnU-Net and MONAI train (Isensee et al. 2021).
-
-    Of one logit it is the binary cross-entropy.
-    """
+    """Return :func:`dice_loss` plus (binary) cross-entropy, as nnU-Net and MONAI train (Isensee et al. 2021)."""
     if outputs.shape[1] == 1:
         return dice_loss(outputs, targets, reduction) + bce_with_logits(outputs, targets, reduction)
     return dice_loss(outputs, targets, reduction) + nn.functional.cross_entropy(outputs, targets, reduction=reduction)
@@ -84,10 +81,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 
 
 def loss_name(loss: Loss) -> str:
-    """Return ``custom`` for a user's own loss, or the binary cross-entropy's name.
-
-    BadInput: that isn't a plain mean, or it is no function.
-    """
+    """Return a loss function's name: ``custom`` for a user's own, or the plain mean binary cross-entropy's."""
     if not callable(loss):
         raise BadInput(f"loss is {loss!r}; give a function of (outputs, targets), such as nn.MSELoss()")
     if loss is nn.functional.binary_cross_entropy_with_logits:
@@ -180,12 +174,8 @@ class ParameterGroup:
     """Parameters that the optimiser treats otherwise than the rest.
 
     Attributes:
-        parameters: their names.
         learning_rate: as a multiple of the rest's; 0 where they aren't trained.
         momentum, weight_decay: instead of the rest's.
-
-    Raises:
-        BadInput: a number that no training has.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
@@ -322,9 +312,7 @@ class LocalPlan:
 
     Attributes:
         sends_gradient: the gradient of one batch; otherwise what local training changed.
-        one_step: of local training.
         learning_rate: of the clients' SGD, or where they send gradients the server's step.
-        batch_size: of a gradient or a local step.
         clients: who take part in a round, at most.
     """
 

@@ -99,11 +99,7 @@ def parsed(policy: str) -> Steps:
 
 
 def transformed(policy: str, inputs: Tensor, task_info: TaskInfo) -> Tensor:
-    """Return what a policy makes of images, differentiable.
-
-    Images are (n, C, H, W), of 3 pixels or more a side, normalised as ``task_info`` says; ``policy`` is as
-    :func:`parsed` reads it.
-    """
+    """Return what a :func:`parsed` policy makes of normalised images (n, C, H, W), H and W above 2; differentiable."""
     if inputs.ndim != 4 or task_info.example_kind.bounds is None or min(inputs.shape[2:]) < 3:
         raise BadInput(
             f"transformations are for images of 3 pixels or more a side, not for {task_info.example_kind.described}"

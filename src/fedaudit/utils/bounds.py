@@ -18,15 +18,9 @@ MB, GB = 2**20, 2**30
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a reader takes at most, checked before memory is taken for it.
+    """What a reader takes at most, checked before memory is taken for it; None: that bound isn't needed.
 
-    Attributes:
-        what: is read.
-        file: bytes of the file.
-        unpacked: bytes that come out of it; None where nothing is packed.
-        items: how many of ``of``; None where the bytes bound them.
-        of: what is counted.
-        depth: levels of nesting; None where nothing nests.
+    ``file`` and ``unpacked`` are bytes, ``items`` are counted in ``of``, and ``depth`` is of nesting.
     """
 
     what: str
@@ -71,10 +65,7 @@ PATH = 4096  # characters of a path
 
 @contextmanager
 def opened(path: Path, bounds: Bounds) -> Iterator[IO[bytes]]:
-    """Open a file to read its bytes, unless it is a pipe, a device or a folder, or too large; nothing waits.
-
-    BadInput says what is refused; OSError, that it can't be opened.
-    """
+    """Open a file to read its bytes, without waiting; BadInput: it is a pipe, a device, a folder, or too large."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except ValueError as error:  # NUL, or half of a character

@@ -48,10 +48,7 @@ def fingerprint(*parts: Any) -> str:
 
 
 def code_digest() -> str:
-    """Return the digest, 64 hexadecimal digits, of the code that computes: this package's sources and torch's version.
-
-    What only presents results isn't in it.
-    """
+    """Return the digest, in hexadecimal, of torch's version and the code that computes, not of what only presents."""
     return computation()
 
 

@@ -50,9 +50,8 @@ def decode(
 def decode_unit(data: bytes, where: str, white: float | None = None) -> tuple[np.ndarray[Any, Any], float]:
     """Return an image file's colours, float32 (H, W, 3) in [0, 1], and the value that became 1.
 
-    Args:
-        white: the value that becomes 1; one above 255 in grey images of more than 8 bits a value alone (whole numbers
-            or floats). None: the largest that whole numbers of that depth can be, and of floats 1.
+    That is ``white``, where it is given: above 255 it suits only grey images of more than 8 bits. Otherwise it is the
+    largest that whole numbers of that depth can be, and of floats 1.
     """
 
     def pixels(image: Image) -> tuple[np.ndarray[Any, Any], float]:
@@ -91,9 +90,9 @@ def _check_colours(image: Image, where: str) -> None:
 
 
 def _read(data: bytes, where: str, formats: tuple[str, ...], take: Callable[[Image], Taken]) -> Taken:
-    """Return what ``take`` takes of an image. Nothing else in this package has Pillow read anything.
+    """Return what ``take`` takes of an image; Pillow reads nothing elsewhere in this package.
 
-    Pillow is told the formats: of others it has readers that start programs (Ghostscript, for EPS).
+    Pillow is told the formats, since for others it has readers that start programs (Ghostscript, for EPS).
     """
     from PIL import Image, UnidentifiedImageError
 

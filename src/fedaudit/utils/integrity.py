@@ -39,10 +39,7 @@ def blank() -> str:
 
 
 def sealed(text: str, about: str = "") -> bytes:
-    """Return a JSON text, one field of which is a :func:`blank` ``digest``, in UTF-8 and with the digest in place.
-
-    :func:`check` must be given the same ``about``.
-    """
+    """Return a JSON text in UTF-8, its :func:`blank` ``digest`` filled in; :func:`check` needs the same ``about``."""
     data = text.encode()
     place, value = _digest(io.BytesIO(data), about, keyed=bool(_secret()))
     return data[:place] + value + data[place + 64 :]
@@ -62,13 +59,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def save_sealed(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any], about: str = "") -> None:
-    """Write a sealed safetensors file; whoever is interrupted leaves no half-written one.
+    """Write a sealed safetensors file; an interruption leaves no half-written one.
 
-    Args:
-        tensors: by name; no two of them share memory.
-        values: what JSON can hold, without ``digest``; they stand in the metadata's ``about``, the only one: of
-            several, safetensors would write the order anew every time.
-        about: what the file is about; :func:`load_sealed` must be given the same.
+    Tensors share no memory. ``values``, without ``digest``, stand in the metadata's ``about``, the only entry: of
+    several, safetensors would write the order anew every time.
     """
     from fedaudit.utils.tensor_files import pieces, write
 
@@ -91,17 +85,7 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, 
 def load_sealed(
     path: Path, about: str = "", *, own: Collection[str], remedy: str, needed: str = ""
 ) -> tuple[dict[str, Any], dict[str, Tensor], str | None]:
-    """Return what :func:`save_sealed` wrote: values, tensors, and the note of :func:`check`.
-
-    Args:
-        own: names that its values may have.
-        remedy, needed: as of :func:`check`.
-
-    Raises:
-        BadInput: its digest doesn't fit, is missing, or can't be checked with the key that there is.
-        ValueError: its values are other ones.
-        OSError, SafetensorError: it can't be read.
-    """
+    """Return what :func:`save_sealed` wrote, and :func:`check`'s note; ValueError: it has values not in ``own``."""
     from safetensors import safe_open
 
     note = check(path, about, remedy=remedy, needed=needed)
@@ -115,20 +99,10 @@ def load_sealed(
 
 
 def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None, needed: str = "") -> str | None:
-    """Check the digest in a file.
-
-    Args:
-        remedy: what to do where the digest doesn't fit, as the end of a sentence.
-        data: what was read of the file, where it was read already.
-        needed: what the file has to be, where one without a digest is refused; else empty.
+    """Check the digest in a file, or in its ``data``; ``needed`` says what the file is where one without it is refused.
 
     Returns:
         A note where the file carries no digest, as those that earlier versions wrote; else None.
-
-    Raises:
-        CorruptTranscript: its digest doesn't fit, or is missing where it is needed.
-        BadInput: it can't be checked with the key that there is.
-        OSError: the file can't be read.
     """
     with path.open("rb") if data is None else io.BytesIO(data) as file:
         written = digest_in(_head(file))

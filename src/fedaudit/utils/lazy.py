@@ -23,11 +23,6 @@ def lazy(package: str, *, needs: str = "", of: str = "") -> tuple[Callable[[str]
             from fedaudit.transcript.truth import Truth
         else:
             __getattr__, __dir__ = lazy(__name__)
-
-    Args:
-        package: its ``__name__``; ``__all__`` lists what is public.
-        needs: a module of another library without which none of the names can be used.
-        of: that library's name, in lower case the extra of fedaudit that installs it.
     """
 
     @cache

@@ -36,11 +36,7 @@ def _options() -> list[str]:
 
 
 def path() -> Path:
-    """Return where the native code for this source and this kind of processor lies, or would.
-
-    Raises:
-        Unavailable: this user has no home.
-    """
+    """Return where the native code for this source and kind of processor lies, or would."""
     kind = [sys.platform, platform.machine(), *_options(), _SOURCE.read_text()]
     key = hashlib.sha256("\0".join(kind).encode()).hexdigest()[:32]
     try:

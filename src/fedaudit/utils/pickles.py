@@ -17,15 +17,11 @@ _NEVER = {"builtins bytearray", "__builtin__ bytearray"}
 
 
 def check_program(program: Any, most: int | None, admitted: Collection[str] | None = None) -> None:
-    """Raise where a pickle could exhaust the process's stack (the hash of a deep tuple, as a key) or its memory.
+    """Raise UnpicklingError where a pickle could exhaust the stack (a deep tuple's hash, as a key) or memory.
 
     Args:
         most: instructions; None: any number.
         admitted: names of the instructions that it may have; None: all of them.
-
-    Raises:
-        UnpicklingError: it does.
-        ValueError, LookupError: it is no pickle.
     """
     stack: list[int] = []  # of every value, how deeply tuples are nested in it
     memo: dict[Any, int] = {}

@@ -22,7 +22,7 @@ _CORE = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool",
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases (a few lines can stand for gigabytes), great depth, and keys that are given twice.
+    """Refuses aliases (a few lines can stand for gigabytes), great depth, and repeated keys.
 
     Plain values are numbers, true, false, null or texts, as in YAML 1.2: a date or 12:30 is a text.
     """

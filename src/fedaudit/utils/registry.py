@@ -244,11 +244,7 @@ def make(registry: Registry[type[P]], name: str, settings: Mapping[str, Any] | N
 
 
 def listed(given: Any, what: str) -> list[str | Mapping[str, Any] | Plugin]:
-    """Return the plug-ins of a setting called ``what``: objects, names, or mappings of a name and settings.
-
-    Raises:
-        BadInput: one is none of these; a single one needs no list.
-    """
+    """Return the plug-ins of the setting ``what`` as a list: objects, names, or mappings of a name and settings."""
     single = isinstance(given, str | Mapping | Plugin) or not isinstance(given, Iterable)
     found = [given] if single else list(given)
     for one in found:

@@ -41,11 +41,10 @@ def write(file: IO[bytes], memory: Iterable[bytes | memoryview], digest: Any = N
 
 
 def pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
-    """Return a safetensors file in pieces: its header, then the memory of every tensor, none of it copied.
+    """Return a safetensors file in pieces: its header and every tensor's memory, not copied, so it mustn't change.
 
-    The pieces live as long as the tensors aren't changed. The format is Hugging Face's: the header's length in eight
-    bytes, the header in JSON, the tensors one after the other, those of the widest type first. Tensors are on the CPU
-    and contiguous, no two of them share memory, and a ValueError tells of a type that the format lacks.
+    The format is Hugging Face's: the header's length in eight bytes, the header in JSON, the tensors, the widest type
+    first. They are on the CPU, contiguous and share no memory; ValueError: the format lacks a type.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     found: list[bytes | memoryview] = []

@@ -28,12 +28,11 @@ _LEAST_TILES = 4
 
 
 def convolve(x: Tensor, w: Tensor, padding: int) -> Tensor:
-    """Return the convolution of stride 1, channels last.
+    """Return the convolution of stride 1, channels last, with ``padding`` zeros on each side.
 
     Args:
         x: (n, c, height, width) float32 images on the CPU; c and k multiples of 32.
         w: (k, c, 3, 3) filters.
-        padding: zeros on each side.
     """
     x, w = _channels_last(x), _channels_last(w)
     y = _like_output(x, w, padding)
@@ -87,10 +86,7 @@ _registered: list[torch.library.Library] = []  # torch forgets a declaration wit
 
 
 def register() -> None:
-    """Make operators of the kernels, in a namespace of their own, for torch's compiler and counters.
-
-    Nothing else needs them: a traced pass calls the functions, and torch's registry stays as it is.
-    """
+    """Make operators of the kernels for torch's compiler and counters alone; a traced pass calls the functions."""
     if _registered:
         return
     library = torch.library.Library("fedaudit", "DEF")
@@ -119,13 +115,7 @@ def _tiles(x: Sequence[int], padding: int) -> int:
 
 
 def flops(x: Sequence[int], w: Sequence[int], padding: int) -> int:
-    """Return the floating-point operations of a convolution's matrix products, or of one of its gradients'.
-
-    Args:
-        x: shape of the images.
-        w: shape of the filters.
-        padding: zeros on each side.
-    """
+    """Return the floating-point operations of a convolution's matrix products, or of one of its gradients'."""
     return 2 * (_TILE + 2) ** 2 * _tiles(x, padding) * w[0] * w[1]
 
 
@@ -143,12 +133,10 @@ def flop_counters() -> dict[Any, Any]:
 
 
 def substitute(module: GraphModule) -> None:
-    """Let ``module``, traced to ATen operators, take its convolutions from here where they are faster.
+    """Let a module traced to ATen operators take its convolutions from here where that is faster.
 
-    Which those are depends on their shapes alone, so that the same scenario gives the same bits.
-
-    Raises:
-        Unavailable: there are such convolutions, but no native code; the module is as it was.
+    That depends on their shapes alone, so that the same scenario gives the same bits. Unavailable, if there is no
+    native code for them, leaves the module as it was.
     """
     forward, backward = _ATEN.convolution.default, _ATEN.convolution_backward.default
     nodes = [node for node in module.graph.nodes if node.target in (forward, backward) and _pays(node)]
@@ -186,14 +174,9 @@ def _is_faster(
 
 
 def conv2d(layer: nn.Conv2d, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """Return what ``layer`` makes of images, with autograd: from here where that is faster, else as torch does.
+    """Return what ``layer`` makes of images with filters (k, c / groups, height, width), with autograd.
 
-    Which it is depends on shapes alone.
-
-    Args:
-        layer: whose stride, zero padding, dilation and groups are taken.
-        x: (n, c, height, width) images.
-        w: (k, c / groups, height, width) filters.
+    It is computed here where that is faster, which depends on shapes alone, else as torch does.
     """
     padding = layer.padding
     shapes_fit = x.ndim == 4 and x.shape[1] == w.shape[1]

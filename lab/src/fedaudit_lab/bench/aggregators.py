@@ -73,7 +73,6 @@ def measure(
     or plain arrays. Each time is CPU time, the least of the repetitions.
 
     Args:
-        quick: two small matrices.
         peers: beside these tools, where they have the rule: byzfl, flower.
         largest: leave out updates of more parameters.
         cap: seconds after which a rule is given up.

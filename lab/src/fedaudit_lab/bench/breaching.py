@@ -17,13 +17,7 @@ from fedaudit_lab.bench.cases import SHAPE, Prepared, Tool
 def attacker(
     ready: Prepared, mean: Tensor, std: Tensor, total_variation: float | None
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """Return breaching's ``invertinggradients`` attacker, ready to iterate, and the data that it is given.
-
-    Args:
-        mean: (1, C, 1, 1) of the pixels, for its clamping.
-        std: as ``mean``.
-        total_variation: weight in place of its own, or None for its own.
-    """
+    """Return breaching's ``invertinggradients``, ready to iterate, and its data; ``mean`` and ``std`` (1, C, 1, 1)."""
     (breaching,) = import_peer("breaching", "breaching")
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # it prints what it loads
         warnings.simplefilter("ignore")

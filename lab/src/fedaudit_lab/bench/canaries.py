@@ -24,13 +24,6 @@ def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
     every canary's update gets noise of its own, by the code of any client's; fifty canaries there tell what one takes.
     The third case has their noise drawn jointly (``noise: joint`` of the attack). The noise is next to nothing: it
     costs as much as any, and lets the model be trained.
-
-    Args:
-        quick: a small model, 50 canaries, one pair.
-
-    Returns:
-        for central, local and joint local noise: CPU seconds of a round without and with, the ratio (median over
-        pairs), CPU seconds a canary, and the memory that canaries take beyond the federation's own.
     """
     pairs, count, width = (1, 50, 8) if quick else (3, 1000, _WIDTH)
     report = (display or Quiet()).stage("canaries", 3 * pairs)

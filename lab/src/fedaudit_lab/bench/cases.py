@@ -35,7 +35,6 @@ class Case:
     """A victim and what is matched.
 
     Attributes:
-        model: name.
         images: attacked together.
         way: ``gradient`` of one batch; or of a FedAvg update with one image a local step, AGIC's ``one batch`` or the
             ``simulation`` of the local training.
@@ -55,16 +54,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A case made ready: the same for every tool.
-
-    Attributes:
-        victim: the model.
-        labels: (n,).
-        target: the observed pseudo-gradient, one tensor per parameter.
-        start: (n, 3, 32, 32) dummy images.
-        pixel_range: normalised black and white.
-        training: the local training that is matched.
-    """
+    """A case made ready, the same for every tool: labels (n,), dummy images (n, 3, 32, 32), what is matched."""
 
     victim: Victim
     labels: Tensor
@@ -76,12 +66,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Tool:
-    """One way of attacking a prepared case.
-
-    Attributes:
-        iterate: takes one whole iteration: distance, prior, their gradient, Adam, clamping.
-        engine: distance and its gradient alone, for the comparison.
-    """
+    """One way of attacking a prepared case: a whole iteration, and the engine, distance and gradient, alone."""
 
     iterate: Callable[[], object]
     engine: Objective

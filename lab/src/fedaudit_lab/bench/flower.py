@@ -26,10 +26,9 @@ def import_flower() -> dict[str, Any]:
 
 
 def time_flower(federation: Federation) -> tuple[float, float]:
-    """Return the seconds of the federation's rounds of local training and averaging, and those of starting up.
+    """Return the seconds of a FedAvg federation's rounds of ``local_steps``, and those of starting up.
 
-    The pace is taken from the second round on: Flower's workers start during the first. ``federation`` is FedAvg with
-    ``local_steps``, of two rounds or more.
+    The pace is taken from the second round on: Flower's workers start during the first.
     """
     flwr = import_flower()
     app, strategies = flwr["flwr.app"], flwr["flwr.serverapp.strategy"]

@@ -23,15 +23,10 @@ _SHARE = 0.05
 
 
 def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
-    """Time rounds of a site that trains by SGD, and what its guard takes of them with its own settings.
+    """Time rounds of a site that trains by SGD, and what its guard, with its own settings, takes of them, all in all.
 
-    The site gives held-out examples. What the guard takes is all that it does: checks, the line in its file, the page.
-
-    Args:
-        quick: ``convnet-small`` alone and three rounds of 4 batches, instead of ``resnet20``, too, and twenty of 16.
-
-    Returns:
-        rows with the seconds of each round's training and of the guard, and in how many rounds each check was played.
+    The site gives held-out examples. ``quick``: ``convnet-small`` without ``resnet20``, three rounds of 4 batches
+    instead of twenty of 16.
     """
     rounds, steps = (3, 4) if quick else (20, 16)
     models = ("convnet-small",) if quick else ("convnet-small", "resnet20")

@@ -47,12 +47,8 @@ _PROCESSES = 3
 def measure(*, quick: bool, peers: Sequence[str] = (), display: Display | None = None) -> dict[str, Any]:
     """Time whole iterations (distance, prior, gradient, Adam, clamping) and count their memory and arithmetic.
 
-    Every repetition takes one iteration of each tool in turn, so that a drift of the machine's speed meets all alike.
-    A time counts only if the tool's gradient on the images agrees with double backward's (cosine ≥ 0.999).
-
-    Args:
-        quick: fewer victims and repetitions, no compilation, no memory.
-        peers: ``breaching``, to be timed beside it.
+    Every repetition takes one iteration of each tool in turn, so that a drift of the machine's speed meets all alike. A
+    time counts only if the tool's gradient on the images agrees with double backward's (cosine ≥ 0.999).
     """
     if peers:
         import_peer("breaching", "breaching")
@@ -161,7 +157,7 @@ def _flops(ready: Prepared, name: ToolName) -> int | None:
 def _peak_in_child(case: Case, name: ToolName) -> float | None:
     """Return by how many MiB a process of its own grows in three iterations; None where Linux doesn't tell.
 
-    The median of three processes: what a heap can use again differs from one to the next.
+    The median of three: what a heap can use again differs from one process to the next.
     """
     if not Path("/proc/self/clear_refs").exists():
         return None

@@ -17,17 +17,10 @@ _STEPS, _SHARE = 5, 0.3
 
 
 def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
-    """Time the reconstruction from d + 1 rounds of a least-squares client, one thread, float64.
+    """Time the reconstruction from d + 1 rounds of a least-squares client, and the slope of log seconds over log d.
 
     The client has 2·d examples of d independent Gaussian columns and trains for 5 full-batch steps; the models sent are
     Gaussian, too. The error is the distance to the closed form, relative to its norm.
-
-    Args:
-        quick: up to d = 100 only.
-
-    Returns:
-        a row for every d with CPU seconds (the least of three), condition number and error; and the slope of
-        log seconds over log d between the two largest d.
     """
     sizes = _QUICK if quick else _SIZES
     report = (display or Quiet()).stage("local model reconstruction", len(sizes))

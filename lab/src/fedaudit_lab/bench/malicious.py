@@ -23,15 +23,10 @@ def measure(
     """Time rounds of FedAvg under InferGuard, a malicious client running ``gan`` in each, at several sizes.
 
     On MNIST where it is there (100 examples a client), otherwise on the embedded digits (30); batches of 16, one local
-    epoch.
+    epoch; seconds that pass.
 
     Args:
-        quick: one size, three rounds.
-        data_dir: where MNIST lies.
         workers: processes, beside one, for ten clients.
-
-    Returns:
-        a row for every number of clients and of processes with wall seconds a round.
     """
     cases = [(4, 1, _ROUNDS)] if quick else [(10, 1, _ROUNDS), (20, 1, _ROUNDS), (40, 1, _ROUNDS)]
     if not quick:

@@ -23,11 +23,8 @@ class Sheet:
     """One benchmark's table.
 
     Attributes:
-        title: what was timed.
         about: under which conditions.
-        left: headings of the columns of words.
-        right: headings of the columns of numbers.
-        rows: a text for every column.
+        left: headings of the columns of words; ``right``, of those of numbers.
         repeated: how many of the first columns name a case; on the terminal only its first row shows them.
         notes: what the table says, in a sentence each.
         reading: what its columns mean, for the page.

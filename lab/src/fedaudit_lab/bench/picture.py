@@ -44,17 +44,10 @@ def measure(
 ) -> dict[str, Any]:
     """Attack ``images`` gradients of one image each, in turn, and note when their mean PSNR reaches each goal.
 
-    Ours is AGIC with :data:`PRESET`, set-up, tracing and guard included; the peer is breaching's
-    ``invertinggradients`` with all of its own settings (24,000 iterations, total variation 0.2), and once more with our
-    total variation, for its own is much for an untrained network. All start from the same noise and are given the same
-    labels. PSNR is taken outside of the clock.
-
-    Args:
-        images: CIFAR-10 images, or embedded photographs where no ``data_dir`` is given.
-        model: attacked, untrained with default initialisation and eval-mode BatchNorm.
-        data_dir: where CIFAR-10 lies.
-        peers: ``breaching``, to be timed beside it.
-        cap: seconds for each tool, at most.
+    Ours is AGIC with :data:`PRESET`, set-up, tracing and guard included; the peer is breaching's ``invertinggradients``
+    with all of its own settings (24,000 iterations, total variation 0.2), and once more with our total variation, for
+    its own is much for an untrained network. All start from the same noise and are given the same labels. PSNR is taken
+    outside of the clock.
     """
     observations, truths = _victims(images, model, data_dir)
     tools: dict[str, Callable[[Observation, Tensor], _Run]] = {"fedaudit": _ours()}

@@ -28,15 +28,8 @@ def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
 
     Clients train by SGD with momentum on batches of 32 colour images of 32×32, two seconds or more each; recording
     watches that and writes what they send and what they trained on. The long recording has ten clients of one step on
-    one image each. The files of a round are deleted once it is over, so that neither disk nor memory must hold all.
-
-    Args:
-        quick: one client and two pairs of rounds instead of two and 15; the long recording is two rounds instead of
-            100.
-
-    Returns:
-        rows with the seconds of each round, the median ratio with a 95 % interval, and the long recording's bytes and
-        memory.
+    one image each. The files of a round are deleted once it is over, so that neither disk nor memory must hold all. The
+    ratios are medians with 95 % intervals.
     """
     pairs, clients, rounds = (2, 1, 2) if quick else (15, 2, 100)
     report = (display or Quiet()).stage("recorded rounds", len(_MODELS) * pairs + rounds)

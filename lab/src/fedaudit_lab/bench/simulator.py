@@ -18,12 +18,7 @@ _MODEL = "convnet-small"
 
 
 def measure(*, quick: bool, peers: Sequence[str] = (), display: Display | None = None) -> dict[str, Any]:
-    """Count client updates a second of FedAvg on embedded photographs, and evaluated findings a second.
-
-    Args:
-        quick: fewer clients and rounds.
-        peers: ``flower``: its simulation engine with the same model, data, batches and steps, one worker.
-    """
+    """Count client updates a second of FedAvg on embedded photographs, beside Flower's, and evaluated findings."""
     if peers:
         import_flower()
     clients, rounds = (4, 2) if quick else (10, 5)

@@ -68,7 +68,6 @@ def measure(
     federation, with drawing, normalising, encoding and aggregating, in torch's arithmetic and in the fast one.
 
     Args:
-        quick: two small networks, few repetitions.
         device: cpu or cuda; there steps are ten times as many, and the fast arithmetic and the peer are left out.
         peers: ``flower``: its simulation engine, whose client trains by our own loop; seconds that pass, not CPU time.
     """

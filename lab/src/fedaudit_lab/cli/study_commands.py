@@ -36,10 +36,7 @@ def describe(name: str) -> None:
 
 
 def report(folder: Path, metric: str | None = None) -> None:
-    """Draw what ``folder`` holds, complete or not.
-
-    ``metric`` counts instead of the study's own; the files' names then end in it.
-    """
+    """Draw what ``folder`` holds, complete or not; ``metric`` replaces the study's own, and ends the files' names."""
     store = open_study(folder)
     try:
         about = store.about()

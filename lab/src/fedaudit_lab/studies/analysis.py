@@ -32,17 +32,11 @@ class Cell:
     """One combination of levels.
 
     Attributes:
-        point: the combination.
         value: of the metric over updates (images of one update averaged), or None where there is none.
-        images: how many.
-        different: of them, how many differ from each other; None where the rows don't tell (of an older version).
+        images: how many; ``different`` of them differ, None where the rows don't tell (of an older version).
         seeds: repetitions, each with a network and a draw of the data of its own.
         units: what the intervals are of: the metrics of every update, or federation.
-        published: the paper's number.
         missing: why there is no value, or why some trials are missing.
-        seconds: mean of an attack.
-        others: the study's other metrics.
-        others_published: the paper's numbers for these.
     """
 
     point: Point
@@ -63,12 +57,9 @@ class Claim:
     """What became of a claim at one combination of the axes that it leaves open.
 
     Attributes:
-        text: the claim.
         where: the combination, in words; empty where nothing is left open.
         difference: better minus worse, paired over updates, then averaged by repetition: n counts these, for updates of
             the same network and draw aren't independent.
-        outcome: the word, see :func:`decide`.
-        metric: that was compared.
         updates: how many pairs the difference is of.
         published: the same difference of the paper's numbers, where it has both.
     """
@@ -87,14 +78,8 @@ class Analysis:
     """What a study says.
 
     Attributes:
-        study: the study.
-        scale: at which it ran.
-        cells: every combination of levels that the scale runs.
-        claims: each with its outcome.
-        done, failed, pending: trials.
         failures: label and reason of each failed trial.
         old: which trials were kept from another version of code, torch, data or device: combination, repetitions.
-        overrides: settings that ``--set`` changed, as ``key=value``.
     """
 
     study: StudySpec
@@ -121,10 +106,7 @@ class Analysis:
 
 
 def analyse(study: StudySpec, scale: str, rows: Sequence[Row], overrides: Sequence[str] = ()) -> Analysis:
-    """Return cells, claims and failures of ``rows``.
-
-    ``overrides`` are what ``--set`` changed in them. BadInput: they are none of the study's.
-    """
+    """Return cells, claims and failures of ``rows``; ``overrides``, what ``--set`` changed, must be the study's."""
     points = list({tuple(sorted(row.point.items())): row.point for row in rows}.values())
     claims = [] if scale == "smoke" else study.claims  # which shows that a study runs, and nothing else
     try:
@@ -158,7 +140,7 @@ def _by_combination(rows: Sequence[Row]) -> dict[str, list[int]]:
 
 
 def values(metric: str, rows: Sequence[Row]) -> dict[Unit, float]:
-    """Return ``metric`` of every update of ``rows``: of images the mean over them, of other findings their own.
+    """Return ``metric`` of every update: of images the mean over them, of other findings their own.
 
     What belongs to a federation is that of those that aren't attacked but only train, if there are such.
     """
@@ -285,13 +267,10 @@ def _at(point: Point, wanted: Point) -> bool:
 def decide(
     difference: Interval, *, published: float | None = None, margin: float = 0.0, either_way: bool = False
 ) -> Outcome:
-    """Return what an interval says of the claim that one side is better than another.
+    """Return what an interval of better minus worse, of n independent ones, says of the claim that one side is better.
 
-    With a margin the claim is that it is no worse by that much; with ``either_way``, nor better by as much.
-
-    Args:
-        difference: better minus worse, in the metric's units; n counts what is independent, and one says nothing.
-        published: the same difference as it was published; it means nothing to a claim with a margin.
+    With a margin the claim is that it is no worse by that much, whatever was published; with ``either_way``, nor
+    better.
     """
     low, high = difference.low, difference.high
     if difference.n < 2:

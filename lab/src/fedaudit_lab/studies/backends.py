@@ -40,11 +40,7 @@ def processes(workers: int) -> Backend:
 
 
 def ray(address: str, *, cpus: float = 1, gpus: float = 0) -> Backend:
-    """Return the backend of a Ray cluster, whose tasks don't tell how far they are.
-
-    ``address`` is as ``ray.init`` takes it: ``auto``, or host:port. A trial takes so many cores and GPUs, also parts of
-    one.
-    """
+    """Return the backend of a Ray cluster at ``auto`` or host:port, whose tasks don't tell how far they are."""
     try:
         engine: Any = importlib.import_module("ray")
     except ImportError as error:

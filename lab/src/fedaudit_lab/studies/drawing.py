@@ -62,10 +62,7 @@ OUTCOMES = (
 
 
 def write(analysis: Analysis, folder: Path, suffix: str = "", shown: bytes | None = None) -> list[Path]:
-    """Write result.md, result.csv, values.csv, claims.csv, figure.png, result.html to ``folder``; return their paths.
-
-    A ``suffix`` follows each name, before its ending; ``shown`` is the PNG of the trials' images, for the page.
-    """
+    """Write result.md, result.csv, values.csv, claims.csv, figure.png, result.html, a ``suffix`` before the endings."""
     with plain_text():
         drawn = figure(analysis)
         points = frontier(analysis)
@@ -377,14 +374,7 @@ def page(
     suffix: str = "",
     shown: bytes | None = None,
 ) -> str:
-    """Return one self-contained HTML page, in the style of the audits' reports.
-
-    Args:
-        drawn: its ``figure``, a PNG.
-        points: its ``frontier``, a PNG.
-        suffix: follows the names of the files beside the page.
-        shown: the trials' images, a PNG.
-    """
+    """Return one self-contained HTML page, in the style of the audits' reports; pictures are PNGs."""
     study = analysis.study
     down, across, rows = grid(analysis)
     if not down:  # one row: its levels read better one below the other

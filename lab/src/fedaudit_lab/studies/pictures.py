@@ -31,10 +31,10 @@ _TEXT, _LETTER = 0.17, 0.075  # inches: what stands above a row, and a letter le
 def write_pictures(study: StudySpec, rows: Sequence[Row], folder: Path) -> Path | None:
     """Write ``pictures.png`` to the study's folder and return its path; None where its trials have no images.
 
-    What attacks recovered is drawn by :func:`recovered`, the following is about what malicious clients drew.
-    Nothing is chosen: every finished trial shows all images that its last round kept, from the same codes in each
-    round; above them stand real images of the class. Rows are the levels of all axes but the one that tables have
-    across (if there are several axes), columns this one's levels, each with all of its seeds.
+    :func:`recovered` draws what attacks recovered; the following is about what malicious clients drew. Nothing is
+    chosen: every finished trial shows all images that its last round kept, from the same codes in each round; above
+    them stand real images of the class. Rows are the levels of all axes but the one that tables have across (if there
+    are several axes), columns this one's levels, each with all of its seeds.
     """
     with plain_text():
         drawn = pictures(study, rows, folder) or recovered(study, rows, folder)

@@ -68,14 +68,9 @@ class TrialOutput:
 def check_versions(
     trials: Sequence[StudyTrial], store: Store, *, data_dir: Path | None, again: bool = False, keep_old: bool = False
 ) -> None:
-    """Find what the store holds of other versions of code, torch, data or device, so that nothing is mixed silently.
+    """Refuse a store with other versions of code, torch, data or device, so that nothing is mixed silently.
 
-    Args:
-        again: of these trials the old ones are run anew.
-        keep_old: the old ones stay, and the result says which.
-
-    Raises:
-        BadInput: there are old ones, and neither is wanted; or both are.
+    Old trials are run ``again``, or with ``keep_old`` stay, and the result says which.
     """
     if again and keep_old:
         raise BadInput("--again runs old trials anew and --keep-old keeps them; give one of them")
@@ -156,9 +151,6 @@ def run_study(
 
     Args:
         here: the backend's workers see the store's folder: then a trial that is killed goes on where it stood.
-
-    Raises:
-        BadInput: another run is at work in the folder; the disk is full. What was finished is kept.
     """
     wanted = {trial.key: trial for trial in trials}
     done = {row.key for row in store.rows() if row.status == "done"}
@@ -226,8 +218,8 @@ def run_trial(task: Task) -> TrialOutput:
 class _Share(Quiet):
     """Tells whoever waits for a trial how much of it is done.
 
-    An audit shows its stages one after the other: the federations in rounds of a client, then the attack, whose
-    iterations are taken for as long as such a round each.
+    An audit shows its federations in rounds of a client, then the attack; an iteration is taken to be as long as a
+    round.
     """
 
     def __init__(self, scenario: Scenario) -> None:

@@ -217,14 +217,7 @@ def check_point(point: Point, axes: dict[str, dict[str, Changes]]) -> None:
 
 @dataclass(frozen=True)
 class StudyTrial:
-    """One scenario of the grid.
-
-    Attributes:
-        key: hash of the scenario: what names it in the store.
-        point: its level on every axis.
-        repetition: from 0.
-        scenario: resolved.
-    """
+    """One scenario of the grid; ``key``, its hash, names it in the store; repetitions count from 0."""
 
     key: str
     point: Point
@@ -287,12 +280,8 @@ def expand(
     """Return the trials of ``study`` at ``scale``: repetitions outermost, so that every cell fills evenly.
 
     Args:
-        scale: smoke, cpu or paper.
         overrides: ``key=value`` on every scenario, after everything else; a seed is that of the first repetition.
         only: ``axis=level``: leave out the others of that axis.
-
-    Raises:
-        BadInput: no such scale, axis or level; a scenario is wrong, or has not exactly one attack.
     """
     setting = next((setting for name, setting in study.scales.items() if name == scale), None)
     if setting is None:

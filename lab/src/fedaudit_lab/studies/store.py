@@ -77,13 +77,8 @@ class Row:
     """A trial as the store holds it.
 
     Attributes:
-        key, point, repetition: of the trial.
-        status: pending, done or failed.
-        attempts: how often it was run.
         outcome: per image ``psnr``, ``ssim``, ``mse``, ``lpips``, ``rank``, and ``victim``, a hash of the true one;
             None where it wasn't asked for, too.
-        seconds: of the last attempt.
-        error: why it failed.
         old: whether it was done by another, or an unknown, version of code, torch, data or device than is now expected.
         files: of the trial's folder, each with its SHA-256; empty where an earlier version wrote it.
     """
@@ -109,15 +104,7 @@ _ROW = TypeAdapter(Row)
 
 
 class Store:
-    """The only writer of a study's SQLite file (WAL). Every row is sealed (see :mod:`fedaudit.utils.integrity`).
-
-    Attributes:
-        folder, path: of the study, and of its file.
-        note: what readers should know of what they read; None where there is nothing.
-
-    Raises:
-        BadInput: the folder can't be written, or the file is something else's, or damaged.
-    """
+    """The only writer of a study's SQLite file (WAL). Every row is sealed (see :mod:`fedaudit.utils.integrity`)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -211,15 +198,9 @@ class Store:
     def plan(self, about: dict[str, Any], trials: list[StudyTrial], *, replace: bool = False) -> None:
         """Add the trials that aren't there yet; what there is of them stays.
 
-        Args:
-            about: the study's name, scale and definition, and what ``--set`` changed.
-            replace: finished trials of the same cells with another scenario, or of cells that the study hasn't any
-                more, make room; their files stay. Unfinished ones always do.
-
-        Raises:
-            BadInput: the folder belongs to another study or scale; it holds finished trials of the same cells with
-                another scenario, of cells that the study hasn't any more, or of other cells with another ``--set``,
-                which one table can't mix; the disk is full.
+        Finished trials of the same cells with another scenario, or of cells that the study hasn't any more, are
+        refused, as one table can't mix them; with ``replace`` they make room, but their files stay. Unfinished ones
+        always do.
         """
         before = self.about()
         for key in ("name", "scale"):
@@ -290,10 +271,7 @@ class Store:
             return {str(key): str(text) for key, text in self._db.execute("select key, scenario from trials")}
 
     def expect(self, computations: dict[str, str | None]) -> None:
-        """Note which computation each trial would be now; those that were finished as another one are old.
-
-        By key, the fingerprint, or None where there can be none.
-        """
+        """Note, by key, which computation (or None) each trial would be now; those finished as another one are old."""
         changed = [(computation, key) for key, computation in computations.items()]
         self._change("update trials set expected = ? where key = ?", changed)
 

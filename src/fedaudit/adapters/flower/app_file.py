@@ -14,10 +14,7 @@ NODES = 10  # as many as Flower's own local simulation has
 
 
 def read_app(folder: Path) -> dict[str, Any]:
-    """Return ``[tool.flwr.app]`` of the folder's pyproject.toml, with the project's ``name``, and ``nodes``.
-
-    ``nodes`` is how many a local simulation of the app has, if it says so.
-    """
+    """Return ``[tool.flwr.app]`` of a pyproject.toml, the project's ``name`` and a local simulation's ``nodes``."""
     file = folder / "pyproject.toml"
     try:
         written = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -41,11 +38,7 @@ def read_app(folder: Path) -> dict[str, Any]:
 
 
 def flat(values: Mapping[str, Any], parent: str = "") -> Config:
-    """Return a config as Flower hands it to apps: nested tables by dotted keys.
-
-    ``parent`` is the key of the table that ``values`` are of. BadInput: one is neither text, a number nor a truth
-    value.
-    """
+    """Return a config as Flower hands it to apps: nested tables by dotted keys, below the key ``parent``."""
     found: Config = {}
     for key, value in values.items():
         name = f"{parent}.{key}" if parent else key

@@ -59,14 +59,7 @@ class App:
 
 @dataclass
 class Run:
-    """What a run of an app was like.
-
-    Attributes:
-        rounds: rounds of training.
-        replies: answers to training messages that weren't errors.
-        failures: one line for each client error.
-        stopped: whether the app was stopped because its time was over.
-    """
+    """What a run of an app was like: rounds of training, answers that weren't errors, a line for each client error."""
 
     rounds: int = 0
     replies: int = 0
@@ -207,12 +200,9 @@ def parse_config(texts: Iterable[str]) -> Config:
 
 @contextlib.contextmanager
 def _in_a_task() -> Iterator[Any]:
-    """Tell Flower that this process runs a task, which it has wanted since 1.41 before it makes a Message.
+    """Tell Flower that this process runs a task, as 1.41 and later want before a Message is made; yield a Grid's run.
 
-    This is the only place that touches what Flower keeps private. BadInput: this version of Flower isn't known.
-
-    Yields:
-        A description of the run, for the Grid.
+    Nothing else touches what Flower keeps private. BadInput: this version of Flower isn't known.
     """
     version = importlib.metadata.version("flwr")
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
@@ -351,8 +341,8 @@ Mod = tuple[str, dict[str, Any]]
 def mods_of(folder: Path | str) -> tuple[str, dict[str, list[Mod]], int | None]:
     """Return an app's name, the mods that its clients' training goes through, and its planned rounds, if it says so.
 
-    The mods are those of each function that trains; a mod is its class's or function's name, with its module where
-    that isn't Flower's, and its settings; the first is the one that works on a reply first.
+    The mods are those of each function that trains, the first to work on a reply first, by the name of class or
+    function, with the module where that isn't Flower's, and the settings.
     """
     with loaded(folder) as app:
         trains = {name: train for name, train in app.client._registered_funcs.items() if name.startswith("train")}

@@ -35,10 +35,7 @@ def names_of(parameters: Parameters) -> frozenset[str] | None:
 
 
 def parameters_in(state: Mapping[str, Tensor], given: frozenset[str] | None) -> list[str]:
-    """Return the names of the parameters in ``state``, in its order.
-
-    Without ``given``, names that the user gave, these are all floating-point tensors but BatchNorm's statistics.
-    """
+    """Return the names of the parameters: those ``given``, else floating-point tensors but BatchNorm's statistics."""
     floating = [name for name, tensor in state.items() if tensor.is_floating_point()]
     if given is not None and (unknown := sorted(given.difference(floating))):
         raise BadInput(f"parameters: the model that was sent has no floating-point tensor '{unknown[0]}'")

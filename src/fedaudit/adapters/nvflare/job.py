@@ -27,7 +27,6 @@ class Job:
     """What a job says of what leaves its sites.
 
     Attributes:
-        name: of the job.
         rounds: that are planned; None: it doesn't say, or says several numbers.
         sites: by name, the filters on the result of a training task in the order in which they work: each a class's
             name, with its module where that isn't NVFlare's, and its arguments.

@@ -143,12 +143,7 @@ def _validate(module: nn.Module | None) -> None:
 
 @dataclass
 class Received:
-    """A model that a site was sent.
-
-    Attributes:
-        index: of the round, from 0; None: the server doesn't say.
-        state: its tensors by name.
-    """
+    """A model that a site was sent; ``index``: the round, from 0; None: the server doesn't say."""
 
     index: int | None
     state: dict[str, Tensor]
@@ -198,10 +193,9 @@ def site_key(context: FLContext) -> tuple[str, str]:
 
 
 def filters_around(context: FLContext, own: str) -> tuple[list[Filter], list[Filter]]:
-    """Return the filters that a site's results go through before and after the one whose class is called ``own``.
+    """Return the known filters that a site's results go through before and after the one whose class is called ``own``.
 
-    They are read of the site's ``privacy.json``, whose filters come first, and of the job; what can't be read isn't
-    known.
+    They are those of the site's ``privacy.json``, which come first, and of the job.
     """
     try:
         workspace = context.get_workspace()
@@ -247,9 +241,9 @@ def round_of(shareable: Shareable, context: FLContext) -> int | None:
 
 
 def model_in(shareable: Shareable) -> DXO | None:
-    """Return the weights, or their difference, that a shareable carries, whatever its return code; None: it has none.
+    """Return the weights, or their difference, in a shareable, whatever its return code; None: it has none.
 
-    BadInput: it carries a collection that holds models, which can't be recorded as one.
+    BadInput: it is a collection of models, which can't be recorded as one.
     """
     if shareable.get_header(ReservedHeaderKey.CONTENT_TYPE) != "DXO":
         return None

@@ -76,11 +76,7 @@ class FishingServer(ServerBehaviour):
             raise BadInput("fishing alters the last layer, and this model doesn't end in a torch.nn.Linear with a bias")
 
     def __call__(self, step: ServerStep) -> dict[str, Tensor]:
-        """Return the weights with the last layer's altered.
-
-        Raises:
-            BadInput: there are too few public examples of the class to know the features by, or they are all alike.
-        """
+        """Return the weights with the last layer's altered, by public examples of the class that aren't all alike."""
         name = last_layer(step.model, step.task_info)
         assert name is not None  # check() saw to it
         weight, bias = torch.zeros_like(step.weights[f"{name}.weight"]), step.weights[f"{name}.bias"].clone()
@@ -148,13 +144,7 @@ def _features(module: nn.Module, name: str, inputs: Tensor) -> Tensor:
 
 
 class Altered(NamedTuple):
-    """What a last layer that was altered to fish looks like.
-
-    Attributes:
-        name: of the layer.
-        target: the class.
-        slope: (features,) by what the class's output rises above the others'.
-    """
+    """A last layer altered to fish for a class: its output rises above the others' by ``slope`` (features,)."""
 
     name: str
     target: int

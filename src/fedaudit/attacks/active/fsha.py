@@ -27,10 +27,10 @@ _ALPHA = 0.2
 
 
 def decoder(embedding: tuple[int, ...], image: tuple[int, ...]) -> nn.Sequential:
-    """Return a network from embeddings (K, *embedding) to images (K, *image) in [0, 1].
+    """Return a network from embeddings (K, *embedding) to images (K, *image) in [0, 1], its weights not yet drawn.
 
-    Maps are doubled by nearest neighbours and convolutions until they are as large as the image; of vectors a fully
-    connected layer makes maps of a quarter of its size. Its weights are still to be drawn, or loaded.
+    Nearest neighbours and convolutions double maps until they are as large as the image; of vectors a fully connected
+    layer first makes maps of a quarter of its size.
     """
     with torch.device("meta"):  # whose weights nobody draws
         network = _decoder(embedding, image)
@@ -78,9 +78,9 @@ def _discriminator(embedding: tuple[int, ...]) -> nn.Sequential:
 
 
 def gradient_penalty(critic: nn.Module, own: Tensor, sent: Tensor, shares: Tensor) -> Tensor:
-    """Return the mean of (‖∇D(ẑ)‖ − 1)², ẑ between ``own`` and ``sent`` (K, ...) by ``shares`` (K,) of the latter.
+    """Return the mean of (‖∇D(ẑ)‖ − 1)² (Gulrajani et al. 2017, Eq. 3).
 
-    Gulrajani et al. 2017, equation 3.
+    ẑ lies between ``own`` and ``sent`` (K, ...), by ``shares`` (K,) of the latter.
     """
     weights = shares.view(-1, *(1,) * (own.ndim - 1))
     between = (weights * sent + (1 - weights) * own).detach().requires_grad_()

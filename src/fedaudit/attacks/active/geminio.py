@@ -78,11 +78,7 @@ class GeminioServer(ServerBehaviour):
             raise BadInput("server.batch is 1, and a loss is shared among the examples of a batch; set it to 16")
 
     def __call__(self, step: ServerStep) -> dict[str, Tensor]:
-        """Return the trained weights, from round ``start`` on.
-
-        Raises:
-            BadInput: there are too few public examples that match or that don't, or the training fails.
-        """
+        """Return the trained weights, from round ``start`` on."""
         if step.round < self.start:
             return step.weights
         if not self.weights:

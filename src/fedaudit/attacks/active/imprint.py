@@ -59,9 +59,8 @@ def measured(observation: Observation, attack: str) -> tuple[WithInsertedModule,
 def edges(units: int, mean: float, spread: float, *, bounded: bool) -> Tensor:
     """Return (units + 1,) ascending edges (float64) of bins that a normal measurement hits equally often.
 
-    Args:
-        bounded: the outermost bins end, too, since units pass nothing on above their bin: half a bin's share of the
-            examples lies beyond them on each side. Otherwise the first begins below all examples.
+    If ``bounded``, the outermost bins end, too, half a bin's share of the examples beyond them on each side, since
+    units pass nothing on above their bin. Otherwise the first begins below all examples.
     """
     normal = NormalDist(mean, spread)
     if bounded:
@@ -76,14 +75,11 @@ def alternating(units: int) -> Tensor:
 
 
 def read(product: Tensor, message: Message, prefix: str, *, bounded: bool) -> Bins:
-    """Return what each bin that was hit holds.
+    """Return what each bin that was hit holds, by a multiple of the gradient (units, inputs + 1), the bias' last.
 
-    Of units without an upper bound (Fowl et al. 2022) every example above a bin's lower edge is in its row, so
-    the difference of two rows that follow each other is what is in the first one's bin alone. Bounded units hold that
-    by themselves. What is within rounding of nothing is left out.
-
-    Args:
-        product: (units, inputs + 1) a multiple of the layer's gradient, the bias' last.
+    Without an upper bound (Fowl et al. 2022) a unit's row holds every example above its bin's lower edge, so the
+    difference of two successive rows is what is in the first one's bin alone. Bounded units hold that by themselves.
+    What is within rounding of nothing is left out.
     """
     back = message.weights[f"{prefix}.back.weight"].double().cpu()
     rows = product * torch.sign(back.T @ back[:, 0])[:, None]
@@ -103,13 +99,10 @@ def read(product: Tensor, message: Message, prefix: str, *, bounded: bool) -> Bi
 
 
 def in_their_bins(found: Bins, weight: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return (r, inputs) the examples: Σ δ·x over Σ δ, at the size at which the measurement lies in the bin.
+    """Return (r, inputs) the examples: Σ δ·x over Σ δ, of the size at which the measurement lies in the bin.
 
-    Of differences of weights the bias' is the least exact, as the biases are large: it tells no more than the bin does.
-
-    Args:
-        weight: (units, inputs) of the layer.
-        low, high: (units,) between which weight · x lies in each bin.
+    In differences of weights the bias' is the least exact, as biases are large: it tells no more than the bin does.
+    ``low`` and ``high`` (units,): between which weight · x lies in each bin.
     """
     measured = (weight[found.places].double() * found.inputs).sum(dim=1)
     least, most = low[found.places], high[found.places]
@@ -120,10 +113,10 @@ def in_their_bins(found: Bins, weight: Tensor, low: Tensor, high: Tensor) -> Ten
 
 
 def labels_of(module: WithInsertedModule, observation: Observation, inputs: Tensor, shares: Tensor) -> Tensor:
-    """Return (r,) the label of each example, with which its own δ is the one by which its bin holds it.
+    """Return (r,) the labels with which examples (r, numbers) themselves give the δ (r,) by which their bins hold them.
 
     Of several local steps it is compared with what the step that used the example would have given at the weights that
-    were sent. ``inputs`` are (r, numbers), as the model sees them, and ``shares`` (r,) is δ over the batch.
+    were sent.
     """
     info, update = observation.task_info, observation.single().update
     stepped = update.training is not None and update.kind == "weights"

@@ -113,13 +113,7 @@ def _range(info: TaskInfo) -> tuple[Tensor, Tensor]:
 
 
 class OwnedExamples(NamedTuple):
-    """Examples, the strongest first, and whose they are.
-
-    Attributes:
-        inputs: (r, numbers) as the model sees them.
-        labels: (r,) classes.
-        clients: (r,) numbers of the clients.
-    """
+    """Examples, the strongest first, (r, numbers) as the model sees them, and their clients' numbers (r,)."""
 
     inputs: Tensor
     labels: Tensor

@@ -92,11 +92,7 @@ class SeerServer(ServerBehaviour):
             )
 
     def __call__(self, step: ServerStep) -> dict[str, Tensor]:
-        """Return the trained weights, from round ``start`` on.
-
-        Raises:
-            BadInput: there are too few public examples, or the network can't be differentiated example by example.
-        """
+        """Return the trained weights, from round ``start`` on."""
         if step.round < self.start:
             return step.weights
         if not self.weights:

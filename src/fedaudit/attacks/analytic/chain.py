@@ -26,14 +26,7 @@ _EDGE = 1e-12  # how near to the end of its range an activation's output may com
 
 @dataclass(frozen=True)
 class Step:
-    """One affine operation on a batch.
-
-    Attributes:
-        name: of the module, or of the operation.
-        kind: ``conv``, ``linear`` and ``norm`` may have parameters; ``plain`` has none.
-        module: the step's module; None for a function.
-        run: the operation on a batch.
-    """
+    """One affine operation on a batch; ``conv``, ``linear`` and ``norm`` may have parameters, ``plain`` has none."""
 
     name: str
     kind: Kind
@@ -43,14 +36,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Block:
-    """Affine steps and the activation that follows them; none after the last block.
-
-    Attributes:
-        steps: in forward order.
-        activation: on a batch; the identity if there is none.
-        inverse: of the activation.
-        input_shape, output_shape: of one example.
-    """
+    """Affine steps in forward order, then an activation of a batch, the identity if there is none, and its inverse."""
 
     steps: tuple[Step, ...]
     activation: Function
@@ -84,11 +70,7 @@ class Block:
 
 
 def chain(module: nn.Module, input_shape: tuple[int, ...]) -> list[Block]:
-    """Return the blocks of ``module`` in forward order.
-
-    Args:
-        module: on the CPU in float64, in the mode (BatchNorm, dropout) of the client's training.
-    """
+    """Return the blocks, in forward order, of a module on the CPU in float64, in the mode of the client's training."""
     try:
         graph = fx.symbolic_trace(module)
     except Exception as error:  # whatever a user's forward raises under a tracer

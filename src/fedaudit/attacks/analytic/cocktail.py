@@ -58,8 +58,8 @@ class Cocktail(Spear):
     def _begin(self, factored: FactoredUpdate, generator: torch.Generator) -> tuple[Directions, Tensor | None]:
         """Return the certain directions to which the sources lead, and the directions of all sources (r, r).
 
-        The combinations that are orthogonal to the certain directions are mixed of the other examples alone, so these
-        are told apart again among themselves, and better, as long as that leads to further certain directions.
+        Combinations orthogonal to the certain directions mix the other examples alone. So these are told apart again
+        among themselves, and better, as long as that leads to further certain directions.
         """
         parts = factored.parts
         found, sources = none_yet(parts), None
@@ -147,8 +147,8 @@ def _with_certain(parts: LowRank, found: Directions, sources: Tensor) -> Tensor:
 def _scaled(rows: Tensor, layer: FirstLayer, task_info: TaskInfo) -> Tensor:
     """Return the layer's inputs (r, n) of ``rows`` (r, n + 1), each a multiple of them and of one.
 
-    By the last number, which is the multiple; it is a single, noisy one, so where it leads out of the pixels' range,
-    the largest multiple that stays within it is taken, of either sign. Values without a range have no such remedy.
+    The last number is the multiple, but a single, noisy one: where it leads out of the pixels' range, the largest
+    multiple within it is taken, of either sign. Values without a range have no such remedy.
     """
     told = (rows / rows[:, -1:])[:, :-1]
     if task_info.example_kind.bounds is None:
@@ -192,10 +192,7 @@ def unmix(images: Tensor, generator: torch.Generator) -> Tensor:
     in different places: the differences are sparse and independent, which pixels themselves are not. FastICA
     (symmetric, log cosh; Hyvärinen 1999) on the differences finds where to begin. It holds the components uncorrelated,
     which a few thousand differences of single images never are quite; so maximum likelihood follows, without that
-    constraint, with densities of heavy tails.
-
-    Args:
-        images: (r, c, ...), as images (r, c, h, w), float64, linearly independent.
+    constraint, with densities of heavy tails. ``images``: (r, c, h, w) or (r, c, ...), float64, linearly independent.
     """
     edges = torch.cat([images.diff(dim=axis).flatten(1) for axis in range(images.ndim - 1, 1, -1)], dim=1)
     if not edges.shape[1]:  # of one pixel

@@ -30,11 +30,9 @@ _MOST_BYTES = 16 * 2**30  # of one block's equations
 
 @dataclass(frozen=True)
 class Equations:
-    """A system matrix·x = values.
+    """A system matrix·x = values, (m, n) and (m,), or None where only the rank is asked for.
 
     Attributes:
-        matrix: (m, n).
-        values: (m,), or None where only the rank is asked for.
         count: how many equations these stand for: those that say the same of one channel are merged before.
         parts: the matrix's distinct diagonal blocks, each of which is there ``repeats`` times.
     """
@@ -57,9 +55,9 @@ def rank(matrix: Tensor) -> int:
 
 
 def balanced(equations: list[Equations]) -> tuple[Tensor, Tensor]:
-    """Return all equations as one matrix (m, n) and one right side (m,), each system scaled to values of size one.
+    """Return all equations as one matrix (m, n) and right side (m,), each system scaled to values of size one.
 
-    Gradients and activations differ by orders of magnitude; both come with the relative error of single precision.
+    Gradients and activations differ by orders of magnitude; both come with single precision's relative error.
     """
     matrices, rights = [], []
     for one in equations:
@@ -78,7 +76,7 @@ def solve(equations: list[Equations]) -> tuple[Tensor, bool]:
     """Return the solution (n,) of all equations, and whether they leave some of the unknowns open.
 
     Least squares by QR. Where singular values are below :data:`TOLERANCE` times (a bound of) the largest, with the term
-    ‖λx‖², λ being that threshold: what the equations leave open is then zero, as in the solution of least norm.
+    ‖λx‖², λ being that threshold: what is left open is then zero, as in the solution of least norm.
     """
     matrix, right = balanced(equations)
     n = matrix.shape[1]
@@ -132,8 +130,7 @@ def gradient_constraints(block: Block, k: Tensor, gradient: Mapping[str, Tensor]
 
     Args:
         k: (*output_shape) ∂L/∂z.
-        gradient: by parameter name; a layer whose gradient isn't there gives nothing. None: for the rank only, of
-            all layers whose weight is trained.
+        gradient: as far as it is there; None: for the rank only, of all layers whose weight is trained.
     """
     found = []
     for i, step in enumerate(block.steps):
@@ -228,7 +225,7 @@ def _of_convolution(module: nn.Conv2d, shape: tuple[int, ...], k: Tensor, gradie
 def _same_for_every_channel(matrices: list[Tensor], channels: int, values: list[Tensor] | None) -> Equations:
     """Return the equations of all channels: ``matrices[g]``·x_c = ``values[g]``[:, c] for the channels c of group g.
 
-    A tall matrix is replaced by the R of its QR decomposition and the values by Qᵀ·values: the same least squares.
+    The R of a tall matrix's QR decomposition replaces it, and Qᵀ·values the values: the same least squares.
     """
     each = channels // len(matrices)
     parts: list[Tensor] = []
@@ -260,14 +257,11 @@ class LayerRank:
     """What is known of one block's input.
 
     Attributes:
-        layer: names of the block's layers.
         unknowns: elements of the block's input.
         virtual: constraints that the layers before it put on its input, whatever the image: an input that is larger
-            than what it was computed from lies on a surface of fewer dimensions. They aren't linear (an activation
-            lies between), so the recursion doesn't use them.
-        weight_constraints, gradient_constraints: how many equations there are.
-        weight_rank, gradient_rank: how many of them are independent.
-        rank: of both together.
+            than what it was computed from lies on a surface of fewer dimensions. They aren't linear (an activation lies
+            between), so the recursion doesn't use them.
+        rank: of both sorts of constraints together.
     """
 
     layer: str
@@ -321,16 +315,10 @@ def rank_analysis(
 ) -> RankAnalysis:
     """Count unknowns and independent equations of every layer of ``module``: R-GAP's rank analysis.
 
-    It needs the network only: its weights, and where it would be attacked (one example, all gradients sent). The
-    gradient constraints depend on the example through k = ∂L/∂z, so their rank is that at a random input and a random
-    label; for all inputs but a set of measure zero it is the greatest that there can be (Zhu & Blaschko, ICLR 2021).
-
-    Args:
-        module: in the mode (BatchNorm, dropout) of the client's training; it isn't changed. See
-            :func:`fedaudit.attacks.analytic.r_gap.as_trained`.
-
-    Raises:
-        NotApplicable: the network is no chain of affine layers and invertible activations; or it is too large.
+    It needs the network only, in its mode of training: its weights, and where it would be attacked (one example, all
+    gradients sent). The gradient constraints depend on the example through k = ∂L/∂z, so their rank is that at a random
+    input and a random label; for all inputs but a set of measure zero it is the greatest that there can be (Zhu &
+    Blaschko, ICLR 2021).
     """
     blocks = chain(module, input_shape)
     for block in blocks:

@@ -20,14 +20,7 @@ from fedaudit.utils.errors import NotApplicable
 
 
 class Recovered(NamedTuple):
-    """Different examples of an update.
-
-    Attributes:
-        inputs: (r, numbers) as the model sees them.
-        labels: (r,) classes.
-        certified: (r,) which are vouched for without the truth.
-        notes: what the user should know.
-    """
+    """Different examples of an update, as the model sees them; ``certified`` (r,): vouched for without the truth."""
 
     inputs: Tensor
     labels: Tensor
@@ -58,8 +51,8 @@ class ClosedForm(Attack):
     ) -> ImageFinding | RowFinding:
         """Return what was recovered, see :class:`Recovered`; ``certified`` is None where nothing is vouched for.
 
-        Of images as many as the update has examples: copies follow where there are fewer, not certified again. Of rows
-        those that are certified, or all as a guess where none is; cells are as sure as their rows.
+        Images are as many as the update's examples: copies, not certified again, follow where there are fewer. Rows are
+        the certified ones, or all as a guess where there is none; cells are as sure as their rows.
         """
         task_info, count = observation.task_info, observation.single().update.num_examples
         if self.finds is RowFinding:
@@ -90,8 +83,8 @@ class ClosedForm(Attack):
 def in_range(task_info: TaskInfo, inputs: Tensor) -> Tensor:
     """Return (r,) what an error of 1 in (r, numbers) inputs is, at most, as a share of the range of their values.
 
-    Of a kind without a range in standard deviations, of inputs that are smaller in their own root mean square: whether
-    they are standardised isn't known.
+    Kinds without a range go by standard deviations, smaller inputs by their own root mean square: whether they are
+    standardised isn't known.
     """
     if (bounds := task_info.example_kind.bounds) is None:
         return 1 / inputs.square().mean(dim=1).sqrt().clamp(min=1e-300, max=1.0)
@@ -109,8 +102,6 @@ class FirstLayer:
     """A fully connected layer that sees the model's inputs themselves, each number once.
 
     Attributes:
-        name: of the module.
-        module: the layer.
         places: (inputs,) which of an example's flattened numbers each of the layer's inputs is.
         relu: nothing flows back through a neuron that an example doesn't activate.
     """
@@ -122,10 +113,9 @@ class FirstLayer:
 
 
 def first_layer(model: nn.Module, shape: tuple[int, ...]) -> FirstLayer:
-    """Return the model's first layer, found by what it does to probes: so a user's own module is recognised, too.
+    """Return the first layer of a model in float64, which has a bias and takes the inputs as they are.
 
-    ``model`` is in float64 on the CPU, in the mode of the client's training. Inputs must go into one layer with a bias,
-    as they are.
+    It is found by what it does to probes, so a user's own is recognised, too. The model is in the mode of its training.
     """
     numbers = torch.Size(shape).numel()
     calls: list[tuple[str, Tensor, Tensor]] = []
@@ -252,10 +242,10 @@ def comparable(module: nn.Module, observation: Observation) -> bool:
 def own_labels(
     module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor, columns: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return, for each example, the label whose gradient is most like its column, and how unlike: |difference| (r,).
+    """Return each example's label whose gradient is most like its column, and how unlike: |difference| (r,).
 
-    With the label, ∂ℓ/∂z at the example is known up to a number, which is its share in the mean. ``module`` is in
-    float64, ``inputs`` are (r, inputs) of the layer, ``columns`` (r, outputs) multiples of ∂ℓ/∂z.
+    With the label, ∂ℓ/∂z at the example is known up to a number, its share in the mean. ``inputs`` are (r, inputs) of
+    the layer, float64, ``columns`` (r, outputs) multiples of ∂ℓ/∂z.
     """
     columns = nn.functional.normalize(columns, dim=1)
     flows = own_gradients(module, observation, layer, inputs)
@@ -268,7 +258,7 @@ def own_targets(
 ) -> tuple[Tensor, Tensor]:
     """Return, as :func:`own_labels`, the targets (r, k) of a regression or of labels, and how unlike the columns are.
 
-    ∂L/∂z is Σ ∂L/∂f_j·∂f_j/∂z, whose k first factors the column gives, by least squares; of the squared error they are
+    ∂L/∂z is Σ ∂L/∂f_j·∂f_j/∂z; least squares on the column gives the k first factors. Those of the squared error are
     2(f − y)/k, of binary cross-entropy (σ(f) − y)/k. Of another loss the prediction f stands for the target.
     """
     examples = torch.zeros_like(inputs)

@@ -28,11 +28,7 @@ SAME = 1e-9  # relative difference of gradients that are the same
 class PatchEmbedding:
     """A convolution that cuts the image into patches, and the position embedding that is added to them.
 
-    Attributes:
-        weight: name of the convolution's weight.
-        module: the convolution.
-        position: name of the position embedding.
-        first: its row for the first patch.
+    ``first`` is its row for the first patch.
     """
 
     weight: str
@@ -42,10 +38,9 @@ class PatchEmbedding:
 
 
 def patch_embedding(model: nn.Module, task_info: TaskInfo) -> PatchEmbedding | None:
-    """Return the model's patch embedding, found by what gradients do on probes; None where there is none.
+    """Return the patch embedding of a model in float64, found by what gradients do on probes; None where there is none.
 
     The gradient of a position embedding that is added to the patches, and to nothing else, is that of the patches.
-    ``model`` is in float64 on the CPU.
     """
     if len(task_info.input_shape) != 3:
         return None
@@ -187,12 +182,11 @@ _ELSE = "run an attack that optimises (invg, agic)"
 
 @dataclass(frozen=True)
 class FirstAttention:
-    """An attention that receives the embedded image and its positions, which nothing else does.
+    """An attention that alone receives the embedded image and its positions.
 
     Attributes:
         receiver: its query, key and value.
-        position: name of the position embedding, whose gradient is ∂L/∂z of every token.
-        first: its row for the first token.
+        position: name of the position embedding, whose gradient is ∂L/∂z of every token; ``first`` is the first's row.
         tokens: how many the attention receives.
     """
 
@@ -217,11 +211,7 @@ def _attention(model: nn.Module, task_info: TaskInfo) -> Receiver | None:
 
 
 def first_attention(model: nn.Module, task_info: TaskInfo, attack: str) -> FirstAttention:
-    """Return the model's first attention, found by what gradients do on probes: so a user's own is recognised, too.
-
-    ``model`` is in float64 on the CPU. Nothing else may use the embedding, and a position embedding must be added to
-    it.
-    """
+    """Return the attention that alone gets embedding and positions, in a model in float64, by gradients on probes."""
     receiver = _attention(model, task_info)
     assert receiver is not None  # whoever calls has asked
     parameters = {n: p for n, p in model.named_parameters() if p.ndim >= 2 and p.requires_grad}
@@ -282,9 +272,6 @@ def attended(module: nn.Module, observation: Observation, attack: str) -> Callab
     tokens. So W_qᵀ·∂L/∂W_q + W_kᵀ·∂L/∂W_k + W_vᵀ·∂L/∂W_v = Σ_t ∂L/∂z_t·z_tᵀ, where the position embedding's gradient is
     ∂L/∂z_t, and least squares gives the tokens z_t (Lu et al. 2022, Theorem 1). The image behind them follows by least
     squares through the linear embedding that leads there.
-
-    Raises:
-        NotApplicable: the update isn't one image's of one step, lacks a gradient, or the equations are too few.
     """
     message, task_info = observation.single(), observation.task_info
     update = message.update

@@ -209,8 +209,8 @@ def _candidates(
 def _scales(direction: Tensor, label: int, logits: Tensor, bias: Tensor) -> list[tuple[float, Tensor]]:
     """Return every k = a·``direction`` with 1 − softmax(``logits``/a + bias)[label] = −k[label], and how well it fits.
 
-    How well the other classes' equations hold is what tells the right root from another. ``direction`` (classes,) is of
-    length one and negative at ``label`` alone, and ``logits`` are W·v·s, the logits times a.
+    How well the other classes' equations hold tells the right root. ``direction`` (classes,) is of length one and
+    negative at ``label`` alone; ``logits`` are W·v·s, the logits times a.
     """
     own = -float(direction[label])
 

@@ -64,14 +64,11 @@ class LowRank:
 
 
 def low_rank(product: Tensor, most: int, generator: torch.Generator) -> LowRank:
-    """Return ``product`` as one of rank ``most`` at most, and the noise that is left over.
+    """Return ``product``, float64, as one of rank ``most`` at most, and the noise that is left over.
 
     The rank is where singular values no longer stand out of what comes after ``most``; a row's noise is what it has
-    outside of the others' span. Randomised subspace iteration (Halko, Martinsson & Tropp 2011, Algorithm 4.4), which
-    costs a few products instead of a full SVD.
-
-    Args:
-        product: (rows, columns), float64, with more of either than ``most``.
+    outside of the others' span. Randomised subspace iteration (Halko, Martinsson & Tropp 2011, Algorithm 4.4) costs a
+    few products instead of a full SVD.
     """
     live = product.abs().amax(dim=1) > 0
     rows = product[live]
@@ -99,12 +96,9 @@ def low_rank(product: Tensor, most: int, generator: torch.Generator) -> LowRank:
 
 @dataclass(frozen=True)
 class Directions:
-    """Directions in which many of the scores are zero.
+    """Directions, (r, k) of length one, in which many of the scores are zero: ``zeros`` (m, k), as far as noise shows.
 
-    Attributes:
-        values: (r, k) of length one.
-        zeros: (m, k) which scores are zero, as far as noise lets one tell.
-        certain: (k,) whose zero set has rank r − 1 by a margin, so that no other direction has it.
+    ``certain`` (k,): the zero set has rank r − 1 by a margin, so that no other direction has it.
     """
 
     values: Tensor
@@ -142,7 +136,7 @@ def search(parts: LowRank, known: Directions, starts: int, generator: torch.Gene
     """Return certain directions found from random starts, among all rows.
 
     A subgradient of ‖U·q‖₁ on the sphere (Bai, Jiang & Sun 2019), U the scores with orthonormal columns, all starts in
-    one matrix; then reweighted least squares, which narrows what counts as nearly zero; last the zero set's own null
+    one matrix; then reweighted least squares, which narrows what counts as nearly zero; last the zero set's null
     vector.
     """
     if parts.rank == 1:  # the only one
@@ -153,9 +147,9 @@ def search(parts: LowRank, known: Directions, starts: int, generator: torch.Gene
 def search_beside(parts: LowRank, known: Directions, one: int, starts: int, generator: torch.Generator) -> Directions:
     """Return certain directions found where the known direction ``one`` has its zeros.
 
-    Columns of L that are nearly parallel (examples of a class) hide each other among all rows: a search ends at the
-    sparser one. Among the rows in which the one is zero it can't; what is found there is known up to a multiple of the
-    one, and the right multiple has the most zeros in the other rows.
+    Among all rows, nearly parallel columns of L (examples of a class) hide each other: a search ends at the sparser
+    one. Among the rows in which the one is zero it can't; what is found there is known up to a multiple of the one, and
+    the right multiple has the most zeros in the other rows.
     """
     basis = torch.linalg.svd(known.values[:, one : one + 1].T)[2][1:].T
     there = known.zeros[:, one]
@@ -237,8 +231,8 @@ def certify(parts: LowRank, directions: Tensor) -> Directions:
     """Return ``directions`` (r, k) as the null vectors of their zero sets, and which of these are certain.
 
     In these coordinates a row's noise is the same in every direction, so the null vector is the total least squares'.
-    The certificate: the zero set's rows have rank r − 1, by a margin over their noise, and no single row is what
-    brings it there. Otherwise further directions would vanish on it, and this one's zeros were a choice.
+    The certificate: the zero set's rows have rank r − 1, by a margin over their noise, and no single row is what brings
+    it there. Otherwise further directions would vanish on it, and this one's zeros were a choice.
     """
     rows = parts.scores / parts.noise[:, None]
     q = directions / directions.norm(dim=0)
@@ -288,12 +282,9 @@ def _distinct(found: Directions, first: int = 0) -> Directions:
 
 @dataclass(frozen=True)
 class Factors:
-    """A product's two factors.
+    """A product's factors L, (m, r) of the live rows, and X, (r, columns of G), whose last column is scaled to one.
 
-    Attributes:
-        left: (m, r) L of the live rows.
-        right: (r, columns of G) X, scaled so that its last column is one.
-        error: (r,) estimated standard deviation of the numbers in each row of X.
+    ``error`` (r,): estimated standard deviation of the numbers in each row of X.
     """
 
     left: Tensor
@@ -351,7 +342,7 @@ _NEWTON, _RIDGE = 12, 1e-3  # steps and penalty of the logistic regression that 
 def alternate(
     parts: LowRank, layer: FirstLayer, known: Directions, starts: int, generator: torch.Generator
 ) -> Directions:
-    """Return certain directions to which random mixtures of the examples lead that aren't ``known``.
+    """Return certain directions to which random mixtures of the examples lead that aren't ``known``, independent ones.
 
     A column of L is zero where its example doesn't activate the neuron. So an example gives the zeros of its column,
     and these its direction; a direction gives the zeros, and these the example, as the one whose activations are
@@ -359,9 +350,6 @@ def alternate(
 
     Rows orthogonal to the known columns of P are mixtures of the other examples alone, so what is known makes the rest
     easier. An example is fitted to its zeros by least squares of its activations on signs, as in Fisher's discriminant.
-
-    Args:
-        known: independent directions, fewer than the rank.
     """
     if len(known) >= parts.rank:
         return none_yet(parts)
@@ -385,9 +373,9 @@ def alternate(
 def on_a_line(parts: LowRank, layer: FirstLayer, known: Directions) -> Directions:
     """Return certain directions of the last two examples, where all others are ``known``.
 
-    Rows orthogonal to the known columns of P are mixtures of the two, and those whose last number is positive are, but
-    for their size, the points of a line. On it each neuron changes sides once, so the zeros that an example may have
-    are few, and all are tried.
+    Rows orthogonal to the known columns of P are mixtures of the two; those whose last number is positive are, but for
+    their size, the points of a line. On it each neuron changes sides once, so few zeros are possible, and all are
+    tried.
     """
     rows = torch.linalg.svd(known.values.T)[2][-2:] @ parts.right
     ends = rows[:, -1]
@@ -409,10 +397,10 @@ def on_a_line(parts: LowRank, layer: FirstLayer, known: Directions) -> Direction
 def possible(parts: LowRank, layer: FirstLayer, found: Directions) -> Directions:
     """Return which of ``found`` may be columns: some mixture of the examples activates just the others of their zeros.
 
-    Where a model has two outputs and one hidden layer, the columns of all examples are equal but for their zeros and
-    their size. So differences of two columns have even more zeros, and a search finds them; no example has these zeros.
-    The mixture is a logistic regression of a direction's zeros on the neurons' activations. Where noise makes zeros,
-    too, they tell nothing of this.
+    Where a model has two outputs and one hidden layer, all examples' columns are equal but for their zeros and their
+    size. So differences of two have even more zeros, and a search finds them; no example has these zeros. The mixture
+    is a logistic regression of a direction's zeros on the neurons' activations. Where noise makes zeros, too, they tell
+    nothing of this.
     """
     if not len(found):
         return found

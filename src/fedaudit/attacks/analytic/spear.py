@@ -53,15 +53,7 @@ _OWN = 0.02  # relative distance up to which an example's own gradient is its co
 
 
 class FactoredUpdate(NamedTuple):
-    """An update as the product that it is.
-
-    Attributes:
-        module: the model, as clients trained it.
-        observation: of the update.
-        layer: the model's first.
-        parts: its gradient.
-        several: local steps are summed in it.
-    """
+    """An update as the product that it is, of the model as clients trained it; ``several``: it sums local steps."""
 
     module: nn.Module
     observation: Observation
@@ -198,10 +190,7 @@ class Spear(ClosedForm):
 def _more(
     factored: FactoredUpdate, found: Directions, known: Directions, done: int, generator: torch.Generator
 ) -> Directions:
-    """Return ``found`` and the certain directions that the next way finds which leads to any that are new.
-
-    ``known`` are the independent ones among ``found`` that the search builds on.
-    """
+    """Return ``found`` and certain directions of the next way that leads to new ones, by independent ``known`` ones."""
     parts, layer = factored.parts, factored.layer
     parallel = factored.observation.task_info.num_classes == 2  # columns may be
     parallel = parallel and not factored.several and comparable(factored.module, factored.observation)
@@ -226,9 +215,9 @@ def _more(
 def _last(factored: FactoredUpdate, found: Directions) -> Directions:
     """Return the last direction, where all others are known; none where it isn't certain.
 
-    A row of P⁻¹ is orthogonal to all other columns of P. So the last example is known before its direction is, and the
-    neurons that it doesn't activate are the direction's zeros. Where these are too few, the direction is the one whose
-    column is the example's own gradient, with the one label that fits.
+    A row of P⁻¹ is orthogonal to all other columns of P. So the last example is known before its direction is, whose
+    zeros are the neurons that it doesn't activate. Where these are too few, the direction is the one whose column is
+    the example's own gradient, with the one label that fits.
     """
     layer, parts = factored.layer, factored.parts
     row = torch.linalg.svd(found.values.T)[2][-1] @ parts.right

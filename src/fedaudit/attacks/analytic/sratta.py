@@ -29,13 +29,9 @@ _AT_ONCE = 512  # rows
 
 
 class _Rows(NamedTuple):
-    """The first layer's update in one message, and the model that was sent.
+    """The first layer's update in a message, Σ λ·x and Σ λ (neurons, inputs + 1), and the float64 model that was sent.
 
-    Attributes:
-        module: in float64.
-        layer: of it.
-        product: (neurons, inputs + 1) Σ λ·x and Σ λ.
-        error: (neurons,) by how much of itself a row may be off, rounded as it is.
+    ``error`` (neurons,): by how much of itself a row may be off, rounded as it is.
     """
 
     module: nn.Module
@@ -258,7 +254,7 @@ def _explained(every: _Rows, found: Tensor) -> tuple[Tensor, Tensor]:
     """Return (neurons, r) what each row weighs each example with, and (neurons,) whether that explains it.
 
     Orthogonal matching pursuit on the examples' products: the example most like what is left is added, and all weights
-    are fitted again, until what is left is the row's error.
+    are fitted again, until only the row's error is left.
     """
     product = every.product
     scale = found.norm(dim=1)

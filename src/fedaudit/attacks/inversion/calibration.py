@@ -65,13 +65,9 @@ SPACE: tuple[Mapping[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Own:
-    """A client of the adversary's own examples.
+    """A client of the adversary's own examples, (n, ...), images in [0, 1], and what it would see of it.
 
-    Attributes:
-        observation: what it would see of it.
-        inputs: (n, ...) the client's, images in [0, 1].
-        labels: (n,).
-        orders: of each of its updates, which of them it used, (num_examples,) in the order of use.
+    ``orders``: of each of its updates, which examples it used, (num_examples,) in the order of use.
     """
 
     observation: Observation
@@ -91,8 +87,6 @@ class Rung:
 
     Attributes:
         settings: what differs from the attack's own.
-        iterations: of each run.
-        updates: of own images, that they were tried on.
         psnr: dB, the mean over own images, each capped at 60; None where the attack diverged.
     """
 
@@ -108,8 +102,6 @@ class CalibrationFinding(Finding, kind="calibration"):
 
     Attributes:
         settings: that it chose, as far as they differ from its own.
-        rungs: all that it tried, the longest runs last.
-        images: of its own, on which it tried them.
         source: whose images these were, in the plural: ``fedaudit's photographs``.
         failed: why it chose nothing; empty where it did.
     """
@@ -148,10 +140,9 @@ class CalibrationFinding(Finding, kind="calibration"):
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration(Attack):
-    """The calibration of an attack, as a unit of work that is kept and reused like any other.
+    """The calibration of an attack on one update, as a unit of work that is kept and reused like any other.
 
     Args:
-        attack: to be calibrated; it takes one update.
         inputs: (m, C, H, W) own examples in [0, 1].
         labels: (m,) of theirs; empty: drawn from what the model takes them for.
         updates: that are going to be attacked with what comes out: the effort is theirs together, at most.
@@ -222,19 +213,13 @@ def halving(
     iterations: int,
     progress: Progress = silent,
 ) -> tuple[list[Rung], int]:
-    """Return what came of settings on own updates, by successive halving (Jamieson and Talwalkar 2016) and a duel.
+    """Return what came of settings on own updates, and the number of own images; the chosen settings come last.
 
-    All candidates run for few iterations on the same own updates from the same starts; the better half goes on with
-    runs twice as long, until one is left. Short runs prefer strong priors, which long ones may not need: so the one
-    that is left meets the attack's own settings once more, in runs as long as the attack's, where the effort pays for
-    these, and else in runs that take half of it. A candidate that diverges is out.
-
-    Args:
-        examples: (m, C, H, W) in [0, 1] and (m,) labels of one's own.
-        iterations: of all runs together, about.
-
-    Returns:
-        The rungs, the chosen settings last, and the number of own images.
+    By successive halving (Jamieson and Talwalkar 2016) and a duel. All candidates run for few iterations on the same
+    own updates from the same starts; the better half goes on with runs twice as long, until one is left. Short runs
+    prefer strong priors, which long ones may not need: so that one meets the attack's own settings once more, in runs
+    as long as the attack's, where the effort pays for these, and else in runs that take half of it. A candidate that
+    diverges is out. ``examples``: (m, C, H, W) in [0, 1] and (m,) labels; ``iterations``: of all runs together, about.
     """
     each, whole, info = distinct(observation), attack.effort(), observation.task_info
     most = max(1, min(_OWN_UPDATES, _OWN_IMAGES // each, len(examples[0]) // each))
@@ -363,15 +348,11 @@ def check_repeatable(observation: Observation) -> None:
 def own_update(
     observation: Observation, inputs: Tensor, labels: Tensor, order: Tensor, generator: torch.Generator
 ) -> Observation:
-    """Return an update of own examples that was made as the one of ``observation`` was.
+    """Return an update of own examples, (m, ...), images in [0, 1], made as the one of ``observation`` was.
 
     The same model, mode of BatchNorm and dropout, batches, steps, epochs, rates and optimiser; then the defence, as far
-    as everybody knows it: the parameters that arrived, as many numbers of each, signs, the same clip, noise as
-    strong.
-
-    Args:
-        inputs: (m, ...) as in a data set, images in [0, 1].
-        order: (num_examples,) which of them it uses, in the order of use.
+    as everybody knows it: the parameters that arrived, as many numbers of each, signs, the same clip, noise as strong.
+    ``order`` (num_examples,): which examples it uses, in the order of use.
     """
     check_repeatable(observation)
     message, task_info = observation.single(), observation.task_info
@@ -420,12 +401,9 @@ def own_update(
 
 
 def own_client(observation: Observation, examples: tuple[Tensor, Tensor], generator: torch.Generator) -> Own:
-    """Return a client of own examples, who sent as many updates as the one of ``observation``, made in the same way.
+    """Return a client of the first own examples, with as many updates as ``observation``'s, made in the same way.
 
-    It goes through its examples in new orders, again and again, as clients do.
-
-    Args:
-        examples: (m, ...) inputs and (m,) labels, of which it holds the first.
+    It goes through them, (m, ...) with labels (m,), in new orders, again and again, as clients do.
     """
     count, total = distinct(observation), sum(message.update.num_examples for message in observation.messages)
     if len(examples[0]) < count:
@@ -454,9 +432,9 @@ def likely_labels(observation: Observation, inputs: Tensor, generator: torch.Gen
     """Return (m, ...) targets for examples (m, C, ...), as a data set has them, that have none.
 
     Classes and labels are drawn from what the model takes the examples for: a trained network is sure of its clients'
-    labels, and an untrained one isn't, and what the gradients are like depends on that. Real values are drawn from a
-    standard normal distribution, as data sets have them. A mask is its example's brightness, cut so that every class
-    has as many pixels: its borders are the example's.
+    labels, an untrained one isn't, and gradients depend on that. Real values are drawn from a standard normal
+    distribution, as data sets have them. A mask is its example's brightness, cut so that every class has as many
+    pixels: its borders are the example's.
     """
     info = observation.task_info
     task = info.task_kind

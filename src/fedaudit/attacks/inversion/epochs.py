@@ -216,10 +216,9 @@ def joint(terms: Sequence[tuple[float, Objective, Tensor]], part: Tensor, device
 
 
 def match(first: Tensor, second: Tensor, labels: Tensor | None, other_labels: Tensor | None, pooling: bool) -> Tensor:
-    """Pair each of ``first`` with one of ``second``, greedily, the most similar first; return (n,) partners' indices.
+    """Return (n,) the partners in ``second`` of each in ``first``, paired greedily, the most similar first.
 
-    Xu et al. 2022, Section IV-B, step 1: mean squared error after 2×2 average pooling, pairs of equal label before all
-    others.
+    Xu et al. 2022, Section IV-B, step 1: mean squared error after 2×2 average pooling, pairs of equal label first.
     """
     a, b = (nn.functional.avg_pool2d(x, min(_POOL, *x.shape[2:])) if pooling else x for x in (first, second))
     cost = torch.cdist(a.flatten(1).double(), b.flatten(1).double()).square() / a[0].numel()

@@ -33,9 +33,8 @@ def spread(labels: Tensor, training: TrainingConfig | None) -> Tensor:
 def same_set(epochs: int) -> Objective:
     """Return the epoch-order-invariant prior of Dimitrov et al. 2022: 1/E² Σ ‖g(X_a) − g(X_b)‖² over pairs of epochs.
 
-    g is the mean over an epoch's images, whose order so doesn't matter; the squared distance is per pixel. Departure:
-    of the aggregates that the paper considers this is the only one. The prior is of (E·n, C, H, W) images, epoch after
-    epoch.
+    g is the mean over an epoch's images, so their order doesn't matter; the squared distance is per pixel. Departure:
+    no other aggregate of the paper's. The prior is of (E·n, C, H, W) images, epoch after epoch.
     """
 
     def prior(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,16 +63,9 @@ def search_epochs(
 ) -> tuple[list[Tensor], Trace]:
     """Minimise ``objective``, first with images of each epoch's own, then with images that all epochs share.
 
-    Dimitrov et al. 2022 match and average in the end. Departure, and our own: it is done before the end, and the mean
-    images, in the order that the matching tells, are then fitted to the whole update.
-
-    Args:
-        objective: of (E·n, C, H, W) images, epoch after epoch.
-        iterations: of both parts together; the schedule of the learning rate goes through both.
-        separate: share of the iterations before images are shared.
-
-    Returns:
-        The E·n images, n of which differ, and the trace.
+    Dimitrov et al. 2022 match and average in the end. Departure, and our own: it is done before the end, after the
+    share ``separate`` of the iterations, and the mean images, in the order that the matching tells, are then fitted to
+    the whole update. All are (E·n, C, H, W), epoch after epoch, n of them different in the end.
     """
     first = round(separate * iterations)
     rest = iterations - first
@@ -118,9 +110,9 @@ def _of_shared(objective: Objective, example: Tensor) -> Objective:
 
 
 def agreed(images: Tensor, labels: Tensor, epochs: int) -> Tensor:
-    """Return the images, each replaced by the mean of all epochs' images of the same example (Dimitrov et al. 2022).
+    """Return (s, E·n, C, H, W) images of s stages, each the mean of its example's in all epochs (Dimitrov et al. 2022).
 
-    ``images`` are (s, E·n, C, H, W), s stages of the search, epoch after epoch; the first stage decides who is matched.
+    The first stage decides who is matched.
     """
     if epochs == 1:
         return images
@@ -131,8 +123,8 @@ def agreed(images: Tensor, labels: Tensor, epochs: int) -> Tensor:
 def examples_of(images: Tensor, labels: Tensor, epochs: int) -> Tensor:
     """Return (E·n,) which of the first epoch's n examples each image is of.
 
-    As in Dimitrov et al. 2022 every epoch's images are matched to the first epoch's by the assignment of least squared
-    error. Departure: images of equal label before all others. ``images`` are (E·n, C, H, W), epoch after epoch.
+    As in Dimitrov et al. 2022 the assignment of least squared error matches every epoch's images to the first's.
+    Departure: images of equal label before all others.
     """
     classes = labels.view(epochs, -1)
     vectors = images.view(*classes.shape, -1).double()

@@ -27,12 +27,9 @@ Objective = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a vector is from a fixed one, in the two forms that the engines need.
+    """How far a vector (d,) is from a fixed one: differentiable, and with its derivative, the caller's to change.
 
-    Attributes:
-        value: (d,) vector -> the distance as a differentiable scalar.
-        derivative: (d,) vector -> the distance and its (d,) derivative, which is the caller's to change.
-        direction: (d,) of length one, where the distance is one minus the plain cosine to it.
+    ``direction``: (d,) of length one, where the distance is one minus the plain cosine to it.
     """
 
     value: Callable[[Tensor], Tensor]
@@ -41,10 +38,7 @@ class Distance:
 
 
 def flatten(tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """Return all elements of ``tensors`` as one vector, written to ``out`` if there is one.
-
-    Channels last, the order in which convolutions are fastest.
-    """
+    """Return all elements of ``tensors`` as one vector, channels last, the order in which convolutions are fastest."""
     return torch.cat([(t.permute(0, 2, 3, 1) if t.ndim == 4 else t).reshape(-1) for t in tensors], out=out)
 
 
@@ -58,13 +52,9 @@ def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
 
 
 def squared_l2(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
-    """Return the weighted squared Euclidean distance to ``target``: Σ_i w_i ‖g_i − t_i‖² (DLG, Zhu et al. 2019).
+    """Return Σ_i w_i ‖g_i − t_i‖² to ``target``, a weight a tensor or an element (DLG, Zhu et al. 2019).
 
     Its derivative is 2·w·(g − t).
-
-    Args:
-        target: the observed gradient, one tensor per parameter.
-        weights: one per tensor, or one per element; 0 leaves it out.
     """
     flat, scale = flatten(target), _scaling(target, weights)
 
@@ -81,9 +71,9 @@ def squared_l2(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> D
 
 
 def layer_l2(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
-    """Return the sum of the tensors' weighted Euclidean distances: Σ_i ‖w_i·(g_i − t_i)‖ (Yin et al. 2021, Eq. 3).
+    """Return Σ_i ‖w_i·(g_i − t_i)‖, the sum of the tensors' distances (Yin et al. 2021, Eq. 3), as :func:`squared_l2`.
 
-    Its derivative is w²·(g − t)/‖w·(g − t)‖ by tensor. Arguments as of :func:`squared_l2`.
+    Its derivative is w²·(g − t)/‖w·(g − t)‖ by tensor.
     """
     flat, scale = flatten(target), _scaling(target, weights)
     sizes = [t.numel() for t in target]
@@ -160,15 +150,11 @@ def adaptive_distance(
     """Return the distance to an update by Adam or AdamW, as an attack that optimises images uses it.
 
     - ``one step``: :func:`one_sided`, of the gradient that Adam was given.
-    - ``one batch``: :func:`soft_signs`, of one batch's gradient.
-    - ``simulation``: one minus the weighted cosine, of the replayed pseudo-gradient.
+    - ``one batch``: :func:`soft_signs`, of one batch's gradient; ``target`` has the mean steps.
+    - ``simulation``: one minus the weighted cosine, of the replayed pseudo-gradient, ``target``.
 
     Elements that a sparse defence didn't send are left out. A method whose own distance is ``layer-l2`` weighs its
     priors against a sum of lengths: for it the cosine is multiplied by √d, the length of d softened elements.
-
-    Args:
-        message: the update, and the weights that it was made from.
-        target: the mean steps (``one batch``) or the pseudo-gradient (``simulation``).
     """
     update = message.update
     sparse = update.sanitised is not None and update.sanitised.sparse
@@ -198,13 +184,9 @@ def one_sided(values: Sequence[Tensor], known: Sequence[Tensor], weights: Sequen
     """Return one minus the cosine of the softened dummy gradient to what one step of Adam tells of the observed one.
 
     Both are softened to g/(|g| + s), s being the mean size of the dummy gradient's tensor, so that few large elements
-    don't outweigh the many that are known. Where the gradient is known it is matched; elsewhere only its sign is known
-    and a bound: the dummy's own element is matched where it is as large or larger and has that sign, else the bound. s
-    and what is matched are held fixed when the derivative is taken.
-
-    Args:
-        values: the gradient, or its sign times a lower bound of its size, one tensor per parameter.
-        known: where it is the gradient.
+    don't outweigh the many that are known. The gradient is matched where it is ``known``; elsewhere ``values`` has its
+    sign times a lower bound: the dummy's own element is matched where it is as large or larger and has that sign, else
+    the bound. s and what is matched are held fixed when the derivative is taken.
     """
     flat, certain = flatten(values), flatten(known)
     sign, bound = flat.sign(), flat.abs()
@@ -257,7 +239,7 @@ def _softened(
 def distance_to(
     name: str, update: Update, names: Sequence[str], target: Mapping[str, Tensor], weights: Mapping[str, float]
 ) -> Distance:
-    """Return the distance ``name`` to ``target``, as somebody measures it who knows how the update was sanitised.
+    """Return the distance ``name`` to ``target``, as whoever knows how the update was sanitised measures it.
 
     - Sparse: an element that wasn't sent counts as zero as much as the defence says (``unsent``).
     - Noise of known size (dp): a tensor weighs as much as the share of its energy that isn't noise, 1 − σ²d/‖t‖²
@@ -266,9 +248,6 @@ def distance_to(
     - Orthogonal to what it stands for: :func:`orthogonal`, which is all that is left.
     - Clipped element by element: :func:`bounded`, what the filter would send of the dummy.
     - Signs: how far the signs agree, tanh(g/a) in place of the sign of g, a being the magnitude that was sent.
-
-    Args:
-        target: the observed gradient, or pseudo-gradient; the update times a number.
     """
     known = update.sanitised
     targets = [target[n] for n in names]
@@ -304,12 +283,11 @@ def _signal(tensor: Tensor, noise: float, sparse: bool) -> float:
 
 
 def bounded(distance: Distance, target: Sequence[Tensor], bound: float) -> Distance:
-    """Return ``distance`` of what is left of a vector when every element is clipped to ±``bound``.
+    """Return ``distance`` of a vector whose elements are clipped to ±``bound``, in the target's units.
 
     Its derivative is that at the clipped vector, passed on to the vector itself: clipping has none beyond the bound,
     and an element that is large and wrong would stay so. Only where the target is at the bound, and the element is
-    there or beyond with the same sign, it is 0: nothing more can be known of that one. ``bound`` is in the target's
-    units.
+    there or beyond with the same sign, it is 0: nothing more can be known of that one.
     """
     flat = flatten(target)
     full, sign = flat.abs() >= bound * (1 - 1e-5), flat.sign()  # but for rounding
@@ -330,10 +308,7 @@ def bounded(distance: Distance, target: Sequence[Tensor], bound: float) -> Dista
 
 
 def shortened(distance: Distance, target: Sequence[Tensor], length: float) -> Distance:
-    """Return ``distance`` of a vector that is scaled down to ``length`` where it is longer and the target is as long.
-
-    ``length``, to which it was clipped, is in the target's units.
-    """
+    """Return ``distance`` of a vector scaled down to ``length``, in the target's units, where both are longer."""
     if float(flatten(target).norm()) < length * (1 - 1e-4):  # but for rounding: it wasn't clipped
         return distance
 
@@ -383,10 +358,7 @@ def orthogonal(target: Sequence[Tensor], weights: Sequence[float]) -> Distance:
 
 
 def smooth_signs(target: Sequence[Tensor]) -> Distance:
-    """Return one minus the mean of sᵢ·tanh(gᵢ/aᵢ), where ±a = s·a is what was sent.
-
-    Its derivative is −s·(1 − tanh²(g/a))/(a·d).
-    """
+    """Return one minus the mean of sᵢ·tanh(gᵢ/aᵢ), ±a = s·a being sent; its derivative: −s·(1 − tanh²(g/a))/(a·d)."""
     flat = flatten(target)
     sign = torch.where(flat >= 0, 1.0, -1.0) / len(flat)
     size = flat.abs().clamp(min=1e-12)
@@ -399,10 +371,10 @@ def smooth_signs(target: Sequence[Tensor]) -> Distance:
 
 
 def shape_values(shape: str, end: float, count: int) -> list[float]:
-    """Return l_1 … l_count through (1, 1) and (count, ``end``).
+    """Return l_1 … l_count through (1, 1) and (count, ``end``), or of a single layer (1, 1).
 
-    ``linear`` is Eq. 7; ``logarithmic`` a·log x + b and ``exponential`` a·eˣ + b are the other shapes of Table I,
-    whose decreasing rows are ``end`` = 0.5. With a single layer there is one point only: (1, 1).
+    ``linear`` is Eq. 7; ``logarithmic`` a·log x + b and ``exponential`` a·eˣ + b are the other shapes of Table I, whose
+    decreasing rows are ``end`` = 0.5.
     """
     if count == 1:
         return [1.0]
@@ -430,16 +402,11 @@ def layer_weights(
     relu_modifier: bool = True,
     others: str = "preceding",
 ) -> dict[str, float]:
-    """Return the weight α of every tensor of ``gradient``, by name.
+    """Return the weight α of every tensor of ``gradient``, by name; ``end`` is β.
 
-    A convolution's weight is α_i = l_i / (1 − p_i) where a ReLU follows it (else l_i); a fully connected layer's is
-    the mean of the l_i (Eq. 8). The paper doesn't mention biases and normalisation: a bias shares its layer's weight
-    and a normalisation that of the layer before it (``others="preceding"``), or both get 1 or 0.
-
-    Args:
-        layers: in forward order.
-        end: β; 1 with ``relu_modifier=False`` means equal weights.
-        others: what biases and normalisations weigh.
+    A convolution's weight is α_i = l_i / (1 − p_i) where a ReLU follows it (else l_i); a fully connected layer's is the
+    mean of the l_i (Eq. 8). The paper doesn't mention biases and normalisation: a bias shares its layer's weight and a
+    normalisation that of the layer before it (``others="preceding"``), or both get 1 or 0.
     """
     convolutions = [layer for layer in layers if layer.kind == "conv"]
     values = shape_values(shape, end, len(convolutions)) if convolutions else []

@@ -24,10 +24,9 @@ from fedaudit.utils.seeds import generator
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighbouring pixels, summed over the axes: vertical plus horizontal.
+    """Return the mean absolute difference of neighbouring elements, summed over the axes but those of length 1.
 
-    Rudin et al. 1992, in the anisotropic form that Geiping et al. 2020 use. Of volumes and signals it is the same over
-    three axes and one. An axis of length 1 has no neighbours, and adds nothing.
+    Rudin et al. 1992, in the anisotropic form that Geiping et al. 2020 use.
     """
     return sum((difference.abs().mean() for _, difference in _differences(images)), images.new_zeros(()))
 
@@ -39,10 +38,7 @@ def _differences(images: Tensor) -> list[tuple[int, Tensor]]:
 
 
 def total_variation_gradient(images: Tensor) -> Tensor:
-    """Return the gradient of :func:`total_variation` (zero where neighbours are equal, as autograd's), same shape.
-
-    In closed form: this is in the hot loop.
-    """
+    """Return :func:`total_variation`'s gradient in closed form, for the hot loop; zero where neighbours are equal."""
     gradient = torch.zeros_like(images)
     for axis, difference in _differences(images):
         slope = difference.sign_() / difference.numel()
@@ -60,7 +56,7 @@ def fading_smoothness(evaluations: int) -> Objective:
     """Return :func:`smoothness` whose pull fades to a tenth (``FADING``), and a tenth of its value: strong early.
 
     A trained network needs much of it to get away from noise, and in the end it costs the edges. The value doesn't
-    fade, so that what is compared by the objective is compared by the same measure all the way.
+    fade, so that objectives are compared by the same measure all the way.
     """
     asked = 0
 
@@ -119,10 +115,9 @@ def label_regulariser(victim: Victim, labels: Tensor) -> Objective:
 
 
 def batch_norm_statistics(victim: Victim) -> Objective:
-    """Return how far the images' statistics are from BatchNorm's running ones (Yin et al. 2021, Eq. 7).
+    """Return how far the inputs of BatchNorm layers are from its running statistics (Yin et al. 2021, Eq. 7).
 
-    Σ over BatchNorm layers of ‖mean − running mean‖₂ + ‖variance − running variance‖₂ over the channels of
-    the layer's input.
+    Σ over layers of ‖mean − running mean‖₂ + ‖variance − running variance‖₂ over the channels.
     """
     layers = {
         name: part
@@ -174,8 +169,8 @@ def differentiated(value: Callable[[Tensor], Tensor]) -> Objective:
 def registered_mean(group: Tensor, how: str) -> Tensor:
     """Return the mean (C, H, W) of a group (G, C, H, W) of images of the same thing, each aligned to its plain mean.
 
-    Yin et al. 2021 (Section 3.3) align by a pretrained RANSAC-flow network. Here scikit-image does:
-    ``translation`` by phase correlation, ``flow`` by dense TV-L1 optical flow, ``none`` not at all.
+    Yin et al. 2021 (Section 3.3) align by a pretrained RANSAC-flow network. Here scikit-image does: ``translation`` by
+    phase correlation, ``flow`` by dense TV-L1 optical flow, ``none`` not at all.
     """
     mean = group.mean(dim=0)
     if how == "none" or len(group) < 2:
@@ -218,10 +213,6 @@ class Denoiser(nn.Module):
     Much smaller than theirs: six layers of 32 channels, 39,000 weights. It has seen no photograph: it was trained on
     drawn discs and rectangles that hide each other ("dead leaves"), which have the edges and the scales of natural
     images (Achddou et al. 2021). So it can't know what an attack looks for.
-
-    Args:
-        width: channels of the inner layers.
-        depth: layers.
     """
 
     def __init__(self, width: int = 32, depth: int = 6) -> None:
@@ -254,11 +245,7 @@ def looks_like_photographs(pixel_range: tuple[Tensor, Tensor], evaluations: int)
     out, and zero returned, so that what is compared by the objective is compared by the match alone; D takes away less
     and less noise (``NOISE``, geometrically), and its pull fades (``FADING``), as the images get better.
 
-    Volumes (n, C, D, H, W) are denoised slice by slice: D, which is of two dimensions, sees each (H, W) as an image.
-
-    Args:
-        pixel_range: normalised black and white, (1, C, ...) each; C is 3, or 1 for grey, which D sees as three
-            channels that are alike.
+    D is of two dimensions and 3 channels: it sees a volume's (H, W) slices as images, and grey as 3 channels alike.
     """
     black, white = pixel_range
     asked = 0
@@ -304,7 +291,6 @@ class Subspace:
     all layers of a network at once, with positions in the part of examples.
 
     Attributes:
-        module: the layer.
         rows: (r, d) G's right singular vectors, each as long as the root of its singular value; together of length one.
         basis: (r, d) the same vectors of length one where every patch lies in their span, else None.
     """
@@ -319,13 +305,9 @@ def subspaces(
 ) -> dict[str, Subspace]:
     """Return what the gradient of every layer says of its patches, by the layer's name, where it says something.
 
-    A layer is left out if its patches are more than half as many as they have numbers, and if its gradient is no
-    product of so many patches: with noise, sparse, or from local steps between which the model moved.
-
-    Args:
-        images: (n, C, ...), as many as were used for it, of any values.
-        defended: whether the update was changed before it was sent: layers whose rank can't tell, because they have
-            no more filters than patches, are left out, too.
+    A layer is left out if its patches are more than half as many as they have numbers, or if its gradient is no product
+    of so many: with noise, sparse, or from local steps between which the model moved. If the update was ``defended``,
+    layers with no more filters than patches are left out, too: their rank can't tell.
     """
     modules = {layer.name: victim.module.get_submodule(layer.name) for layer in layers}
     modules = {name: part for name, part in modules.items() if f"{name}.weight" in gradient and _is_plain(part)}

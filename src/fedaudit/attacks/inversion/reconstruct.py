@@ -31,21 +31,14 @@ def reconstruct(
     average: float = 0.0,
     **settings: Any,
 ) -> tuple[list[Tensor], Trace]:
-    """Minimise ``objective`` from ``initial``.
+    """Minimise ``objective`` from ``initial``, of which the first are normalised dummy images (n, C, H, W).
 
     The last iterate is returned, or the mean of the last ones: the one of least objective isn't the better image, and
     choosing by anything else would need the truth.
 
     Args:
-        initial: variables; the first are the dummy images, (n, C, H, W) normalised.
-        pixel_range: normalised black and white, (1, C, H, W) each.
         iterations: steps of the optimiser; one of L-BFGS evaluates the objective up to 25 times.
-        average: share of the iterations, the last ones, whose mean iterate is the result (Polyak and Juditsky 1992);
-            0 for the last iterate.
-        settings: of the optimiser, see :func:`make_step`.
-
-    Returns:
-        The variables, and the trace with normalised snapshots, whose last ones are of the variables returned.
+        average: share of the iterations, the last ones, whose mean iterate is the result (Polyak and Juditsky 1992).
     """
     variables = [v.clone() for v in initial]
     images = variables[0]
@@ -146,8 +139,8 @@ def make_step(
 def relative_rate(schedule: str, iteration: int, iterations: int) -> float:
     """Return the learning rate of ``iteration``, relative to the one that was set.
 
-    ``constant``; ``steps``: ×0.1 after 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020); ``linear``: to zero;
-    ``cosine``: to zero after a short linear start (Yin et al. 2021).
+    ``steps``: ×0.1 after 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020); ``linear``: to zero; ``cosine``: to
+    zero after a short linear start (Yin et al. 2021).
     """
     if schedule == "steps":
         return float(0.1 ** sum(iteration >= iterations * k // 8 for k in (3, 5, 7)))
@@ -183,12 +176,9 @@ Start = Callable[[], Tensor]
 
 
 def affordable(budget: int, starts: int, start_iterations: int, axes: int = 2) -> tuple[int, int]:
-    """Return how many starts, and then rounds of moves, :func:`explore` has with ``budget`` evaluations.
+    """Return how many starts, of those wanted, and rounds of moves :func:`explore` has with ``budget`` evaluations.
 
-    None where the budget pays neither for two starts nor for one and a round of moves: one descent is better then.
-
-    Args:
-        starts: wanted; fewer where they cost more than the budget.
+    None where it pays neither for two starts nor for one and a round of moves: one descent is better then.
     """
     found = max(1, min(starts, budget // (start_iterations + 1)))
     rounds = max(0, budget - found * (start_iterations + 1)) // _round(axes)
@@ -226,15 +216,9 @@ def explore(
     halved.
 
     Args:
-        objective: of (n, C, H, W) normalised images, with its gradient.
         progress: called with (done, total) evaluations of the objective.
         at_first: what descents from the starts minimise in turn, if not ``objective``, which chooses among them.
         learning_rate: of the first round; in a stretch it falls linearly to zero.
-        settings: of the optimiser, see :func:`make_step`.
-
-    Returns:
-        The images, and the trace: after the starts and after every round. Its last iteration is the number of
-        evaluations, each a gradient's, that were spent.
     """
     spent, total = 0, starts * (start_iterations + 1)
 
@@ -301,11 +285,7 @@ def moves(size: tuple[int, ...], turn: int) -> list[tuple[int, ...]]:
 
 
 def with_move(images: Tensor, place: int, flipped: int, *shift: int) -> Tensor:
-    """Return the (n, C, ...) images with the one at ``place`` moved; its edge is repeated where nothing is left.
-
-    ``flipped`` mirrors it along its last axis; ``shift`` is in pixels along each axis, of an image down and to the
-    right.
-    """
+    """Return (n, C, ...) images, the one at ``place`` mirrored along its last axis and shifted, its edge repeated."""
     image = images[place : place + 1]
     if flipped:
         image = image.flip(-1)

@@ -204,8 +204,8 @@ class TabLeak(Attack):
     ) -> Tensor:
         """Return inferred labels (n,), corrected where one more or less of a class explains the update clearly better.
 
-        A wrong count shows in the distance, which the adversary sees: short descents compare the counts with those
-        of one label moved from a class to another, of two classes at most.
+        A wrong count shows in the distance, which the adversary sees: short descents compare the counts with those of
+        one label moved from a class to another, of two classes at most.
         """
         classes = prepared.task_info.num_classes or 0
         if classes != 2 or len(labels) > _COUNTED or len(labels) < 2:
@@ -256,17 +256,7 @@ _APART = 40  # categorical columns; of more, one padded softmax is faster than o
 
 
 class Relaxation:
-    """From variables (…, v), a number for each numeric column and for each category, to rows (…, d) and back.
-
-    Attributes:
-        columns: of the table.
-        width: v.
-
-    Args:
-        columns: of the table.
-        d: numbers of a row, as the model sees it.
-        device: of the variables.
-    """
+    """From variables (…, v), one a numeric column and one a category, to rows (…, d) as models see them, and back."""
 
     def __init__(self, columns: Sequence[Column], d: int, device: str = "cpu") -> None:
         self.columns = tuple(columns)
@@ -326,10 +316,7 @@ class Relaxation:
         return torch.cat([numbers, *hard], dim=-1)
 
     def in_order_of(self, model: Tensor, parts: Tensor) -> Tensor:
-        """Return one restart's parts (n, v) in the order of another one's, ``model``.
-
-        Paired one to one with as few cells that differ as can be (numbers: by more than the tolerance).
-        """
+        """Return one restart's parts (n, v) in the order of ``model``'s, so that as few cells as can be differ."""
         cost = torch.zeros(len(model), len(parts), dtype=torch.float64)
         mine, theirs = self.split(model)[0].double(), self.split(parts)[0].double()
         for i in range(mine.shape[1]):

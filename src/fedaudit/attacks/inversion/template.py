@@ -587,8 +587,8 @@ def matched(
 ) -> tuple[Distance, TrainingConfig]:
     """Return the distance ``name`` to an update, and the training whose pseudo-gradient it is of.
 
-    That is a batch's gradient, with what accumulation and clipping make of it where it is known; or the client's
-    local training, replayed. Adam's update is matched in its own way, whatever the distance.
+    That is a batch's gradient, with what accumulation and clipping make of it where it is known; or the client's local
+    training, replayed. Adam's update is matched in its own way, whatever the distance.
     """
     update, training = prepared.update, prepared.update.training
     names = list(prepared.victim.parameters)

@@ -32,7 +32,6 @@ class Evidence:
 
     Attributes:
         rows: (classes, features) gradient of W: the mean over the batch of (p − y)·hᵀ.
-        bias: (classes,) gradient of b, the mean of p − y; None where the layer has no bias.
         weight, offset: (classes, features) W and (classes,) b of the global model; None where they aren't known.
         probe: returns (n, classes) probabilities and (n, features) features h of the global model on n dummy images.
         signs: whether of the gradients only the signs are known, as after Adam's steps.
@@ -249,13 +248,13 @@ def evidence_of(
     batch_size: float = 1.0,
     public: tuple[Tensor, Tensor] | None = None,
 ) -> Evidence:
-    """Return the evidence that ``gradient`` gives of the classifier of ``task_info``, with its loss's options.
+    """Return the evidence that ``gradient``, of a FedAvg update −ΔW in its units, gives of a classifier, by its loss.
+
+    A layer with the one row of class 1 against class 0 stands for two classes.
 
     Args:
-        gradient: by parameter name; for a FedAvg update −ΔW in units of the gradient.
-        task_info: of a classifier; a layer with the one row of class 1 against class 0 stands for two classes.
         batch_size: by which the gradient of a loss that is a sum is divided; of a mean it doesn't count.
-        public: normalised public examples (n, C, H, W) and their (n,) labels, if the adversary holds any.
+        public: normalised public examples (n, C, H, W) and their (n,) labels.
     """
     num_classes = task_info.num_classes
     assert num_classes is not None
@@ -293,13 +292,7 @@ def evidence_of(
 
 
 class LastLayer(NamedTuple):
-    """A network's last fully connected layer.
-
-    Attributes:
-        module: itself.
-        rows, bias: (outputs, features) and (outputs,) gradient; ``bias`` is None where there is none.
-        weight, offset: likewise the global model's own; None where they aren't known.
-    """
+    """A network's last linear layer, its gradient, (outputs, features) and (outputs,), and the global model's own."""
 
     module: nn.Module
     rows: Tensor

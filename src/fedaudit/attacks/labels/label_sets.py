@@ -58,10 +58,9 @@ class SetEvidence:
 
     Attributes:
         rows: (k, features) float64 sum over the examples of δ·hᵀ.
-        bias: (k,) float64 sum of δ; None where the layer has none.
+        bias: (k,) float64 sum of δ.
         weight, offset: (k, features) W and (k,) b of the global model, float64; b is 0 where there is none.
         positive: (k,) w.
-        linear: the loss is the squares'.
         probe: returns (m, k) logits and (m, features) features of dummy or public inputs.
         signs: whether of the gradients only the signs are known, as after Adam's steps.
         noise: deviation of the noise in each entry of ``rows`` and ``bias``, where it is known; else 0.
@@ -98,10 +97,7 @@ def set_evidence_of(
     n: int,
     public: Tensor | None = None,
 ) -> SetEvidence:
-    """Return the evidence that ``gradient``, that of one batch which ``update`` stands for, gives of a network.
-
-    ``n`` are the examples of that batch; public ones (m, ...) are normalised, and without any dummies take their place.
-    """
+    """Return the evidence of ``gradient``, of one batch of n that ``update`` stands for, by dummies or ``public``."""
     if task_info.loss not in (BCE, MSE):
         raise NotApplicable(f"several labels are inferred from the losses {BCE} and {MSE}, not from one of your own")
     k = task_info.num_targets
@@ -229,10 +225,7 @@ class _Search:
     Attributes:
         sets: (m, k) that are possible.
         inside, outside: (k, n) and (k, k − n) orthonormal: the span and what is orthogonal to it.
-        rows: (k, features) sum of δ·hᵀ.
-        sums: (k,) sum of δ.
-        counts: (k,) estimated.
-        n: examples.
+        rows: (k, features) sum of δ·hᵀ; ``sums`` (k,) of δ.
         dimensions: in which features vary.
     """
 

@@ -15,11 +15,9 @@ class Zero:
     """Where an affine map was found to vanish, and how far that can be trusted.
 
     Attributes:
-        point: (p,) the zero.
         spanned: how many of the p directions the known points span, as far as their precision tells.
         used: how many of these the zero was sought in: those with most spread first.
         condition: of the known points, centred: greatest to least singular value within ``spanned``.
-        singular: whether the map itself is singular, as far as its precision tells.
         misfit: what no affine map explains, relative to the spread of the values; None where no value is left over to
             tell.
         asymmetry: ‖W − Wᵀ‖/(2‖W‖) of the map's matrix; None unless all directions are spanned.

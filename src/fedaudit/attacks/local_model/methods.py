@@ -58,11 +58,9 @@ def fit_mapping(
     generator: torch.Generator,
     progress: Callable[[int], None] | None = None,
 ) -> MappingNetwork:
-    """Minimise Σ‖G(w, θ) − Δθ‖² over w by Adam (Xu & Neglia 2021, Eq. 6).
+    """Minimise Σ‖G(w, θ) − Δθ‖² over w by Adam (Xu & Neglia 2021, Eq. 6), of θ and Δθ (n, p).
 
     Args:
-        sent: (n, p) θ.
-        moved: (n, p) Δθ.
         whitened: G takes the principal coordinates of the weights sent, each of standard deviation 1; else θ as it is.
         span: where whitened, leave out directions in which they spread less than this, relative to the widest.
     """
@@ -136,8 +134,6 @@ class ExchangedModels:
     """What travelled between one client and the server, one row a round.
 
     Attributes:
-        names: of the parameters, in the order of the vectors.
-        shapes: of the parameters.
         sent: (n, p) float64: θ, the weights that the server sent.
         moved: (n, p) float64: Δθ = θ − θ_c; for gradient updates the gradient, which vanishes where Δθ does.
         noise: standard deviation of what is known to be noise in ``moved``: rounding, or a defence's.

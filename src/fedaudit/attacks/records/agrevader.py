@@ -93,11 +93,7 @@ class AgrEvaderClient(Behaviour):
 
 
 def turned(honest: dict[str, Tensor], towards: dict[str, Tensor], *, norm: float, cosine: float) -> dict[str, Tensor]:
-    """Return ``honest`` turned towards another direction.
-
-    ``norm`` is relative to that of ``honest``; ``cosine`` is to ``honest``, and the rest is what of ``towards`` is
-    orthogonal to it.
-    """
+    """Return ``honest`` turned to a ``cosine`` with itself by ``towards``' orthogonal part; ``norm`` is relative."""
     h, a = (torch.cat([t[name].flatten().double() for name in honest]) for t in (honest, towards))
     length = h.norm()
     unit = h / length.clamp(min=1e-300)

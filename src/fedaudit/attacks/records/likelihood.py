@@ -141,7 +141,7 @@ class RMIA(ShadowAttack):
 
 
 def normals(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (n,) mean and deviation of each example's values (s, n), of those that are ``chosen`` (s, n).
+    """Return (n,) mean and deviation of each example's ``chosen`` values (s, n).
 
     Of an example with fewer than 64 the deviation is that of all examples about their own means.
     """

@@ -153,7 +153,7 @@ class PropertyInference(Attack):
         return sorted({message.client: message for message in order}.values(), key=lambda m: (m.round, m.client))
 
     def _scores(self, made: Tensor, seen: Tensor, generator: torch.Generator) -> Tensor:
-        """Return (k,) the scores of what was seen (k, d), in spreads of the stand-ins' own (2·updates, d).
+        """Return (k,) scores of what was seen (k, d), in spreads of the stand-ins' own (2·updates, d).
 
         The first half of the stand-ins is without the property.
         """
@@ -180,7 +180,7 @@ def _sketch(size: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]
 
 
 def _logistic(known: Tensor, classes: Any, others: Tensor, _: torch.Generator) -> tuple[Any, Any]:
-    """Return the log-odds of stand-ins and of others, by a logistic regression with a ridge penalty.
+    """Return log-odds of stand-ins and of others, by a logistic regression with a ridge penalty.
 
     It is computed from inner products alone: the weights lie in the span of the stand-ins.
     """
@@ -246,7 +246,6 @@ class Stock:
         inputs: (m, ...) as the model sees them.
         labels: (m,) or (m, 1).
         cells: for each class that has both sorts, the rows without the property and those with it.
-        frequencies: (classes,) of these classes.
         matched: what of the targets isn't alike with the property and without; None: nothing.
     """
 
@@ -257,9 +256,9 @@ class Stock:
     matched: str | None = None
 
     def pair(self, size: int, share: float, otherwise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return the rows (size,) of a stand-in with the property and of one without: the same classes, as often.
+        """Return rows (size,) of a stand-in with the property and of one without: the same classes, as often.
 
-        Nothing is drawn twice as long as there are enough examples of a class and sort. ``share`` and ``otherwise`` are
+        Nothing is drawn twice as long as there are enough examples of a class and sort. ``share`` and ``otherwise``:
         how many of them have the property, with and without.
         """
         counts = torch.bincount(
@@ -325,10 +324,7 @@ def _by_labels(labels: Tensor, marks: Tensor) -> tuple[Tensor, int]:
 
 
 def send(observation: Observation, message: Message, held: Stock, rows: Tensor, generator: torch.Generator) -> Tensor:
-    """Return what a stand-in sends in place of ``message``'s client, (d,), as :func:`flat` has it.
-
-    It receives the same weights, and trains in as many steps on batches as large, at the same rate.
-    """
+    """Return what a stand-in sends in place of ``message``'s client, (d,), as :func:`flat`, after the same training."""
     info, update = observation.task_info, message.update
     module = copy.deepcopy(observation.module)
     module.load_state_dict(message.weights)

@@ -56,9 +56,8 @@ class ShadowModel(Attack):
     examples. Models 2i and 2i + 1 get the two halves of one draw, so that each example is in half of an even number.
 
     Args:
-        index: which one, from 0; two that differ in nothing else are independent but for the halves.
+        index: from 0; two that differ in nothing else are independent but for the halves.
         online: whether the adversary's records are halved and trained on, too.
-        epochs, learning_rate, batch_size: of its training.
     """
 
     name: ClassVar[str] = "shadow model"
@@ -124,7 +123,6 @@ class Shadows:
     Attributes:
         answers: (s, n, k) float64 of each model on the n records and public examples, of classes their logits, else (s,
             n, 1) their losses.
-        labels: (n, ...) of these.
         inside: (s, n) bool: which model was trained on which.
         public: where the public examples begin among the n.
     """

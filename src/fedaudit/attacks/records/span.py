@@ -42,7 +42,6 @@ class _Layer:
     """What an update tells of what one layer received.
 
     Attributes:
-        name: of the weight.
         turned: the weight has inputs before outputs.
         basis: (width, r) orthonormal: the span; None: an embedding, of which ``shares`` says what words there were.
         shares: (r,) how much of each direction counts as outside, from 0; of an embedding (words,).
@@ -187,14 +186,7 @@ class SpanMembership(Attack):
 
 @dataclass(frozen=True)
 class _Judged:
-    """What one update tells of all records.
-
-    Attributes:
-        scores: (n,) standardised.
-        inside: (n,) which lie in the span.
-        exact: whether that is sure.
-        names: of the layers.
-    """
+    """What one update tells of records: standardised scores (n,), which lie in the span (n,), whether that's sure."""
 
     scores: Tensor
     inside: Tensor

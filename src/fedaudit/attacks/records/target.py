@@ -30,14 +30,7 @@ ModelName = Literal["global", "client", "rebuilt"]
 
 @dataclass(frozen=True)
 class Target:
-    """A model to ask about records, in evaluation mode.
-
-    Attributes:
-        module: with its weights.
-        task_info: its preprocessing.
-        loss: mean over a batch.
-        notes: what the user should know of how it was got.
-    """
+    """A model in evaluation mode to ask about records, its mean loss, and notes on how it was got."""
 
     module: nn.Module
     task_info: TaskInfo
@@ -69,10 +62,7 @@ class Target:
         return torch.cat(parts).double() if parts else torch.zeros(0, *self.task_info.output_shape).double()
 
     def answers(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return what attacks need to know of each example: its outputs (n, k), or without classes its loss (n, 1).
-
-        So masks, whose outputs are as large as the examples, take no more memory than other answers.
-        """
+        """Return each example's outputs (n, k), or without classes its loss (n, 1), which saves a mask's memory."""
         if self.task_info.num_classes is not None:
             return self.outputs(inputs)
         return self.losses(inputs, labels)[:, None]

@@ -163,7 +163,7 @@ def _output_rows(
 ) -> OutputRows | None:
     """Return the output layer's gradient by which sequences are read where the spans are full; None: it can't be.
 
-    It must have weights of its own and travel, beside the gradient of the embedding, of which some rows are zero; noise
+    It must have weights of its own and travel, beside the embedding's gradient, of which some rows are zero; noise
     fills all. Only a decoder that predicts the next token is asked for one at each place.
     """
     layer = known[-1]
@@ -261,8 +261,8 @@ def _second(
     """Return the layer by which the order is checked: the second attention, or one before the third.
 
     That with the most dimensions is taken, at least as many as the first check's: a token has more vectors where it
-    depends on others. Where they have as many, it is the attention. Behind it only adapters' layers count, which
-    receive what it does. ``later``: those whose inputs depend on other tokens, in the order in which a pass calls them.
+    depends on others. The attention wins a tie. Behind it only adapters' layers count, which receive what it does.
+    ``later``: those whose inputs depend on other tokens, in a pass's order.
     """
     attentions = [place for place, r in enumerate(later) if r.attention]
     at = attentions[0] if attentions else len(later)
@@ -295,9 +295,9 @@ def _widest(
 
 
 def _lengths(found: Sequence[Tensor], tokens: TokenInfo) -> list[int]:
-    """Return the lengths that an encoder's sequences may have.
+    """Return an encoder's possible lengths; where padding passed the first check, sequences are of full length.
 
-    Where padding passed the first check, the model sees it like any token, and all sequences are of full length.
+    The model then sees padding like any token.
     """
     whole = len(found)
     if tokens.padding is None or any(bool((each == tokens.padding).any()) for each in found):

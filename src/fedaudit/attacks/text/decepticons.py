@@ -230,7 +230,7 @@ def _bins_of(gradient: dict[str, Tensor], block: int) -> Tensor:
 
 
 def _named(model: Transformer, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (r,) tokens and (r,) places of what bins hold, and (r, k) their codes, one token at a place and code once.
+    """Return (r,) tokens and places of what bins hold, and codes (r, k), one token at a place and code once.
 
     The layer gets (x − μ)/σ, of which x is known but for the code: a line through both tells μ and σ.
     """

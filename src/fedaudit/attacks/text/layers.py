@@ -19,14 +19,11 @@ _CHUNK = 512  # sequences in one pass
 
 @dataclass(frozen=True)
 class Receiver:
-    """Fully connected layers that receive the same input: query, key and value, or one alone.
+    """Fully connected layers that receive the same input: an attention's query, key and value, or one alone.
 
     Attributes:
         name: of the first of them.
-        width: of the input.
-        weights: names of their weights.
         transposed: those of them that are (inputs, outputs), as in GPT-2's own layers.
-        attention: they are query, key and value of an attention.
     """
 
     name: str
@@ -46,12 +43,11 @@ class Span:
     where they fall most steeply. (Always there would be wrong: examples that the model is sure of have small gradients,
     and the values fall in several steps, or smoothly.)
 
-    Noise (rounding, at least) turns each direction of the span by about its size over the direction's singular value:
-    a vector that is inside is found at a distance of at most the root of the sum of these, weighted by how much of the
+    Noise (rounding, at least) turns each direction of the span by about its size over the direction's singular value: a
+    vector that is inside is found at a distance of at most the root of the sum of these, weighted by how much of the
     vector lies in each direction. True vectors are at a quarter to a half of it, where nothing but rounding disturbs.
 
     Attributes:
-        basis: (width, rank) orthonormal, float64.
         turned: (rank,) by how much noise turns each direction.
         least: distance that counts as none, at least.
     """
@@ -100,7 +96,6 @@ def span_of(
     """Return the span of a receiver's inputs; None where the singular values show no end of it.
 
     That is so, too, where the weights have hardly more rows than the span has dimensions: those of adapters are few.
-
     Each weight's gradient is brought to norm 1 first, because rounding is in proportion to it.
 
     Args:
@@ -152,9 +147,8 @@ class _Reached(Exception):
 def receivers(module: nn.Module, examples: Tensor) -> list[Receiver]:
     """Return the fully connected layers that take a vector a token or patch, in the order in which a pass calls them.
 
-    Those of one input stand together, adapters of low rank (LoRA) with the layers that they are added to; three, or one
-    of three times its width, are an attention's. ``module`` is in evaluation mode; ``examples`` are (n, length) tokens,
-    or (n, …) images, n above 1.
+    Those of one input stand together, adapters of low rank (LoRA) with their layers; three, or one of three times its
+    width, are an attention's. ``examples``: (n, length) tokens, or (n, …) images, n above 1.
     """
     seen: list[tuple[str, nn.Module, Any, Any]] = []
     with ExitStack() as stack, torch.no_grad():
@@ -213,10 +207,7 @@ def _receiver(width: int, members: Sequence[tuple[str, nn.Module, bool]]) -> Rec
 
 
 def sees(module: nn.Module, receiver: Receiver, tokens: Tensor, place: int, other: int) -> bool:
-    """Return whether what a receiver gets of a token at ``place`` depends on the token at ``other``.
-
-    ``tokens`` are (2, length), two sequences that differ at ``other`` alone.
-    """
+    """Return whether a receiver's input at ``place`` depends on ``other``, where alone both sequences differ."""
     assert bool((tokens[0] != tokens[1])[other])
     inputs = inputs_of(module, receiver, tokens)
     return not torch.allclose(inputs[0, place], inputs[1, place], rtol=1e-6, atol=1e-6)

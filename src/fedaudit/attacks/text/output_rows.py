@@ -27,17 +27,13 @@ class OutputRows:
     With the logits W·x of the vector x_t at each place t, whose next word is y_t, the rows of the gradient of W are
     N·g_v = Σ_t p_t(v) x_t − Σ_{t: y_t = v} x_t, where p_t are the model's probabilities and N is how many places have a
     next word. A place's vector depends on the words before it alone, so what the gradient is made of are known vectors,
-    one for each prefix: of each row few, since few places have the same next word. So it isn't their number in all
-    that must be less than the width, but the number in a row.
+    one for each prefix: of each row few, since few places have the same next word. So it isn't their number in all that
+    must be less than the width, but the number in a row.
 
     Attributes:
-        module: with the weights of the round, in evaluation mode.
-        layer: the output layer.
         gradient: (vocabulary, width) of its weights, float64.
         words: (k,) tokens that others follow: those whose rows of the embedding's gradient aren't zero.
         tokens: what everybody knows of them.
-        length: of sequences.
-        count: of sequences in the update.
     """
 
     module: nn.Module
@@ -179,9 +175,9 @@ def _grown(rows: OutputRows, atoms: Tensor, places: Tensor) -> Tensor:
 def _explained(rows: OutputRows, atoms: Tensor, places: Tensor, words: Tensor) -> tuple[Tensor, Tensor, int]:
     """Return (r, m) how much of each vector each row holds, (r, width) what is to be explained, and N.
 
-    What is to be explained is N·(−g_v) + Σ_t p_t(v) x_t, where the vectors that explain the rows say the sum. How many
-    places have a next word, N, is told by the first places, of which each sequence has one, and by the rows, each of
-    which holds whole vectors.
+    What is to be explained is N·(−g_v) + Σ_t p_t(v) x_t, the sum being taken from the vectors that explain the rows.
+    How many places have a next word, N, is told by the first places, of which each sequence has one, and by the rows,
+    each of which holds whole vectors.
     """
     likely = rows.probabilities(atoms)
     others = torch.ones(len(rows.gradient), dtype=torch.bool, device=words.device)

@@ -22,12 +22,9 @@ class Search:
     """What the search for sequences works with.
 
     Attributes:
-        module: with the weights of the round, in evaluation mode.
         second: the layer whose inputs depend on other tokens, and its span.
         found: of each position, the (k,) tokens that passed the first check.
-        length: of sequences, filled up.
         filler: a token for places that don't matter.
-        count: sequences that the update was made from.
         short: the model takes shorter sequences, too: prefixes then needn't be filled up.
     """
 
@@ -126,9 +123,8 @@ class Linearised:
     """A layer, linearised at a sequence of which some words are taken for right.
 
     Attributes:
-        around: (k,) the sequence.
-        fixed: those words, by place.
-        sets: of each place, the words that it may have; the only one where it is fixed.
+        around: (k,) the sequence; ``fixed``: those words, by place.
+        sets: of each place, the words that it may have.
         outside: (words of all sets + 1, n) what lies outside the span at the fixed places, in random coordinates: of
             the sequence itself, then with each of the words in it.
     """
@@ -166,15 +162,7 @@ class Linearised:
 
 @dataclass(frozen=True, order=True)
 class _Guess:
-    """Where the linearised layer leads to.
-
-    Attributes:
-        rest: share of what lies outside the span that no words explain: the least is followed first.
-        number: of guesses before it.
-        layer: linearised.
-        weights: of the layer's words.
-        depth: of guesses that led to it.
-    """
+    """Where the linearised layer leads to; the least ``rest``, the share outside the span, is followed first."""
 
     rest: float
     number: int
@@ -188,14 +176,10 @@ class _Whole:
     """The search for an encoder's sequences as it goes on.
 
     Attributes:
-        search: what is known.
         coordinates: (width, n) by which what lies outside the span is compared.
-        left: sequences that may still be tried.
-        inside: those found whose vectors all lie in the span, with their mean distance.
-        near: the others that the search came to.
+        inside: those found whose vectors all lie in the span, with their mean distance; ``near``: the others.
         roots: layers with no word fixed but the first.
         guesses: that weren't followed yet, a heap.
-        made: guesses so far.
         seen: sequences at which the layer was linearised, and which of their places were fixed.
     """
 
@@ -242,10 +226,7 @@ class _Whole:
             self.made += 1
 
     def begin(self, sets: Sequence[Tensor], generator: torch.Generator) -> None:
-        """Linearise the layer at random sequences, with each word fixed at the place that has fewest.
-
-        What is known of this length already is left out.
-        """
+        """Linearise the layer at random sequences, new ones, with each word fixed at the place that has fewest."""
         place = min(range(len(sets)), key=lambda at: len(sets[at]))
         for word in sets[place].tolist():
             if not self.open:
@@ -316,9 +297,7 @@ def whole_sequences(
     come from non-negative least squares, in which each place has a weight of 1. Where several words of a place have
     weight, there are several such sequences, and each of the words is tried. The result is checked by the layer itself.
     What is missing in the end is filled up by the nearest that aren't inside, if they are unlike those that are.
-
-    Args:
-        end: the token at the end of those that are shorter than ``search.length``, if there is one.
+    ``end`` is the token at the end of shorter ones.
     """
     _, span = search.second
     coordinates = torch.randn(span.width, _COORDINATES, generator=generator, dtype=torch.float64).to(span.basis.device)
@@ -353,9 +332,9 @@ def whole_sequences(
 def _likely(state: _Whole, generator: torch.Generator) -> list[Tensor]:
     """Return for each place the words that lie nearest to the span whatever stands around them.
 
-    What a word's own part leaves outside is there in any context, so of words at places that weren't in the batch more
-    lies outside, on average. As many are kept, of all places, as twice the span's dimensions: each that was in the
-    batch has one, at least.
+    What a word's own part leaves outside is there in any context, so of words that weren't in the batch more lies
+    outside, on average. As many are kept, of all places, as twice the span's dimensions: each that was in the batch has
+    one, at least.
     """
     found = state.search.found
     most = max(map(len, found))

@@ -24,12 +24,7 @@ _RIDGE = 1e-10  # of the largest eigenvalue: below, a direction of the inputs is
 
 @dataclass(frozen=True)
 class _FirstLayer:
-    """A party's first fully connected layer.
-
-    Attributes:
-        name: of the module within the party's network.
-        parameters: names of weight (u, d) and bias (u,) in the whole model.
-    """
+    """A party's first linear layer, named within its network; its weight (u, d) and bias (u,) in the whole model."""
 
     name: str
     parameters: tuple[str, str]
@@ -199,10 +194,7 @@ def output_gradients(record: VerticalRecord, bias: str, member: Tensor) -> Tenso
 
 
 def layer_inputs(record: VerticalRecord, names: tuple[str, str], member: Tensor, place: Tensor) -> Tensor:
-    """Return (m, d) the inputs of a layer, of every example: step 2, Algorithm 2, by its normal equations.
-
-    ``place`` (N,) is every example's row there.
-    """
+    """Return (m, d) a layer's inputs by its normal equations (step 2, Algorithm 2); ``place`` (N,): examples' rows."""
     weight, bias = names
     known = output_gradients(record, bias, member)
     right = torch.zeros(len(known), record.updates[weight].shape[2], dtype=torch.float64)

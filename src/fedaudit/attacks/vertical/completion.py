@@ -25,14 +25,7 @@ _RUNS = 3  # with other draws: how far runs are apart is what a difference is ju
 
 
 class Completed(nn.Module):
-    """A party's network, its outputs in units of their own spread, ReLU, and a linear layer: the inference head.
-
-    Args:
-        bottom: the party's network.
-        mean: (e,) of what it puts out, flattened.
-        std: (e,) likewise.
-        classes: outputs.
-    """
+    """A party's network, its outputs standardised by ``mean`` and ``std`` (e,), ReLU, and a linear inference head."""
 
     mean: Tensor
     std: Tensor
@@ -83,9 +76,7 @@ def mixmatch(
     """Return MixMatch's loss of one step (Berthelot et al. 2019).
 
     Args:
-        model: to logits (n, classes).
-        own: (n, ...) examples with labels.
-        labels: (n, classes) theirs.
+        own: (n, ...) examples with ``labels`` (n, classes).
         others: (m, ...) examples without.
         weight: λ_u of the term on these.
         share: λ' of an example in what is mixed.

@@ -18,14 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class ActivationPattern(TorchFunctionMode):
-    """Runs a module as usual and records the pattern; or holds the one that it is given, in the same order.
-
-    Args:
-        fixed: to hold; None to record.
-
-    Attributes:
-        recorded: one entry for each call of a function in :data:`RULES`, whatever its rule needs.
-    """
+    """Runs a module as usual and records the pattern of calls in :data:`RULES`; or holds the one given as ``fixed``."""
 
     def __init__(self, fixed: Sequence[Any] | None = None) -> None:
         super().__init__()

@@ -39,13 +39,9 @@ _OF_A_MODULE = ("training", "_parameters", "_buffers", "_modules")
 def eager(victim: Victim, arrange: Callable[[Tensor], Tensor] = usual_order) -> LocalPass:
     """Return a first-order pass of a local step, forward and backward once, as torch's autograd runs it.
 
-    Args:
-        arrange: memory order of what the model sees; not every module takes any but the usual one.
-
-    Returns:
-        A function of parameters, images and labels that records the activation pattern, or holds the ``pattern`` that
-        it is given fixed: the gradients on the parameters (none without ``weights``), the one on the images, and the
-        pattern that was recorded.
+    That is a function of parameters, images and labels. It records the activation pattern, or holds ``pattern`` fixed,
+    and returns the gradients on the parameters (none without ``weights``), the one on the images, and the recorded
+    pattern. ``arrange``: memory order of what the model sees; not every module takes any but the usual one.
     """
 
     def run(
@@ -71,13 +67,9 @@ def traced(victim: Victim, notes: list[str], *, compiled: bool = False) -> Local
     """Return :func:`eager`'s pass as a plain list of tensor operations: no autograd, no Python of the model's.
 
     It is traced when it is first called, once for every batch size and each of its forms (torch.fx): on the CPU
-    channels last where the model takes it, on a GPU, whose convolutions in float32 are slower so, in the usual order. A
-    model that can't be traced runs as it is, with a note. Victims that differ in their
-    parameters' values alone share what was traced.
-
-    Args:
-        compiled: fuse the operations by torch.compile: needs a C++ compiler and, the first time, up to minutes; torch
-            keeps the result on disk.
+    channels last where the model takes it, on a GPU, whose float32 convolutions are slower so, in the usual order. A
+    model that can't be traced runs as it is, with a note. Victims whose parameters differ in values alone share a
+    trace. If ``compiled``, torch.compile fuses the operations: with a C++ compiler and, the first time, up to minutes.
     """
     orders = [eager(victim)] if on_gpu(victim) else [eager(victim, channels_last), eager(victim)]
     graphs = _traced_of(victim)
@@ -264,11 +256,6 @@ def first_order(
     activation pattern of the first pass held fixed in the second; the same pair of passes gives the Hessian-vector
     product that carries λ back to the step before. Memory: one gradient and one activation pattern per local step;
     where a step began is worked out backwards from where it ended.
-
-    Args:
-        labels: (n,) of the images, in the order of use.
-        training: the local training; :func:`reference.one_gradient` for gradient updates.
-        distance: of the pseudo-gradient W − W_T to the observed one.
     """
     shapes = [p.shape for p in victim.parameters.values()]
     batches = list(training.batch_sizes)

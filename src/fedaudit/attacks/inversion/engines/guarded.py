@@ -108,13 +108,10 @@ _EAGER = 3  # steps before it is recorded: the first ones trace, compile, and ch
 
 
 def recorded(step: Objective, notes: list[str]) -> Objective:
-    """Return ``step``, replayed from a recording (a CUDA graph) after a few calls.
+    """Return ``step`` on a GPU, replayed from a recording (a CUDA graph) after a few calls.
 
     The kernels of a small network are shorter than it takes to launch them one by one; so all are launched at once.
-
-    Args:
-        step: of images on a GPU, of one shape; its kernels are the same whatever the values are, and the CPU waits for
-            none of them.
+    They must be the same whatever the values are, and the CPU mustn't wait for any.
     """
     calls = 0
     replayed: Objective | None = None

@@ -38,17 +38,14 @@ def reference(
     softness: float = 0.0,
     task: Task = CLASSIFICATION,
 ) -> Objective:
-    """Return the exact engine: double backward through the client's local steps.
+    """Return the exact engine: double backward through the client's local steps, for labels (n,) in the order of use.
 
     With :func:`one_gradient` it matches the gradient of one batch; with a FedAvg client's local training the images are
     cut into its mini-batches in order and its local steps are replayed (InvG, Geiping et al. 2020, Section 6).
 
-    Args:
-        labels: (n,) of the images, in the order of use; None where they are optimised, too (DLG, Zhu et al. 2019,
-            Algorithm 1): the step then takes (n, classes) label logits beside the images, and returns the gradient on
-            both. The loss must take class probabilities as targets for it. Of another task these are
-            :meth:`.Task.soft`.
-        distance: of the pseudo-gradient W − W_T to the observed one.
+    Without ``labels`` they are optimised, too (DLG, Zhu et al. 2019, Algorithm 1): the step takes (n, classes) logits
+    beside the images, of another task :meth:`.Task.soft`, and returns both gradients; the loss takes class
+    probabilities.
     """
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
     sizes = list(training.batch_sizes)
@@ -76,10 +73,6 @@ def unrolled(
 
     A step's gradient is the weighted sum of its passes', each of the mean loss over its own examples; FedProx's term,
     which pulls towards ``start``, is added to it; then it is clipped, and the optimiser takes its step.
-
-    Args:
-        softness: of Adam's step, see :func:`optimiser_step`.
-        gradient: how that of one pass is taken; by torch.autograd, unless told otherwise.
     """
     origin = list(start.values())
     fall = optimiser_step(training, list(start), softness)
@@ -131,8 +124,8 @@ def optimiser_step(training: TrainingConfig, names: Sequence[str], softness: flo
     """Return the optimiser's step from fresh state; it remembers what an optimiser does, so it serves one training.
 
     Args:
-        softness: of Adam: of each tensor's root mean square so much is added to what its step is divided by, so that
-            the step is smooth where a gradient changes its sign; 0 for the client's own step, which isn't.
+        softness: share of each tensor's root mean square that is added to what Adam's step is divided by, so that it is
+            smooth where a gradient changes its sign; 0 for the client's own step, which isn't.
     """
     treated = treatments(training, names)
     if training.optimiser in ("adam", "adamw"):

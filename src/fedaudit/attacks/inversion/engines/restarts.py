@@ -44,9 +44,9 @@ def one_by_one(victim: Victim, training: TrainingConfig, distance: Distance, dec
 
 
 def side_by_side(victim: Victim, training: TrainingConfig, distance: Distance, decode: Decode) -> Objective:
-    """Return the same step with all restarts in one batch (``torch.func.vmap`` over double backward).
+    """Return :func:`one_by_one`'s step with all restarts in one batch (``torch.func.vmap`` over double backward).
 
-    Arguments and result as of :func:`one_by_one`. A model that can't be run so raises a RuntimeError in the first step.
+    A model that can't be run so raises a RuntimeError in the first step.
     """
     start = {name: p.detach() for name, p in victim.parameters.items()}
     sizes = list(training.batch_sizes)
@@ -79,11 +79,7 @@ def restarts(
     notes: list[str],
     faster: Objective | None = None,
 ) -> Objective:
-    """Return the fastest of these steps that this model takes, tried on the ``first`` variables.
-
-    Arguments and result as of :func:`one_by_one`; ``faster`` is one for models like this one, if there is any. Why
-    restarts have to be run one after another is added to ``notes``.
-    """
+    """Return the fastest step that works, tried on the ``first`` variables; notes say why restarts run in turn."""
     exact = one_by_one(victim, training, distance, decode)
     reason = ""
     for fast in (faster, side_by_side(victim, training, distance, decode)):
@@ -129,11 +125,10 @@ def dense(victim: Victim, training: TrainingConfig, distance: Distance, decode: 
 
     The cosine to the observed gradient t needs ⟨g, t⟩ and ‖g‖ only. Of a layer whose inputs are h (n, i) and whose
     outputs' gradients are δ (n, o), the weights' gradient is g = δᵀh, so ⟨g, t⟩ = Σ (δ·t)∘h and ‖g‖² = Σ (δδᵀ)∘(hhᵀ):
-    for few examples matrices of n·n in place of i·o. What is left is the chain rule by hand, through δ and back through
-    h, with the activation pattern held fixed, as it is almost everywhere (as in :mod:`.first_order`). Every product
-    with the model's weights, or with t, is one for all restarts.
-
-    It is for models that are nothing but fully connected layers with or without ReLU, one step, and the plain cosine.
+    for few examples matrices of n·n in place of i·o. What is left is the chain rule by hand, with the activation
+    pattern held fixed, as it is almost everywhere (as in :mod:`.first_order`). Every product with the model's weights,
+    or with t, is one for all restarts. It is for fully connected layers with or without ReLU alone, one step, and the
+    plain cosine.
     """
     single = training.local_steps == 1 and training.clip_norm is None and training.clip_value is None
     plain = training.plain_sgd and not training.passes and training.weight_decay == 0
