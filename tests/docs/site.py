@@ -176,7 +176,7 @@ def menu(docs: Path) -> str:
         if folder == "tutorials":
             entries.append({"Examples": EXAMPLES})
         if folder == "evidence":
-            entries.append({"Results of studies": "lab/results/README.md"})
+            entries += [{"Results of studies": "lab/results/README.md"}, {"Measurements": "lab/measured.md"}]
         if folder == "reference":
             entries.insert(3, {"Attacks": list(_entries(docs, "reference/attacks", ("index", "gradient-inversion")))})
         if entries:
