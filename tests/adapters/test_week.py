@@ -1,4 +1,4 @@
-"""docs/how-to/week-at-a-site.md from Monday to Friday, on a Flower deployment: its lines, in their order."""
+"""docs/how-to/guard.md from the installation to the file, on a Flower deployment: its lines, in their order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.peers, pytest.mark
 from fedaudit.pipeline.site import read_site  # noqa: E402 (it needs Flower)
 from tests.adapters.flower_processes import deployment  # noqa: E402
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "week-at-a-site.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "guard.md").read_text(encoding="utf-8")
 GUARD = 'Guard(on_fail="refuse")'
 NOISE = '{"clip": 0.01, "noise": 20.0, "epsilon": None}'
 SITE = {  # the page's line, with a budget and noise
@@ -69,7 +69,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_quick")
 def test_the_week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    block, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     space: dict[str, Any] = {}
     exec(block, space)
     assert len(vars(space["app"])["_mods"]) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -25,7 +24,6 @@ from fedaudit.transcript.update import SanitiserInfo
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 from tests.attacks.training_cases import HAS, attacked, psnr, trained
-from tools.measure.training_table import PAGE, table
 
 SHAPE = (1, 5, 5)
 ADAM = TrainingConfig(1e-3, 1, (1,), optimiser="adam")
@@ -432,12 +430,6 @@ def test_local_models_of_adam_are_learnt_but_not_solved_for():
         with pytest.raises(NotApplicable) as caught:
             make_attack(name).check(attacked(ADAM)[0])
         assert ("aren't affine" in str(caught.value)) is refused
-
-
-def test_the_docs_have_the_table():
-    page = PAGE.read_text(encoding="utf-8")
-    assert table() in page, "write it by: python -m tools.measure.training_table"
-    assert Path(PAGE).name == "methods.md"
 
 
 # Exactness at a single step ------------------------------------------------------------------------------------------

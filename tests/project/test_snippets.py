@@ -29,7 +29,6 @@ ELSEWHERE = {  # pages that show a whole application: their Python runs in tests
     "docs/how-to/flower.md": "adapters/test_flower_docs.py",
     "docs/how-to/guard.md": "adapters/test_flower_docs.py",
     "docs/how-to/nvflare.md": "adapters/test_nvflare.py",
-    "docs/how-to/week-at-a-site.md": "adapters/test_week.py",
     "docs/reference/defences.md": "adapters/test_flower_defences.py",
 }
 

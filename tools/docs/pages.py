@@ -59,10 +59,15 @@ def anchors(text: str) -> set[str]:
     """Return what links to a page can name after ``#``: headings as GitHub writes them, and ids in HTML."""
     found: list[str] = []
     for _, inline in _headings(text):
-        slug = re.sub(r"[^\w\- ]", "", _plain(inline).lower()).replace(" ", "-")
-        twice = sum(re.fullmatch(re.escape(slug) + r"(-\d+)?", other) is not None for other in found)
-        found.append(f"{slug}-{twice}" if twice else slug)
+        place = slug(_plain(inline))
+        twice = sum(re.fullmatch(re.escape(place) + r"(-\d+)?", other) is not None for other in found)
+        found.append(f"{place}-{twice}" if twice else place)
     return {*found, *_ID.findall(text)}
+
+
+def slug(heading: str) -> str:
+    """Return a heading's anchor, as GitHub writes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def links(text: str) -> list[str]:

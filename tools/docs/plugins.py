@@ -20,11 +20,15 @@ from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
 from fedaudit.utils.registry import Entry, Registry
 from fedaudit_lab.studies.spec import builtin_studies
 from tools.docs.api import docstring
-from tools.docs.pages import DOCS, RESULTS
+from tools.docs.pages import DOCS, LAB, RESULTS, slug
 from tools.docs.settings import MADE, cell, head, markdown, row, settings
 
 REFERENCE = DOCS / "reference"
 _STUDIES = Path(studies_package.__file__).parent / "builtin"
+_BY_HAND = (
+    (REFERENCE / "methods.md", "../methods.md", "Methods"),
+    (LAB / "measured.md", "../../../lab/docs/measured.md", "Measured"),
+)
 _SHARED = "gradient-inversion"  # the page of the settings that all inversions share
 _OTHERS: dict[str, tuple[str, str, str, Registry[Any]]] = {
     "aggregators": ("Aggregators", "The server's rules", "defences.aggregator", AGGREGATORS),
@@ -58,7 +62,7 @@ def _index() -> str:
         "",
         "Each attack has a page: what it does, who can run it, its settings, its evidence.",
     ]
-    lines += ["How they work together, and what was measured: [methods](../methods.md).", ""]
+    lines += ["How they work together: [methods](../methods.md).", ""]
     lines += head("attack", "what it does", "paper")
     lines += [row(f"[`{e.name}`]({e.name}.md)", cell(e.summary), cell(_paper(e))) for e in ATTACKS]
     return "\n".join(lines) + "\n"
@@ -93,7 +97,8 @@ def _attack(entry: Entry[Any]) -> str:
     facts.append(f"**Who**: {entry.info['threat_model']}.")
     facts.append(f"**Needs**: {'; '.join(entry.info['needs']) or 'nothing more'}.")
     facts.append(f"**On the sum of several clients' updates**: {entry.info['on_sums']}.")
-    lines += [f"- {markdown(fact)}" for fact in [*facts, *_evidence(entry, "../../../lab/docs/results")]]
+    facts += [*_more(entry.name), *_evidence(entry, "../../../lab/docs/results")]
+    lines += [f"- {markdown(fact)}" for fact in facts]
     lines += ["", "## Settings", "", *_settings_of_attack(entry)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -142,6 +147,22 @@ def _told(entry: Entry[Any]) -> Iterator[str]:
     """Yield the docstring of its class, without the settings."""
     text = inspect.cleandoc(entry.value.__doc__ or "")
     yield from docstring(re.sub(r"^Args:\n(    .*\n?|\n)*", "", text, flags=re.MULTILINE).rstrip())
+
+
+def _more(attack: str) -> list[str]:
+    """Return links to the sections of pages written by hand that name an attack in a line ``Attacks:``."""
+    found: list[str] = []
+    for page, to, label in _BY_HAND:
+        text = page.read_text(encoding="utf-8")
+        found += [f"[{label}: {title}]({to}#{place})" for title, place, named in _sections(text) if attack in named]
+    return [f"**More**: {'; '.join(found)}."] if found else []
+
+
+def _sections(text: str) -> Iterator[tuple[str, str, set[str]]]:
+    for section in re.split(r"^(?=##+ )", text, flags=re.MULTILINE)[1:]:
+        title = section.partition("\n")[0].lstrip("# ")
+        line = re.search(r"^Attacks: (.*?)\n\n", section, re.MULTILINE | re.DOTALL)
+        yield title, slug(title), set(re.findall(r"attacks/([\w-]+)\.md", line[1])) if line else set()
 
 
 def _evidence(entry: Entry[Any], results: str) -> list[str]:

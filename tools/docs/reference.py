@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.docs import api, commands, glossary, plugins, results, scenario
+from tools.docs import api, commands, glossary, plugins, results, scenario, training
 from tools.docs.pages import DOCS
 
 PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "reference" / "scenario.md": scenario.page,
     **plugins.pages(),
+    DOCS / "reference" / "training.md": training.page,
     DOCS / "reference" / "cli.md": commands.page,
     DOCS / "reference" / "python.md": api.page,
     results.PAGE: results.page,

@@ -24,14 +24,11 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "install",
             "own-data",
             "own-model",
-            "segmentation",
-            "xray",
-            "ecg",
+            "scans",
             "own-attack",
             "your-own-loop",
             "flower",
             "nvflare",
-            "week-at-a-site",
             "guard",
             "join",
         ),
@@ -176,7 +173,7 @@ def menu(docs: Path) -> str:
         if folder == "tutorials":
             entries.append({"Examples": EXAMPLES})
         if folder == "evidence":
-            entries.append({"Results of studies": "lab/results/README.md"})
+            entries += [{"Results of studies": "lab/results/README.md"}, {"Measurements": "lab/measured.md"}]
         if folder == "reference":
             entries.insert(3, {"Attacks": list(_entries(docs, "reference/attacks", ("index", "gradient-inversion")))})
         if entries:

@@ -1,16 +1,15 @@
-"""The docs' table of what attacks make of real training; ``python -m tools.measure.training_table`` writes it."""
+"""docs/reference/training.md: what attacks make of real training."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fedaudit.attacks.local_training import TABLE, Way
+from tools.docs.settings import MADE
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "methods.md"
-BEGIN = "<!-- what attacks make of real training: tools/measure/training_table.py -->\n"
-END = "<!-- end -->\n"
-MODELLED = "models"
-WAYS: dict[Way, str] = {
+_ABOUT = """\
+An attack models a kind of training, approximates it and says so in the finding's notes, or refuses it and says what to
+do instead. How training is replayed: [methods](methods.md#training-that-isnt-plain-sgd)."""
+_MODELLED = "models"
+_WAYS: dict[Way, str] = {
     "one step": "images or rows, from a gradient or an update of one local step",
     "simulation": "images or rows, from several local steps that are replayed (`invg`, `dlg-adam`, `gias`, `tableak`)",
     "one batch": "from several local steps taken as one batch (`agic`, `geng`, `labels`)",
@@ -24,23 +23,27 @@ WAYS: dict[Way, str] = {
 }
 
 
-def table() -> str:
-    """Return the table and the sentences behind it."""
-    lines = ["| clients' training | " + " | ".join(WAYS) + " |", "|---" * (len(WAYS) + 1) + "|"]
+def page() -> str:
+    """Return the page: the ways, the table and the sentences behind it."""
+    lines = ["| clients' training | " + " | ".join(_WAYS) + " |", "|---" * (len(_WAYS) + 1) + "|"]
     sentences: dict[str, int] = {}
     for word, row in TABLE.items():
         cells = []
-        for way in WAYS:
+        for way in _WAYS:
             answer = row.answers.get(way)
             number = sentences.setdefault(answer.text, len(sentences) + 1) if answer else 0
-            cells.append(f"{answer.kind} ({number})" if answer else MODELLED)
+            cells.append(f"{answer.kind} ({number})" if answer else _MODELLED)
         lines.append(f"| {word}: {row.what} | " + " | ".join(cells) + " |")
     notes = [f"{number}. {text}" for text, number in sentences.items()]
-    ways = [f"- {way}: {what}" for way, what in WAYS.items()]
-    return "\n".join([*ways, "", *lines, "", *notes]) + "\n"
-
-
-if __name__ == "__main__":
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
-    PAGE.write_text(before + BEGIN + table() + END + rest.split(END, 1)[1], encoding="utf-8")
+    ways = [f"- {way}: {what}" for way, what in _WAYS.items()]
+    title = [
+        "# Training that isn't plain SGD",
+        "",
+        MADE,
+        "",
+        _ABOUT,
+        "",
+        "The columns are how an attack uses an update:",
+        "",
+    ]
+    return "\n".join([*title, *ways, "", *lines, "", *notes]) + "\n"
