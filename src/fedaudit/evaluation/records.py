@@ -319,6 +319,7 @@ FINDING_TYPES["membership"] = FindingType(
     metrics=(AUC, MEMBERSHIP_ACCURACY, TPR, TPR_PERMILLE, BLIND_AUC, MEMBERSHIP_EPSILON),
     question="tell whether a record was used for training",
     control="records",
+    remedies=("fewer rounds", "more records"),
     learns=True,
     untold=_untold,
 )
@@ -568,6 +569,7 @@ FINDING_TYPES["source"] = FindingType(
     metrics=(SOURCE_ACCURACY, SOURCE_ADVANTAGE),
     question="tell which client a record comes from",
     control="sources",
+    remedies=("more records",),
     learns=True,
 )
 
@@ -684,5 +686,6 @@ FINDING_TYPES["attribute"] = FindingType(
     metrics=(ATTRIBUTE_ACCURACY, ATTRIBUTE_ADVANTAGE),
     question="tell a hidden attribute of the clients' records",
     control="records",
+    remedies=("fewer rounds", "more records"),
     learns=True,
 )

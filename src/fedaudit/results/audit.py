@@ -168,6 +168,11 @@ class FederationRecord(Record):
     )
     course: HistoryRecord | None = optional("null where a transcript was attacked from disk")
 
+    @property
+    def undefended(self) -> bool:
+        """Whether neither its aggregator nor what clients do to their updates is a defence."""
+        return self.aggregator in ("mean", "fedavg") and self.sanitiser == "none"
+
 
 class ModelRecord(Record):
     """The audited model."""
@@ -358,7 +363,7 @@ class AuditResult(Record):
         """Return the names of the federations that the answer is about: without defences that are only tried."""
         if not self.scenario.get("evaluation", {}).get("what_if"):
             return [f.name for f in self.federations]
-        plain = [f.name for f in self.federations if f.aggregator in ("mean", "fedavg") and f.sanitiser == "none"]
+        plain = [f.name for f in self.federations if f.undefended]
         return plain or [f.name for f in self.federations]
 
     def save(self, path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, Over, Scores
+from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, Metric, Over, Scores
 from fedaudit.evaluation.image_metrics import PSNR_CAP
 from fedaudit.evaluation.images.claims import ADJUSTED_RAND, SAME_CLIENT
 from fedaudit.evaluation.images.verdict import (
@@ -28,15 +29,16 @@ from fedaudit.results import FindingResult
 
 # Scores of single images that a user may set a limit for; for each, higher means more leakage.
 SCORES = ("psnr", "ssim", "correlation", "psnr_registered", "ssim_registered", "correlation_registered")
-_RANGES: dict[str, tuple[float, ...]] = {
-    "psnr": (0.0, PSNR_CAP),
-    "mse": (0.0,),
-    "ssim": (-1.0, 1.0),
-    "correlation": (-1.0, 1.0),
-    "lpips": (0.0,),
-    "psnr_registered": (0.0, PSNR_CAP),
-    "ssim_registered": (-1.0, 1.0),
-}
+# Of the summary's columns: the first is the one by which attacks are compared.
+_METRICS = (
+    Metric("psnr", "of the images, in dB", "dB", ends=(0.0, PSNR_CAP), title="PSNR"),
+    Metric("mse", "mean squared error of pixels in [0, 1]", higher_is_better=False, ends=(0.0, math.inf)),
+    Metric("ssim", "structural similarity of images or volumes", ends=(-1.0, 1.0), title="SSIM"),
+    Metric("correlation", "of signals (Pearson), each channel's mean taken off", ends=(-1.0, 1.0)),
+    Metric("lpips", "perceptual distance of images", higher_is_better=False, ends=(0.0, math.inf)),
+    Metric("psnr_registered", "PSNR after the best shift and flip", "dB", ends=(0.0, PSNR_CAP)),
+    Metric("ssim_registered", "SSIM after it", ends=(-1.0, 1.0)),
+)
 
 
 def _columns(done: Sequence[FindingResult], over: Over) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def _columns(done: Sequence[FindingResult], over: Over) -> dict[str, Any]:
         for name in ("psnr_mean_image", "psnr_same_class", "psnr_mean_image_registered")
     }
     return {
-        **{name: over(of_each(name), *ends) for name, ends in _RANGES.items()},
+        **{metric.name: over(of_each(metric.name), *metric.ends) for metric in _METRICS},
         **baselines,
         "psnr_of_tries": float(np.mean([image.psnr for image in images])) if len(images) > len(victims) else None,
         "identification_rate": _identified(done)[0],
@@ -133,10 +135,13 @@ FINDING_TYPES["images"] = FindingType(
         "right class; candidates that are equal count once. A victim that is equal to several is named as often as "
         "they occur, and is never nearer than any other.",
     ),
-    metrics=(ADJUSTED_RAND, SAME_CLIENT),
+    metrics=(*_METRICS, ADJUSTED_RAND, SAME_CLIENT),
     question="reconstruct training {things}",
     control="example",
     worst="recovered",
+    counts=True,
+    margin=True,
+    remedies=("larger batches", "other attacks"),
     scores=_scores,
     columns=_columns,
     limits={name: partial(_of_each, name) for name in SCORES}
