@@ -18,6 +18,7 @@ from fedaudit.evaluation.verdicts import by_leaks as by_leaks
 from fedaudit.evaluation.verdicts import by_test as by_test
 from fedaudit.evaluation.verdicts import leaks as leaks
 from fedaudit.results import AttackSummary, FindingResult, Interval, MetricResult, Timing, Verdict
+from fedaudit.results.record import Record
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.fingerprint import tensor_digest
@@ -129,7 +130,7 @@ class FindingType:
         margin: whether easier conditions are sought in which such an attack has power.
         remedies: what else a reader is advised to do of a leak, or where it is open.
         scores: of one finding, by which attacks are compared.
-        columns: fields of the summary that are this type's own, from its findings that were done.
+        columns: this type's own part of the summary (a base of :class:`AttackSummary`), of its findings that were done.
         limits: what else a user may set a limit for, beside ``metrics``: the values of one attack on one federation.
         untold: why the findings of one federation can't tell whether a limit (metric, value) is kept; empty where they
             can; None leaves it to the verdicts.
@@ -147,7 +148,7 @@ class FindingType:
     margin: bool = False
     remedies: tuple[Remedy, ...] = ()
     scores: Callable[[FindingResult], Scores | None] = by_first_metric
-    columns: Callable[[Sequence[FindingResult], Over], dict[str, Any]] = lambda findings, over: {}  # noqa: ARG005
+    columns: Callable[[Sequence[FindingResult], Over], Record | None] = lambda findings, over: None  # noqa: ARG005
     limits: Mapping[str, Callable[[Sequence[FindingResult]], list[float]]] = field(default_factory=dict)
     untold: Callable[[Sequence[FindingResult], str, float], str | None] = lambda findings, name, limit: None  # noqa: ARG005
 
@@ -234,8 +235,13 @@ def refused(finding: Finding, observation: Observation, reason: str = NOT_FINITE
     return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
 
 
-def done(finding: Finding, observation: Observation, notes: Sequence[str] = (), **rest: Any) -> FindingResult:
-    """Return the result of a run that was done; ``rest`` is its evaluation, ``notes`` come after the finding's own."""
+def done(
+    finding: Finding, observation: Observation, notes: Sequence[str] = (), detail: Record | None = None, **rest: Any
+) -> FindingResult:
+    """Return the result of a run that was done; ``notes`` come after the finding's own.
+
+    ``detail`` are its kind's own columns (one of the bases of :class:`FindingResult`), ``rest`` what all kinds have.
+    """
     return entry(
         finding.attack,
         observation,
@@ -245,5 +251,6 @@ def done(finding: Finding, observation: Observation, notes: Sequence[str] = (), 
         iterations=finding.iterations,
         notes=[*finding.notes, *notes],
         timing=Timing(seconds=finding.seconds),
+        **dict(detail or ()),
         **rest,
     )

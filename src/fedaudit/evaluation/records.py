@@ -21,6 +21,7 @@ from fedaudit.evaluation.record_epsilon import broken, in_words, record_epsilon
 from fedaudit.evaluation.statistics import SURE, auc_interval, interval, pooled, rank_test, sign_test
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
 from fedaudit.results import Chart, Evidence, FindingResult, Line, MetricResult, RecordEpsilon
+from fedaudit.results.membership import MembershipDetail
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import NOBODY, UNUSED
 from fedaudit.transcript.truth import Truth
@@ -114,6 +115,11 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
         finding,
         observation,
         notes,
+        MembershipDetail(
+            exposure=groups,
+            most_exposed=surest(rows[pairs], every, finding.again, truth.owners, labels) if leak else [],
+            record_epsilon=shown,
+        ),
         metrics=[
             AUC.of(area, 0.5, low=low, high=high, n=len(rows), of="records"),
             MEMBERSHIP_ACCURACY.share(right, len(rows), "records", 0.5),
@@ -134,10 +140,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
             ),
             *class_chart(groups, own),
         ],
-        exposure=groups,
-        most_exposed=surest(rows[pairs], every, finding.again, truth.owners, labels) if leak else [],
         blind_p_value=blind_p,
-        record_epsilon=shown,
         leak=leak,
         p_value=p_value,
         p_value_at_best=best,

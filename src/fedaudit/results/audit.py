@@ -9,21 +9,9 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import Field, ValidationError
 
-from fedaudit.results.findings import (
-    READING,
-    Adjacency,
-    AttackSummary,
-    CalibrationResult,
-    Comparison,
-    ControlResult,
-    FindingResult,
-    MarginResult,
-    Record,
-    Timing,
-    Unit,
-    Verdict,
-    optional,
-)
+from fedaudit.results.checks import CalibrationResult, Comparison, ControlResult, MarginResult
+from fedaudit.results.findings import AttackSummary, FindingResult
+from fedaudit.results.record import READING, Adjacency, Record, Timing, Unit, Verdict, optional
 from fedaudit.utils.bounds import read_json
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import explain

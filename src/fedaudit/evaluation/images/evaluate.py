@@ -16,6 +16,7 @@ from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.shift import SHIFTED, told_apart
 from fedaudit.modalities.packed import Packing, draw_parts
 from fedaudit.results import Curve, ImageResult
+from fedaudit.results.images import ImageDetail
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 
@@ -65,16 +66,18 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
             *([told_apart(luck.shift_p)] if luck.shift_p <= SHIFTED else []),
             *by_client,
         ],
-        images=scores,
-        certified=None if finding.certified is None else int(finding.certified.sum()),
-        certified_wrong=wrongly_certified(case),
+        ImageDetail(
+            things=case.kind.plural,
+            images=scores,
+            certified=None if finding.certified is None else int(finding.certified.sum()),
+            certified_wrong=wrongly_certified(case),
+            matching=matching(case),
+            curve=curve,
+        ),
+        metrics=metrics,
         blind_p_value=luck.shift_p,
-        things=case.kind.plural,
         label_source=finding.label_source,
         label_accuracy=label_accuracy(case.finding.labels[rows], case.labels) if case.classes else None,
-        matching=matching(case),
-        curve=curve,
-        metrics=metrics,
     )
     if not observation.messages:  # of a vertical federation: no update travels, and each example is by itself
         result = result.model_copy(update={"num_examples": len(case.parts)})

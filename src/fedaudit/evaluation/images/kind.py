@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from fedaudit.evaluation.images.verdict import (
 from fedaudit.evaluation.shift import SHIFTED
 from fedaudit.evaluation.statistics import SURE
 from fedaudit.results import FindingResult
+from fedaudit.results.images import ImageSummary
 
 # Scores of single images that a user may set a limit for; for each, higher means more leakage.
 SCORES = ("psnr", "ssim", "correlation", "psnr_registered", "ssim_registered", "correlation_registered")
@@ -41,27 +41,28 @@ _METRICS = (
 )
 
 
-def _columns(done: Sequence[FindingResult], over: Over) -> dict[str, Any]:
+def _columns(done: Sequence[FindingResult], over: Over) -> ImageSummary | None:
     images = [image for finding in done for image in finding.images]
     victims = best_tries(images)
     if not victims:
-        return {}
+        return None
     labels = [f.label_accuracy for f in done if f.label_accuracy is not None]
 
     def of_each(name: str) -> list[float]:
         return [score for image in victims if (score := image.score(name)) is not None]
 
-    baselines = {
-        name: float(np.mean(found)) if (found := of_each(name)) else None
-        for name in ("psnr_mean_image", "psnr_same_class", "psnr_mean_image_registered")
-    }
-    return {
+    def mean(name: str) -> float | None:
+        return float(np.mean(found)) if (found := of_each(name)) else None
+
+    return ImageSummary(
         **{metric.name: over(of_each(metric.name), *metric.ends) for metric in _METRICS},
-        **baselines,
-        "psnr_of_tries": float(np.mean([image.psnr for image in images])) if len(images) > len(victims) else None,
-        "identification_rate": _identified(done)[0],
-        "label_accuracy": sum(labels) / len(labels) if labels else None,
-    }
+        psnr_mean_image=mean("psnr_mean_image"),
+        psnr_same_class=mean("psnr_same_class"),
+        psnr_mean_image_registered=mean("psnr_mean_image_registered"),
+        psnr_of_tries=float(np.mean([image.psnr for image in images])) if len(images) > len(victims) else None,
+        identification_rate=_identified(done)[0],
+        label_accuracy=sum(labels) / len(labels) if labels else None,
+    )
 
 
 def _identified(findings: Sequence[FindingResult]) -> list[float]:
