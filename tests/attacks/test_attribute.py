@@ -17,7 +17,7 @@ from fedaudit.attacks import ATTACKS, AttributeFinding, Finding, make_attack
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.dataset import with_column
 from fedaudit.evaluation import evaluate, summarise
-from fedaudit.evaluation.records import most_frequent
+from fedaudit.evaluation.attribute import most_frequent
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.task.info import TaskInfo

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Finding, MembershipFinding, make_attack
 from fedaudit.evaluation import evaluate, summarise
-from fedaudit.evaluation.records import auc, roc, tpr_at
+from fedaudit.evaluation.statistics import auc, roc, tpr_at
 from fedaudit.pipeline.run import run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario.scenario import scenario_from

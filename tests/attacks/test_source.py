@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fedaudit
 from fedaudit.attacks import ATTACKS, Finding, SourceFinding, make_attack
 from fedaudit.evaluation import FINDING_TYPES, evaluate
-from fedaudit.evaluation.records import expected, permutation_test
+from fedaudit.evaluation.source import expected, permutation_test
 from fedaudit.pipeline.control_cases import each_by_heart
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit

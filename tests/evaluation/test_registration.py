@@ -14,7 +14,7 @@ from fedaudit.attacks import ImageFinding
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement
 from fedaudit.evaluation.images import verdict_of, visible
-from fedaudit.evaluation.registration import LEAST_GAIN_DB, Move, correlations, registered
+from fedaudit.evaluation.images.registration import LEAST_GAIN_DB, Move, correlations, registered
 from fedaudit.results import FindingResult
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator

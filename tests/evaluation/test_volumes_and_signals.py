@@ -17,7 +17,15 @@ from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement
 from fedaudit.evaluation.image_metrics import correlation, lpips, ssim
 from fedaudit.evaluation.images import VISIBLE_CORRELATION, visible
-from fedaudit.evaluation.registration import LEAST_GAIN_DB, STAY, Move, correlations, overlapping, registered, turned
+from fedaudit.evaluation.images.registration import (
+    LEAST_GAIN_DB,
+    STAY,
+    Move,
+    correlations,
+    overlapping,
+    registered,
+    turned,
+)
 from fedaudit.results import FindingResult
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.truth import Truth

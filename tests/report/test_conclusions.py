@@ -27,7 +27,7 @@ from fedaudit.results import (
     MetricSummary,
     Verdict,
 )
-from fedaudit.results.findings import RegisteredResult
+from fedaudit.results.images import RegisteredResult
 from fedaudit_lab.studies.analysis import Cell
 from fedaudit_lab.studies.drawing import cell_text, difference_text
 from tests.attacks.membership_cases import scenario

@@ -32,7 +32,7 @@ from fedaudit.results import (
     SequenceResult,
     SharedRecord,
 )
-from fedaudit.results.findings import Record
+from fedaudit.results.record import Record
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput

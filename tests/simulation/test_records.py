@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedaudit.data.dataset import Split
-from fedaudit.evaluation.records import evaluated
+from fedaudit.evaluation.blind import evaluated
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from fedaudit.results.findings import Adjacency
+from fedaudit.results.record import Adjacency
 
 How = Literal["rdp", "pld"]
 

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import betainc, betaincinv, expit, log_ndtr, ndtr, ndtri
 
-from fedaudit.results.findings import Adjacency, EpsilonBound, EpsilonMethod, Unit
+from fedaudit.results.epsilon import EpsilonBound, EpsilonMethod
+from fedaudit.results.record import Adjacency, Unit
 from fedaudit.utils.errors import BadInput
 
 # What share of the canaries is guessed at, and what share of the error each may use. A quarter serves Gaussian scores

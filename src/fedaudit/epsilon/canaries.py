@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedaudit.results.findings import Adjacency, Unit
+from fedaudit.results.record import Adjacency, Unit
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
 

@@ -2,16 +2,18 @@
 
 # they fill FINDING_TYPES and register their evaluation
 from fedaudit.evaluation import (  # noqa: F401
+    attribute,
     class_images,
     epsilon,
     images,
     label_sets,
     labels,
     local_models,
+    membership,
     properties,
-    records,
     rows,
     sequences,
+    source,
     vertical,
 )
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, entry, evaluate, metric

@@ -1,4 +1,4 @@
-"""What tells members from non-members by the records alone, without any model: whether the draw is confounded."""
+"""Which records count, and what tells members from others by the records alone: whether the draw is confounded."""
 
 from __future__ import annotations
 
@@ -8,13 +8,33 @@ from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from fedaudit.evaluation.finding_types import Metric
+from fedaudit.evaluation.statistics import auc, auc_interval
+from fedaudit.results import MetricResult
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.queries import NOBODY, UNUSED
+from fedaudit.transcript.truth import Truth
 from fedaudit.utils import seeds
+from fedaudit.utils.fingerprint import fingerprint
 
 _FOLDS = 5
 _RIDGE = 0.1  # of a kernel whose diagonal is 1
 _SWAPS = 999
 _VALUES = 2000  # distinct tokens that are counted, the most frequent ones
+_RESAMPLES = 2000
 FEWEST, MOST = 10, 1000  # pairs: of fewer no test could exclude luck; of more a random choice is taken
+
+BLIND_AUC = Metric(
+    "membership_blind_auc",
+    "the same probability by a classifier of the records alone, without any model: what to hold it against",
+    higher_is_better=False,
+    ends=(0, 1),
+)
+CONFOUNDED = (
+    "members differ from the other records before any training, which would pass for what training gave away; draw "
+    "both from the same source (let the clients hold a random part of one split)"
+)
+_told_blindly: dict[str, tuple[Tensor, Tensor, float]] = {}  # by the records and their pairs, the last ones
 
 
 def blind_scores(members: Tensor, others: Tensor, seed: int) -> tuple[Tensor, Tensor, float]:
@@ -76,3 +96,48 @@ def features(inputs: Tensor, labels: Tensor) -> Tensor:
     own = labels.reshape(len(flat), -1)
     told = own if own.is_floating_point() else one_hot(own.unique(return_inverse=True)[1].reshape(own.shape)).flatten(1)
     return torch.cat([flat.double(), told.double()], dim=1)
+
+
+def evaluated(truth: Truth, client: int | None) -> Tensor:
+    """Return the records (k,) that count: used members, of ``client`` if given, and their matched non-members."""
+    counts = truth.owners > UNUSED
+    counts &= truth.owners != NOBODY
+    if client is not None:
+        counts &= truth.owners == client
+    return torch.nonzero(counts | counts[truth.matched])[:, 0]
+
+
+def client_of(observation: Observation) -> int | None:
+    """Return the client whose messages were received; None where there are several, in a sum, too."""
+    clients = {client for m in observation.messages for client in m.update.members or (m.client,)}
+    return clients.pop() if len(clients) == 1 else None
+
+
+def none_used(truth: Truth, own: int | None) -> str:
+    whose = "a client that updates used" if own is None else f"client {own}"
+    return f"none of the {len(truth.owners)} records is an example of {whose}; raise threat.records"
+
+
+def told_blindly(observation: Observation, truth: Truth) -> tuple[list[MetricResult], float | None]:
+    """Return the AUC of a classifier of the records alone, and its p-value, over all pairs, whoever's model was asked.
+
+    How records were drawn is one question, however many clients and attacks there are.
+    """
+    records = observation.records
+    rows = evaluated(truth, None)
+    members = rows[truth.owners[rows] != NOBODY]
+    pairs = torch.stack([members, truth.matched[members]])
+    if records is None or pairs.shape[1] < FEWEST:
+        return [], None
+    if pairs.shape[1] > MOST:
+        chosen = torch.randperm(pairs.shape[1], generator=seeds.generator(0, "blind", "pairs"))[:MOST]
+        pairs = pairs[:, chosen.sort().values]
+    key = fingerprint(records.inputs, records.labels, pairs, truth.values)
+    if key not in _told_blindly:  # the same for every attack on them
+        told = features(records.inputs, records.labels)
+        told = torch.cat([told, one_hot(truth.values).double()], dim=1) if len(truth.values) else told
+        _told_blindly.clear()
+        _told_blindly[key] = blind_scores(told[pairs[0]], told[pairs[1]], 0)
+    scores, others, p_value = _told_blindly[key]
+    low, high = auc_interval(scores, others, resamples=_RESAMPLES, seed=0)
+    return [BLIND_AUC.of(auc(scores, others), 0.5, low=low, high=high, n=pairs.numel(), of="records")], p_value

@@ -18,6 +18,7 @@ from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, Finding
 from fedaudit.evaluation.statistics import SURE
 from fedaudit.evaluation.verdicts import Judgement
 from fedaudit.results import EpsilonBound, EpsilonResult, Evidence, FindingResult, ObserverEpsilon
+from fedaudit.results.epsilon import EpsilonDetail
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import derive_seed
@@ -85,7 +86,7 @@ def evaluate_epsilon(finding: EpsilonFinding, observation: Observation, truth: T
     told = ((EPSILON, shown), (ESTIMATE, max(fitted, default=None)), (CLAIMED, claimed))
     metrics = [metric.of(value, n=len(coins), of="canaries") for metric, value in told if value is not None]
     unsaid = [] if claimed is None or canaries.gaussian else [_NOT_GAUSSIAN]
-    return Evaluation(done(finding, observation, unsaid, metrics=metrics, leak=sure, epsilon=result))
+    return Evaluation(done(finding, observation, unsaid, EpsilonDetail(epsilon=result), metrics=metrics, leak=sure))
 
 
 def _observer(canaries: Canaries, name: str, scores: Tensor, coins: Tensor, confidence: float) -> ObserverEpsilon:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -18,16 +18,18 @@ from fedaudit.evaluation.verdicts import by_leaks as by_leaks
 from fedaudit.evaluation.verdicts import by_test as by_test
 from fedaudit.evaluation.verdicts import leaks as leaks
 from fedaudit.results import AttackSummary, FindingResult, Interval, MetricResult, Timing, Verdict
+from fedaudit.results.record import Record
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.fingerprint import tensor_digest
 
+Remedy = Literal["larger batches", "fewer rounds", "more records", "other attacks"]
 Over = Callable[..., Interval | None]  # of values, and what they are from (``least``) to (``most``)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number by which findings that aren't images are evaluated.
+    """A number by which findings are evaluated.
 
     Attributes:
         name: as in ``results.json`` and ``--fail-above``.
@@ -35,6 +37,7 @@ class Metric:
         unit: empty for shares and ratios.
         higher_is_better: whether a higher value means that the attack did better.
         ends: the least and the largest value that it can have; the interval of a mean over runs ends there.
+        title: as sentences call it; empty: by its name.
     """
 
     name: str
@@ -42,6 +45,17 @@ class Metric:
     unit: str = ""
     higher_is_better: bool = True
     ends: tuple[float, float] = (-math.inf, math.inf)
+    title: str = ""
+
+    @property
+    def words(self) -> str:
+        """What it is called in sentences."""
+        return self.title or self.name.replace("_", " ")
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it lies between 0 and 1."""
+        return self.ends == (0, 1)
 
     def of(self, value: float, baseline: float | None = None, **counted: Any) -> MetricResult:
         """Return ``value`` as it goes into the result, with what there is without the attack.
@@ -112,8 +126,11 @@ class FindingType:
         trained: whether a federation that was hardly trained says nothing of it (``evaluation.least_accuracy``).
         learns: whether only a leak can be shown there: what a model hasn't learnt yet it can't give away.
         worst: the worst verdict that it can end in.
+        counts: whether a verdict's evidence is the share of victims that came out, and tries are counted beside it.
+        margin: whether easier conditions are sought in which such an attack has power.
+        remedies: what else a reader is advised to do of a leak, or where it is open.
         scores: of one finding, by which attacks are compared.
-        columns: fields of the summary that are this type's own, from its findings that were done.
+        columns: this type's own part of the summary (a base of :class:`AttackSummary`), of its findings that were done.
         limits: what else a user may set a limit for, beside ``metrics``: the values of one attack on one federation.
         untold: why the findings of one federation can't tell whether a limit (metric, value) is kept; empty where they
             can; None leaves it to the verdicts.
@@ -127,14 +144,18 @@ class FindingType:
     trained: bool = False
     learns: bool = False
     worst: Verdict = "inferred"
+    counts: bool = False
+    margin: bool = False
+    remedies: tuple[Remedy, ...] = ()
     scores: Callable[[FindingResult], Scores | None] = by_first_metric
-    columns: Callable[[Sequence[FindingResult], Over], dict[str, Any]] = lambda findings, over: {}  # noqa: ARG005
+    columns: Callable[[Sequence[FindingResult], Over], Record | None] = lambda findings, over: None  # noqa: ARG005
     limits: Mapping[str, Callable[[Sequence[FindingResult]], list[float]]] = field(default_factory=dict)
     untold: Callable[[Sequence[FindingResult], str, float], str | None] = lambda findings, name, limit: None  # noqa: ARG005
 
 
 # By the finding's ``kind``; filled by the modules of this package.
 FINDING_TYPES: dict[str, FindingType] = {}
+_UNKNOWN = FindingType(verdict=lambda findings: Judgement("inconclusive", ""), rules=())  # noqa: ARG005
 
 
 def type_of(finding: FindingResult | AttackSummary) -> FindingType:
@@ -142,6 +163,11 @@ def type_of(finding: FindingResult | AttackSummary) -> FindingType:
     if finding.kind not in FINDING_TYPES:
         raise ValueError(f"no finding type is registered for the kind {finding.kind!r} of {finding.attack}")
     return FINDING_TYPES[finding.kind]
+
+
+def known_type(kind: str | None) -> FindingType:
+    """Return the type of that kind; of none, or one whose package isn't installed, one of which nothing is known."""
+    return FINDING_TYPES.get(kind or "", _UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -209,8 +235,13 @@ def refused(finding: Finding, observation: Observation, reason: str = NOT_FINITE
     return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
 
 
-def done(finding: Finding, observation: Observation, notes: Sequence[str] = (), **rest: Any) -> FindingResult:
-    """Return the result of a run that was done; ``rest`` is its evaluation, ``notes`` come after the finding's own."""
+def done(
+    finding: Finding, observation: Observation, notes: Sequence[str] = (), detail: Record | None = None, **rest: Any
+) -> FindingResult:
+    """Return the result of a run that was done; ``notes`` come after the finding's own.
+
+    ``detail`` are its kind's own columns (one of the bases of :class:`FindingResult`), ``rest`` what all kinds have.
+    """
     return entry(
         finding.attack,
         observation,
@@ -220,5 +251,6 @@ def done(finding: Finding, observation: Observation, notes: Sequence[str] = (), 
         iterations=finding.iterations,
         notes=[*finding.notes, *notes],
         timing=Timing(seconds=finding.seconds),
+        **dict(detail or ()),
         **rest,
     )

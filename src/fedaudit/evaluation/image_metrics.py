@@ -93,6 +93,18 @@ def correlation(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(even[0] | even[1], (even[0] & even[1]).double(), found)
 
 
+def likeness(images: Tensor, true: Tensor, usual: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the (n,) SSIM of images or volumes, and the correlation of signals; None for what they aren't.
+
+    Of examples of several inputs (n, p) it is the correlation after the ``usual`` one (p,) is taken off.
+    """
+    if true.ndim == 2:
+        assert usual is not None
+        away, apart = (images - usual).double(), (true - usual).double()
+        return None, torch.nn.functional.cosine_similarity(away, apart, dim=1, eps=1e-12)
+    return (None, correlation(images, true)) if true.ndim == 3 else (ssim(images, true), None)
+
+
 def lpips_missing() -> str | None:
     """Return why LPIPS can't be computed here and what to do, or None. Nothing is ever downloaded."""
     if find_spec("torchvision") is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.attacks import ATTACKS, Attack
-from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, metric, type_of
+from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, known_type, metric, type_of
 from fedaudit.evaluation.images import SCORES, best_tries, visible
 from fedaudit.evaluation.scores import grouped
 from fedaudit.modalities import example_kind
@@ -177,7 +177,7 @@ def _below(
         powerful = [
             s
             for s in summaries
-            if s.federation == federation and s.kind == "images" and s.verdict in (*LEAKS, "not demonstrated")
+            if s.federation == federation and known_type(s.kind).margin and s.verdict in (*LEAKS, "not demonstrated")
         ]
         margin = known.get(federation)
         out = sum(map(visible, best_tries([i for f in findings if f.federation == federation for i in f.images])))

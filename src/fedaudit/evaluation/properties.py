@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedaudit.attacks.records.property import PropertyFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
-from fedaudit.evaluation.records import roc
-from fedaudit.evaluation.statistics import SURE, proportion
+from fedaudit.evaluation.statistics import SURE, proportion, roc
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
 from fedaudit.modalities import NOTHING
 from fedaudit.results import Chart, FindingResult, Line

@@ -29,6 +29,7 @@ from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities.columns import Column, cells, numbers
 from fedaudit.results import Chart, FindingResult, Line, RowResult
+from fedaudit.results.rows import RowDetail
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
@@ -231,10 +232,9 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         finding,
         observation,
         [told_apart(shift)] if shift <= SHIFTED else [],
+        RowDetail(columns=[column.name for column in table.columns], rows=drawn),
         metrics=metrics,
         charts=charts,
-        columns=[column.name for column in table.columns],
-        rows=drawn,
         label_source=finding.label_source,
         label_accuracy=label_accuracy(finding.labels, true_labels) if classes else None,
         victims=victims_of(*(truth.inputs[m.round, m.client].unique(dim=0) for m, _ in parts)),

@@ -78,7 +78,7 @@ def summarise(
                 metrics=_metric_summaries(done, over),
                 timing=Timing(seconds=sum(f.timing.seconds for f in done if f.timing)),
                 **common,
-                **kind.columns(done, over),
+                **dict(kind.columns(done, over) or ()),
             )
         )
     return rows

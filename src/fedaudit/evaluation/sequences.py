@@ -27,6 +27,7 @@ from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, by_victims, leaks, share_of
 from fedaudit.modalities import TokenInfo
 from fedaudit.results import FindingResult, SequenceResult
+from fedaudit.results.rows import SequenceDetail
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 
@@ -106,6 +107,7 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
         finding,
         observation,
         _notes(batches, shift),
+        SequenceDetail(sequences=results[:_SHOWN]),
         metrics=[
             ROUGE1.of(over.mean, guess, low=over.low, high=over.high, n=len(judged), of="sequences"),
             ROUGE2.of(sum(r.rouge2 for r in judged) / len(judged), n=len(judged), of="sequences"),
@@ -116,7 +118,6 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
         p_value=p,
         p_value_at_best=batches.best,
         blind_p_value=shift,
-        sequences=results[:_SHOWN],
     )
     return Evaluation(result)
 

@@ -168,3 +168,25 @@ def pooled(metrics: Sequence[MetricResult], least: float = -math.inf, most: floa
         above = math.sqrt(sum(((high or 0.0) - v) ** 2 for v, (_, high, _) in zip(values, ends, strict=True)))
         low, high = max(mean - below / len(metrics), least), min(mean + above / len(metrics), most)
     return Interval(mean=mean, median=float(np.median(values)), low=low, high=high, n=n)
+
+
+def roc(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ROC curve of scores: shares (k,) of (m,) ``others``, (n,) ``members`` that pass, from none to all."""
+    from sklearn.metrics import roc_curve  # takes a second
+
+    ranks = torch.cat([members, others]).unique(return_inverse=True)[1]  # infinite scores have a rank, too
+    truth = torch.arange(len(ranks)) < len(members)
+    false, true, _ = roc_curve(truth.numpy(), ranks.numpy(), drop_intermediate=False)
+    return torch.from_numpy(false), torch.from_numpy(true)
+
+
+def auc(members: Tensor, others: Tensor) -> float:
+    """Return the area under the ROC curve: the probability that a member's score is higher, ties counted half."""
+    false, true = roc(members, others)
+    return float(torch.trapezoid(true, false))
+
+
+def tpr_at(members: Tensor, others: Tensor, share: float) -> float:
+    """Return the largest share of ``members`` that pass a threshold which at most ``share`` of ``others`` pass."""
+    false, true = roc(members, others)
+    return float(true[false <= share].max())

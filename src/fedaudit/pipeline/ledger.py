@@ -11,8 +11,8 @@ from fedaudit.defences.filters import PercentilePrivacy, SVTPrivacy
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, Sanitiser
 from fedaudit.epsilon.accounting import Account, PrivacyAccount, RecordedGaussians, SparseVectorAccount, TakingPart
-from fedaudit.results.findings import Adjacency
 from fedaudit.results.ledger import ClientLedger, Ledger, Target
+from fedaudit.results.record import Adjacency
 from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.history import History

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedaudit.attacks import Attack, Finding, ImageFinding
 from fedaudit.attacks.base import MOST_EXAMPLES, MOST_STEPS
 from fedaudit.attacks.inversion.calibration import CalibrationFinding, distinct
+from fedaudit.evaluation.finding_types import known_type
 from fedaudit.models import has_batch_norm, initialise
 from fedaudit.pipeline.controls import Controls
 from fedaudit.pipeline.power import Power, Refused, least_work, power_of, undefended, work_of
@@ -301,7 +302,7 @@ def run_margins(
     only_tried = {name for name, _, defences in scenario.runs() if not defences.undefended}
     for recording in recordings:
         name = recording.transcript.name
-        own = [s for s in summaries if s.kind == "images" and s.federation == name]
+        own = [s for s in summaries if known_type(s.kind).margin and s.federation == name]
         if any(s.verdict in LEAKS for s in own) or (scenario.evaluation.what_if and name in only_tried):
             continue
         if any(s.verdict == "not demonstrated" for s in own):

@@ -6,9 +6,9 @@ import itertools
 import shlex
 from typing import Any, NamedTuple
 
+from fedaudit.evaluation.finding_types import known_type
 from fedaudit.modalities import example_kind
 from fedaudit.report.conclusion import headline
-from fedaudit.report.frontier import UNDEFENDED
 from fedaudit.results import LEAKS, AttackSummary, AuditResult
 
 _COMMAND = "fedaudit audit scenario.yaml --out DIR"
@@ -76,7 +76,7 @@ def _in_python(result: AuditResult, change: str) -> str:
 
 def _against(result: AuditResult) -> list[Advice]:
     leaks = [s for s in result.summaries if s.verdict in LEAKS]
-    kinds = {s.kind for s in leaks}
+    remedies = {remedy for s in leaks for remedy in known_type(s.kind).remedies}
     lines = []
     recorded = any(f.recording for f in result.federations) or result.repeat.startswith(_ATTACK)
     if result.adversary.adversary == "malicious-server" and not is_vertical(result):
@@ -100,7 +100,7 @@ def _against(result: AuditResult) -> list[Advice]:
                 "fedaudit compare OLD NEW",
             )
         )
-    elif all(f.aggregator in UNDEFENDED and f.sanitiser == "none" for f in result.federations):
+    elif all(f.undefended for f in result.federations):
         lines.append(
             Advice(
                 "Compare defences.",
@@ -116,7 +116,7 @@ def _against(result: AuditResult) -> list[Advice]:
             )
         )
     things = example_kind(result.data.kind or "image").plural
-    if "images" in kinds and not recorded and (change := _larger_batch(result, leaks)):
+    if "larger batches" in remedies and not recorded and (change := _larger_batch(result, leaks)):
         lines.append(
             Advice(
                 "Send less often, about more examples.",
@@ -124,7 +124,7 @@ def _against(result: AuditResult) -> list[Advice]:
                 change,
             )
         )
-    if kinds & {"membership", "attribute"} and not recorded and (change := _fewer_rounds(result, leaks)):
+    if "fewer rounds" in remedies and not recorded and (change := _fewer_rounds(result, leaks)):
         lines.append(
             Advice(
                 "Train for fewer rounds.",
@@ -200,16 +200,11 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
     records = result.scenario.get("threat", {}).get("records")
     held = min((f["examples"] for f in result.scenario.get("federations", []) if f.get("examples")), default=None)
     more = min(2 * (records or 0), 2 * held if held else 2 * (records or 0))
-    if (
-        records
-        and more > records
-        and any(
-            s.verdict == "inconclusive" and s.kind in ("membership", "source", "attribute") for s in result.summaries
-        )
-    ):
+    undecided = [s for s in result.summaries if s.verdict == "inconclusive"]
+    if records and more > records and any("more records" in known_type(s.kind).remedies for s in undecided):
         text = "More records decide what fewer leave to luck."
         lines.append(Advice("Ask about more records.", text, f"--set threat.records={more}"))
-    if any(s.kind == "images" for s in result.summaries) and not is_vertical(result):
+    if any("other attacks" in known_type(s.kind).remedies for s in result.summaries) and not is_vertical(result):
         others = [name for name in ("invg", "agic", "gradinversion", "geng") if name not in attacks][:2]
         if others:
             listed = ", ".join([*attacks, *others])

@@ -366,7 +366,7 @@ def _direction(row: Row) -> int:
     if row.difference is None:
         return 0
     mean = row.difference.mean
-    least = _LEAST_DB if row.metric == "psnr" else _LEAST_SHARE * max(abs(row.old or 0.0), abs(row.new or 0.0))
+    least = _LEAST_DB if row.unit == "dB" else _LEAST_SHARE * max(abs(row.old or 0.0), abs(row.new or 0.0))
     return 0 if abs(mean) <= least else 1 if (mean > 0) == row.more_leaks else -1
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedaudit.evaluation.finding_types import known_type, metric
 from fedaudit.evaluation.limits import TIME_IS_UP
 from fedaudit.modalities import example_kind
 from fedaudit.report.frontier import defence_tables, strongest
-from fedaudit.report.wording import count, counted, noun, number, sentence, shared, short
+from fedaudit.report.wording import count, counted, noun, number, sentence, shared, short, words_of
 from fedaudit.results import (
     LEAKS,
     AttackSummary,
@@ -33,7 +34,6 @@ SEVERITY: dict[str, int] = {  # of a verdict, as the page's colours and symbols 
     "not applicable": 0,
     "not attacked": 0,
 }
-_UNITS = {"psnr": " dB"}
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ def headline(result: AuditResult) -> Headline:
     verdict = min(verdicts.values(), key=order.index)
     chief = strongest(result, [s for key, g in groups.items() if verdicts[key] == verdict for s in g])
     assert chief is not None  # one ran
+    about_margins = known_type(chief.kind).margin
     title = chief.headline or f"{result.adversary.who}, by {chief.attack}: {verdict}. {chief.verdict_text.rstrip('.')}."
     elsewhere = []
     for name in dict.fromkeys(s.federation for s in ran):
@@ -98,7 +99,7 @@ def headline(result: AuditResult) -> Headline:
         if rest:
             update = next(UPDATES[f.update_kind] for f in result.federations if f.name == name)
             elsewhere.append(f"{name} ({update}): {', '.join(dict.fromkeys(rest))}")
-    if margin is not None and verdict not in LEAKS and (verdict == "inconclusive" or chief.kind != "images"):
+    if margin is not None and verdict not in LEAKS and (verdict == "inconclusive" or not about_margins):
         title = _so_far(margin, result)  # the answer to the first question, not to the smallest
     if tables := defence_tables(result):
         elsewhere = []
@@ -107,7 +108,7 @@ def headline(result: AuditResult) -> Headline:
         said = [advice for advice in chief.advice if margin is None or advice != margin.text]  # the title does
         text = f"{_sentences(said)} {text}".strip()
     text = " ".join([text, *(f"{table.federation}: {table.recommendation}" for table in tables)]).strip()
-    if margin is not None and verdict in LEAKS and chief.kind != "images":
+    if margin is not None and verdict in LEAKS and not about_margins:
         text = f"{sentence(margin.text)} {text}".strip()
     if result.not_tried:
         text = f"Not tried: {'; '.join(result.not_tried)}. {text}".strip()
@@ -196,7 +197,7 @@ def comparison_text(comparison: Comparison) -> str:
         return f"{comparison.a} and {comparison.b}: a comparison is meaningless here, {why}"
     image_files = comparison.metric == "psnr"
     signed = _signed if image_files else _signed_short
-    better = "recovers better images" if image_files else f"does better by {comparison.metric.replace('_', ' ')}"
+    better = "recovers better images" if image_files else f"does better by {words_of(comparison.metric)}"
     if comparison.outcome == "b is better":
         d = Interval(mean=-d.mean, median=-d.median, low=-d.high, high=-d.low, n=d.n)
     told = f"{signed(d.mean)}{unit}{d.span(signed)}, n = {count(d.n)}"
@@ -214,9 +215,10 @@ def threshold_text(threshold: Threshold) -> str:
     if threshold.limit is None:
         line = f"{outcome}: no verdict “{threshold.verdict}” or worse"
         return f"{line} ({threshold.where or threshold.reason})" if threshold.where or threshold.reason else line
-    unit = _UNITS.get(threshold.metric, "")
-    name = threshold.metric.upper() if threshold.metric in {"psnr", "ssim"} else threshold.metric.replace("_", " ")
-    line = f"{outcome}: {name} at {'least' if threshold.below else 'most'} {threshold.limit:g}{unit}"
+    known = metric(threshold.metric)
+    unit = f" {known.unit}".rstrip() if known else ""
+    name, side = words_of(threshold.metric), "least" if threshold.below else "most"
+    line = f"{outcome}: {name} at {side} {threshold.limit:g}{unit}"
     if threshold.worst is not None:
         line += f": {threshold.where} reached {number(threshold.worst, 2)}{unit}"
     return f"{line}; {threshold.reason}" if threshold.reason else line

@@ -10,14 +10,14 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from fedaudit.evaluation import metric
 from fedaudit.report import figures
-from fedaudit.report.wording import number, short
+from fedaudit.report.wording import number, short, words_of
 from fedaudit.results import LEAKS, AttackSummary, AuditResult, Chart, FederationRecord, Interval, Line, Verdict
 
 _FIRST: tuple[Verdict, ...] = (*LEAKS, "not demonstrated", "inconclusive", "not applicable")
 _ROUNDS = 5  # below, accuracy says nothing of what training with a defence costs
 _EACH = "each client changes its update before it leaves, by "
-UNDEFENDED = ("mean", "fedavg")  # aggregators that are no defence
 _POINTS = 30  # of a chart of the updates that were taken; more rounds than that are averaged in groups
 
 
@@ -38,14 +38,13 @@ class Scale:
     @property
     def is_share(self) -> bool:
         """Whether its values lie between 0 and 1."""
-        if self.name.endswith("_epsilon"):
-            return False
-        return self.name.endswith("_accuracy") or self.name.startswith("membership_") or self.name == "recognised"
+        known = metric(self.name)
+        return known is not None and known.is_share
 
     @property
     def words(self) -> str:
         """The name as it is written in sentences."""
-        return "PSNR" if self.name == "psnr" else self.name.replace("_", " ")
+        return words_of(self.name)
 
     @property
     def label(self) -> str:
@@ -137,10 +136,7 @@ class Price:
 
 def worth_comparing(result: AuditResult) -> bool:
     """Whether there is something to compare: a defence, or a measured accuracy."""
-    return any(
-        f.course and (f.course.accuracy or f.aggregator not in ("mean", "fedavg") or f.sanitiser != "none")
-        for f in result.federations
-    )
+    return any(f.course and (f.course.accuracy or not f.undefended) for f in result.federations)
 
 
 # scenario.evaluation.sort_by -> what to sort by, the best being the least, and its words
@@ -375,7 +371,7 @@ def defence_tables(result: AuditResult) -> list[DefenceTable]:
 def _table(
     result: AuditResult, name: str, records: Sequence[FederationRecord], prices: dict[str, Price]
 ) -> DefenceTable:
-    plain = next((r for r in records if _undefended(r)), None)
+    plain = next((r for r in records if r.undefended), None)
     base = prices[plain.name] if plain else None
     rows = [_row(result, r, prices[r.name], base) for r in records]
     rows.sort(key=lambda row: (not row.undefended, row.verdict in LEAKS, row.points or 0.0))
@@ -390,7 +386,7 @@ def _row(result: AuditResult, record: FederationRecord, price: Price, base: Pric
         leak = best.verdict_text if best.verdict != "not applicable" else "no attack could be run"
         for first in best.measured[:1]:
             by = Scale(first.name, first.unit, first.higher_is_better)
-            unit = " dB" if by == PSNR else ""
+            unit = f" {by.unit}".rstrip()
             leak = f"{by.words} {short(first.value.mean)}{unit}{first.value.span(short)} by {best.attack}"
     points, lost = None, "not measured"
     if record.rounds < _ROUNDS and price.accuracy is not None:
@@ -414,13 +410,9 @@ def _row(result: AuditResult, record: FederationRecord, price: Price, base: Pric
         lost=lost,
         bytes=ratio,
         guarantee=_guarantee(price.epsilon),
-        undefended=_undefended(record),
+        undefended=record.undefended,
         points=points,
     )
-
-
-def _undefended(record: FederationRecord) -> bool:
-    return record.aggregator in UNDEFENDED and record.sanitiser == "none"
 
 
 def _guarantee(epsilon: float | None) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedaudit.evaluation.finding_types import FINDING_TYPES
+from fedaudit.evaluation.finding_types import FINDING_TYPES, known_type
 from fedaudit.modalities import EXAMPLE_KINDS, example_kind
 from fedaudit.report import figures
 from fedaudit.report.compare import open_audit
@@ -251,7 +251,7 @@ def figure_text(told: Told) -> str:
     """Return the number behind a verdict, with its interval; empty where there is none."""
     if told.value is None:
         return ""
-    form: Callable[[float | None], str] = percent if told.what.startswith(("images", "share")) else short
+    form: Callable[[float | None], str] = percent if known_type(told.kind).counts else short
     span = "" if told.low is None else f" [{form(told.low)}, {form(told.high)}]"
     return f"{told.what}: {form(told.value)}{span}, n = {count(told.n or 0)} {told.of}".rstrip()
 

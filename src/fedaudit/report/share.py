@@ -43,7 +43,7 @@ from fedaudit.results import (
     Threshold,
     Timing,
 )
-from fedaudit.results.findings import READING, Record
+from fedaudit.results.record import READING, Record
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import check_folder, inside
 from fedaudit.utils.integrity import blank, check, sealed, write_whole

@@ -111,7 +111,7 @@ def print_summary(result: AuditResult) -> None:
 def next_step(result: AuditResult, report: Path) -> str:
     """Return what to do next in a line: open ``report`` and, where something leaked, see which defences help."""
     text = f"next: open {report}"
-    defended = any((f.aggregator, f.sanitiser) != ("mean", "none") for f in result.federations) or is_vertical(result)
+    defended = any(not f.undefended for f in result.federations) or is_vertical(result)
     if headline(result).verdict in _NOTHING or defended or not result.repeat.startswith(_KNOWN):
         return text
     return f"{text}; to compare defences: {_again(result, report, '--what-if', 'what-if')}"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from fedaudit.evaluation.finding_types import known_type, metric
 from fedaudit.results import AttackSummary, AuditResult, FindingResult, Interval, MetricSummary
 
 
@@ -30,9 +31,15 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+def words_of(name: str) -> str:
+    """Return what a metric is called in sentences, one of a package that isn't installed by its name."""
+    known = metric(name)
+    return known.words if known else name.replace("_", " ")
+
+
 def counted(summary: AttackSummary) -> str:
     """Return how many images an attack was tried on, and where it was tried several times on one, how often."""
-    evidence = summary.evidence if summary.kind == "images" else None
+    evidence = summary.evidence if known_type(summary.kind).counts else None
     victims, things = (evidence.n, evidence.of) if evidence else (summary.images, "images")
     found = f"{count(victims)} {noun(victims, things)}"
     return found if victims == summary.images else f"{found}, {count(summary.images)} tries"

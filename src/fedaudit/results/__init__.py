@@ -23,41 +23,31 @@ from fedaudit.results.audit import (
     SharedRecord,
     Threshold,
 )
-from fedaudit.results.findings import (
-    LEAKS,
-    VERDICTS,
-    AttackSummary,
+from fedaudit.results.checks import (
     CalibrationResult,
     CalibrationStep,
-    Chart,
     Comparison,
     ControlResult,
-    Curve,
-    EpsilonBound,
-    EpsilonResult,
-    Evidence,
-    FindingResult,
-    GroupExposure,
-    ImageResult,
-    Interval,
-    Line,
     MarginResult,
     MarginStep,
+)
+from fedaudit.results.epsilon import EpsilonBound, EpsilonResult, ObserverEpsilon, RecordEpsilon
+from fedaudit.results.findings import (
+    AttackSummary,
+    Chart,
+    Evidence,
+    FindingResult,
+    Line,
     MetricResult,
     MetricSummary,
-    ObserverEpsilon,
-    RecordEpsilon,
-    RecordExposure,
-    RegisteredResult,
-    RowResult,
-    SequenceResult,
-    Setting,
     Sheet,
-    Timing,
-    Verdict,
     overall,
     with_images,
 )
+from fedaudit.results.images import Curve, ImageResult, RegisteredResult
+from fedaudit.results.membership import GroupExposure, RecordExposure
+from fedaudit.results.record import LEAKS, VERDICTS, Interval, Setting, Timing, Verdict
+from fedaudit.results.rows import RowResult, SequenceResult
 
 __all__ = [
     "LEAKS",

@@ -9,21 +9,9 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import Field, ValidationError
 
-from fedaudit.results.findings import (
-    READING,
-    Adjacency,
-    AttackSummary,
-    CalibrationResult,
-    Comparison,
-    ControlResult,
-    FindingResult,
-    MarginResult,
-    Record,
-    Timing,
-    Unit,
-    Verdict,
-    optional,
-)
+from fedaudit.results.checks import CalibrationResult, Comparison, ControlResult, MarginResult
+from fedaudit.results.findings import AttackSummary, FindingResult
+from fedaudit.results.record import READING, Adjacency, Record, Timing, Unit, Verdict, optional
 from fedaudit.utils.bounds import read_json
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import explain
@@ -167,6 +155,11 @@ class FederationRecord(Record):
         default=[], description="where the server is malicious: would a client notice? Each check of a received model"
     )
     course: HistoryRecord | None = optional("null where a transcript was attacked from disk")
+
+    @property
+    def undefended(self) -> bool:
+        """Whether neither its aggregator nor what clients do to their updates is a defence."""
+        return self.aggregator in ("mean", "fedavg") and self.sanitiser == "none"
 
 
 class ModelRecord(Record):
@@ -358,7 +351,7 @@ class AuditResult(Record):
         """Return the names of the federations that the answer is about: without defences that are only tried."""
         if not self.scenario.get("evaluation", {}).get("what_if"):
             return [f.name for f in self.federations]
-        plain = [f.name for f in self.federations if f.aggregator in ("mean", "fedavg") and f.sanitiser == "none"]
+        plain = [f.name for f in self.federations if f.undefended]
         return plain or [f.name for f in self.federations]
 
     def save(self, path: Path) -> None:

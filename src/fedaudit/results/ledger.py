@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedaudit.results.findings import Adjacency
+from fedaudit.results.record import Adjacency
 
 
 @dataclass(frozen=True)

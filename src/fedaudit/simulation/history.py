@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
-from fedaudit.results.findings import Adjacency, Unit
+from fedaudit.results.record import Adjacency, Unit
 from fedaudit.task.info import TaskInfo
 
 

@@ -196,7 +196,7 @@ class StudySpec(Spec):
 
 def measure(name: str) -> Metric | None:
     """Return what a study can be about beside the metrics of images, or None."""
-    return MEASURES.get(name) or metric(name)
+    return None if name in IMAGE_METRICS else MEASURES.get(name) or metric(name)
 
 
 def check_metric(name: str) -> None:

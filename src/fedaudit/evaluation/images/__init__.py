@@ -1,0 +1,20 @@
+"""Images, volumes and signals: space, pairing, luck, moves, scores, claims; the verdict; and the kind's words."""
+
+from fedaudit.evaluation.images.evaluate import evaluate_images
+from fedaudit.evaluation.images.kind import SCORES
+from fedaudit.evaluation.images.luck import by_luck
+from fedaudit.evaluation.images.pairing import assign
+from fedaudit.evaluation.images.scores import standing
+from fedaudit.evaluation.images.verdict import VISIBLE_CORRELATION, best_tries, verdict_of, visible
+
+__all__ = [
+    "SCORES",
+    "VISIBLE_CORRELATION",
+    "assign",
+    "best_tries",
+    "by_luck",
+    "evaluate_images",
+    "standing",
+    "verdict_of",
+    "visible",
+]

@@ -1,0 +1,56 @@
+"""What was found of rows of tables and of sequences of tokens."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fedaudit.results.record import Record, optional
+
+
+class RowResult(Record):
+    """One true row of a table against the recovered one that is paired with it, cell by cell."""
+
+    cells: int = Field(description="how many there are")
+    right: int = Field(description="of them, how many were recovered: numbers within 0.319 standard deviations")
+    found: bool = Field(default=True, description="false: the attack returned fewer rows, and none is left for this")
+    certified: bool | None = optional("whether the attack proved, without the truth, that it is a training example")
+    true_label: float | None = Field(description="the row's label, or its target; null where it has several")
+    label: float | None = optional("that the attack used for the recovered row")
+    true: list[str] = Field(default=[], description="its cells in words; none where the report doesn't draw them")
+    recovered: list[str] = Field(default=[], description="likewise")
+    wrong: list[int] = Field(default=[], description="positions of the cells that were not recovered, where drawn")
+    confidence: list[float] = Field(default=[], description="of the attack in each cell, 0 to 1, where drawn")
+    uses: int = Field(default=1, description="how often the update used this example (local epochs)")
+    by_luck: float = Field(
+        default=1.0,
+        description="probability that one of as many candidates, drawn at random as were recovered, has all its cells",
+    )
+    victim: str = Field(default="", description="equal for equal rows, in whatever round or update they are")
+
+    @property
+    def exact(self) -> bool:
+        """Whether every cell was recovered."""
+        return self.found and self.right == self.cells
+
+
+class RowDetail(Record):
+    """Of one run of an attack on tables."""
+
+    columns: list[str] = Field(default=[], description="of the rows, by name")
+    rows: list[RowResult] = Field(default=[], description="of an attack on tables, one a training example")
+
+
+class SequenceResult(Record):
+    """One training sequence against what was recovered of it; padding and the token that ends it are left out."""
+
+    true: list[int] = Field(description="its tokens; what they stand for is in data.words")
+    found: list[int] = Field(description="the recovered sequence that is paired with it; empty: none")
+    rouge1: float = Field(description="words that both share (F1)")
+    rouge2: float = Field(description="pairs of neighbouring words that both share (F1)")
+    label: int | None = optional("its class; null where the task is to predict the next token")
+
+
+class SequenceDetail(Record):
+    """Of one run of an attack on texts."""
+
+    sequences: list[SequenceResult] = Field(default=[], description="of an attack on text: the first 64 of an update")
