@@ -54,8 +54,8 @@ def played(cut: int | str = "relu1", **parts: Any) -> tuple[Recording, Observati
 
 
 def sent_in(recording: Recording) -> VerticalRecord:
-    assert recording.transcript.vertical is not None
-    return recording.transcript.vertical
+    assert isinstance(recording.transcript.sent, VerticalRecord)
+    return recording.transcript.sent
 
 
 def batch(recording: Recording, index: int) -> tuple[Tensor, Tensor]:
@@ -282,7 +282,7 @@ def test_what_known_labels_tell_without_training_is_told_beside() -> None:
     assert observation.vertical is not None
     moved = dataclasses.replace(observation.vertical, gradients=-30 * observation.vertical.gradients)
     attack = make_attack("model-completion", {"iterations": 20})
-    one, other = (attack(dataclasses.replace(observation, vertical=v)) for v in (observation.vertical, moved))
+    one, other = (attack(dataclasses.replace(observation, sent=v)) for v in (observation.vertical, moved))
     assert isinstance(one, ExampleLabelFinding)
     assert isinstance(other, ExampleLabelFinding)
     assert one.without is not None

@@ -111,12 +111,12 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     things = observation.task_info.example_kind.plural
     if not bool(finding.images.isfinite().all()):
         return refused(finding, observation)
-    vertical, received = observation.vertical is not None, observation
+    by_example, received = observation.sent.by_example(), observation
     targets = None
-    if observation.task_info.num_classes is None and not vertical:
+    if observation.task_info.num_classes is None and by_example is None:
         targets, (finding, truth) = (finding, truth), _of_one_class(finding, truth)
-    if vertical:
-        finding, observation = _by_example(finding, observation)
+    if by_example is not None:
+        finding, observation = _by_example(finding, observation, by_example)
     elif not finding.rounds and len(observation.messages) > 1:
         observation, truth = _as_one(observation, truth)
         held = sum(map(len, truth.inputs.values()))
@@ -233,7 +233,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     metrics, luck = _grouped(finding, covered, given[1], seed)
     result = done(
         finding,
-        observation if vertical else received,
+        received if by_example is None else observation,
         [
             *([_by_part(images, true, packing)] if packing else []),
             *([told_apart(shift_p)] if shift_p <= SHIFTED else []),
@@ -250,7 +250,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         curve=curve,
         metrics=metrics,
     )
-    if vertical:  # what stood for examples were no rounds
+    if by_example is not None:  # what stood for examples were no rounds
         images_alone = [image.model_copy(update={"rounds": []}) for image in results]
         result = result.model_copy(update={"round": None, "client": None, "rounds": [], "images": images_alone})
     return Evaluation(result, image_files)
@@ -385,10 +385,10 @@ def _by_part(images: Tensor, true: Tensor, packing: Packing) -> str:
     return f"each input by itself, mean PSNR: {told}"
 
 
-def _by_example(finding: ImageFinding, observation: Observation) -> tuple[ImageFinding, Observation]:
-    """Return both with a message an example of a vertical federation: which is which everybody there knows."""
-    assert observation.vertical is not None
-    numbers = observation.vertical.used.tolist()
+def _by_example(
+    finding: ImageFinding, observation: Observation, numbers: list[int]
+) -> tuple[ImageFinding, Observation]:
+    """Return both with a message for each of the examples: which is which everybody there knows."""
     messages = tuple(Message(i, 0, {}, Update(0, "gradient", {}, 1, None)) for i in numbers)
     return replace(finding, rounds=tuple((i,) for i in numbers)), replace(observation, messages=messages)
 

@@ -311,7 +311,7 @@ def easy_case(recording: Recording, *, still: bool = False, hijacked: Federation
     server = None if hijacked is None else malicious_server(hijacked, info, 0, held)
     played = exchange(module, info, transcript.loss, held, spec, draw, server=server)
     log = server.behaviour.adversary_log() if server else {}
-    own = Transcript("control-same", info, module, transcript.loss, [], log, vertical=played)
+    own = Transcript("control-same", info, module, transcript.loss, [], log, sent=played)
     keys = [(i, 0) for i in played.used.tolist()]
     known = replace(
         truth,
@@ -345,7 +345,7 @@ def few_columns(recording: Recording) -> Case | None:
     task = replace(info, input_shape=(len(columns),), columns=columns, mean=(0.0,), std=(1.0,))
     log = dict(zip(HELD, (held[0].inputs, held[0].targets), strict=True))
     transcript = recording.transcript
-    made = Transcript("control-same", task, transcript.module, transcript.loss, [], log, trees=grown)
+    made = Transcript("control-same", task, transcript.module, transcript.loss, [], log, sent=grown)
     inputs, targets = ({(0, c): getattr(one, name) for c, one in enumerate(held)} for name in ("inputs", "targets"))
     rows = {key: torch.arange(24) for key in inputs}
     truth = Truth(inputs, targets, everybody, labels, recording.truth.about, rows)

@@ -158,7 +158,7 @@ def with_known_victims(transcript: Transcript, truth: Truth) -> Transcript:
     notes, lost = transcript.notes, len(trees.victims) - len(victims)
     if lost:
         notes += (f"{lost} of {len(trees.victims)} clients weren't attacked: their rows weren't captured",)
-    return dataclasses.replace(transcript, trees=dataclasses.replace(trees, victims=victims), notes=notes)
+    return dataclasses.replace(transcript, sent=dataclasses.replace(trees, victims=victims), notes=notes)
 
 
 def with_labels(transcript: Transcript, truth: Truth) -> Transcript:

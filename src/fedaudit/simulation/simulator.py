@@ -342,7 +342,7 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
     pool = dataset.train if split == "train" else dataset.test
     try:
         held = pool[_held_examples(pool, spec, seed)]
-        if spec.vertical is not None:
+        if spec.settings.same_examples:
             return [held]
         if len(held) < spec.clients:
             raise BadInput(f"{len(held)} examples can't be partitioned over {spec.clients} clients")

@@ -415,11 +415,7 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     if truth.about.get("transcript") != transcript.fingerprint():
         raise CorruptTranscript(f"{path} is the ground truth of another transcript than '{transcript.name}'")
     task_info = transcript.task_info
-    updates = {(r.index, u.client): u.num_examples for r in transcript.rounds for u in r.updates}
-    if transcript.vertical is not None:
-        updates = {(i, 0): 1 for i in transcript.vertical.used.tolist()}
-    if transcript.trees is not None:
-        updates = {(0, c): transcript.trees.examples_of(c) for c in transcript.trees.victims}
+    updates = transcript.sent.truths(transcript.rounds)
     parts = {
         f"round {r}, client {c}": (truth.inputs.get((r, c)), truth.labels.get((r, c)), n)
         for (r, c), n in updates.items()
