@@ -90,7 +90,7 @@ class MaliciousSpec(Spec):
 
 
 # Of the protocols that have settings of their own, each in a field of its name.
-_SETTINGS: tuple[type[ProtocolSpec], ...] = (VerticalSpec, TreeSpec)
+PROTOCOL_SETTINGS: tuple[type[ProtocolSpec], ...] = (VerticalSpec, TreeSpec)
 
 
 class FederationSpec(Spec):
@@ -164,7 +164,7 @@ class FederationSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _settings_by_default(cls, values: Any) -> Any:
-        for kind in _SETTINGS if isinstance(values, dict) else ():
+        for kind in PROTOCOL_SETTINGS if isinstance(values, dict) else ():
             if values.get("algorithm") in kind.algorithms:
                 given = {} if values.get(kind.kind) is None else values[kind.kind]
                 return {**kind.defaults(values["algorithm"]), **values, kind.kind: given}
@@ -176,7 +176,7 @@ class FederationSpec(Spec):
         return next(iter(self._given()), ProtocolSpec())
 
     def _given(self) -> list[ProtocolSpec]:
-        return [given for kind in _SETTINGS if (given := getattr(self, kind.kind)) is not None]
+        return [given for kind in PROTOCOL_SETTINGS if (given := getattr(self, kind.kind)) is not None]
 
     @property
     def drawn(self) -> str:

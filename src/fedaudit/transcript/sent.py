@@ -28,6 +28,7 @@ class ProtocolSpec(Spec):
         lacks: settings that its federations can't have.
         lacks_why: the end of the sentence that refuses one.
         members: what its clients are called.
+        model: the only model that its federations are of, and no others; empty: any other.
     """
 
     kind: ClassVar[str] = "horizontal"
@@ -36,6 +37,7 @@ class ProtocolSpec(Spec):
     lacks: ClassVar[tuple[str, ...]] = ()
     lacks_why: ClassVar[str] = ""
     members: ClassVar[str] = "clients"
+    model: ClassVar[str] = ""
 
     @classmethod
     def defaults(cls, algorithm: str) -> dict[str, Any]:  # noqa: ARG003 (split learning uses it)
@@ -59,6 +61,10 @@ class ProtocolSpec(Spec):
         if observer >= clients:
             raise ValueError(f"{self.kind}.observer is {observer}, but {self.members} are 0 to {clients - 1}")
 
+    def of_model(self, clients: int) -> tuple[Any, ...]:  # noqa: ARG002
+        """Return what of it decides the model of a federation of so many clients."""
+        return ()
+
     def case(self) -> dict[str, Any]:
         """Return what a :class:`fedaudit.attacks.base.Case` says of it."""
         return {}
@@ -77,6 +83,7 @@ class Sent:
         others: all other federations, in words; empty: they are told one by one.
         not_this: how another federation differs, and how to have one of these: ends "…, and this one".
         no_updates: why there are no updates, and what to do; empty: there are.
+        grown: its model begins with nothing, so none may be untrained.
         no_membership: why nobody asks whether a record was used; empty: somebody may.
     """
 
@@ -86,6 +93,7 @@ class Sent:
     others: ClassVar[str] = ""
     not_this: ClassVar[str] = ""
     no_updates: ClassVar[str] = ""
+    grown: ClassVar[bool] = False
     no_membership: ClassVar[str] = ""
 
     def __init_subclass__(cls, **rest: Any) -> None:
@@ -108,8 +116,8 @@ class Sent:
         """Return what an adversary sees of it."""
         return self
 
-    def of(self, client: int) -> Self:  # noqa: ARG002
-        """Return it for the question about one client."""
+    def of(self, *clients: int) -> Self:  # noqa: ARG002
+        """Return it for the question about these clients."""
         return self
 
     def by_client(self) -> dict[int, int] | None:
@@ -119,6 +127,10 @@ class Sent:
     def truths(self, rounds: Sequence[Round]) -> dict[Key, int]:
         """Return the keys of a truth that belongs to it, and of how many examples each is."""
         return {(r.index, u.client): u.num_examples for r in rounds for u in r.updates}
+
+    def told(self, rounds: Sequence[Round]) -> list[Key]:
+        """Return the (round, client) of all that was sent by those whose examples are asked for."""
+        return [(r.index, u.client) for r in rounds for u in r.updates]
 
     def by_example(self) -> list[int] | None:
         """Return the examples that are asked for, where a truth has each by itself; None: it has those of updates."""

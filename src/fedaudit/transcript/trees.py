@@ -14,6 +14,7 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
+from fedaudit.models.trees import MODEL as TREES
 from fedaudit.models.trees import Booster, Tree, TreeEnsemble, read_booster
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.rounds import Round
@@ -30,6 +31,7 @@ class TreeSpec(ProtocolSpec):
 
     kind: ClassVar[str] = "trees"
     algorithms: ClassVar[tuple[str, ...]] = ("trees",)
+    model: ClassVar[str] = TREES
     # Clients grow trees on all of their rows, in every round or in turn.
     lacks: ClassVar[tuple[str, ...]] = (
         "clients_per_round", "local_steps", "local_epochs", "momentum", "weight_decay", "proximal_mu", "malicious",
@@ -104,6 +106,7 @@ class TreeRecord(Sent):
     no_updates: ClassVar[str] = (
         "this federation is of boosted trees: clients send trees, and no updates; use timberstrike, an attack on trees"
     )
+    grown: ClassVar[bool] = True
     no_membership: ClassVar[str] = "no attack on boosted trees asks that"
 
     spec: TreeSpec
@@ -134,9 +137,9 @@ class TreeRecord(Sent):
         rest = tuple(client for client in self.victims if client != self.spec.observer)
         return dataclasses.replace(self, victims=rest)
 
-    def of(self, client: int) -> TreeRecord:
-        """Return the same with one victim."""
-        return dataclasses.replace(self, victims=(client,))
+    def of(self, *clients: int) -> TreeRecord:
+        """Return the same with these victims."""
+        return dataclasses.replace(self, victims=clients)
 
     def examples_of(self, client: int) -> int:
         """Return how many examples a client holds."""
@@ -158,6 +161,10 @@ class TreeRecord(Sent):
     def truths(self, rounds: Sequence[Round]) -> dict[Key, int]:  # noqa: ARG002
         """Return a key for each victim, of all of its rows."""
         return {(0, client): count for client, count in self.by_client().items()}
+
+    def told(self, rounds: Sequence[Round]) -> list[Key]:  # noqa: ARG002
+        """Return the (round, client) of the victims' messages."""
+        return [(m.round, m.client) for m in self.messages if m.client in self.victims]
 
     def extent(self, rounds: Sequence[Round]) -> str:  # noqa: ARG002
         """Return how many messages there are, of how many clients."""

@@ -107,6 +107,10 @@ class VerticalSpec(ProtocolSpec):
                 "split learning has one client here (several in turn send what one would); leave clients out"
             )
 
+    def of_model(self, clients: int) -> tuple[Any, ...]:
+        """Return what decides the parties' networks and the server's."""
+        return clients, self.features, self.embedding, self.top, self.cut
+
     def case(self) -> dict[str, Any]:
         """Return the server's network, and what a party knows."""
         return {"top": self.top, "cut": self.cut is not None, "known_labels": self.known_labels > 0}
