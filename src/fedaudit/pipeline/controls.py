@@ -322,7 +322,7 @@ def _trials(
     """Return the control's case and the trials on it, or why there is none."""
     protocol, recipe = protocol_of(recording.transcript), attack.control or type_of(summary).control
     if not protocol.updates:
-        recipe = protocol.one  # of all of its attacks
+        recipe = protocol.described  # of all of its attacks
     spec = next((spec for name, spec, _ in scenario.runs() if name == recording.transcript.name), None)
     if recipe is None or (model == "reference" and recipe != "example"):
         return "an attack of its kind has no easier case: compare with a federation without defences"

@@ -170,7 +170,7 @@ def facts_of(transcript: Transcript) -> Literal["verified", "contradicted", "unv
     replays = transcript.replays
     if any(replay.contradicts for replay in replays.values()):
         return "contradicted"
-    sent = transcript.sent.told(transcript.rounds)
+    sent = transcript.sent.sent_by_victims(transcript.rounds)
     verified = sent and all(key in replays and replays[key].verifies for key in sent)
     return "verified" if verified else "unverified"
 

@@ -19,7 +19,8 @@ def with_what_if(scenario: Scenario) -> Scenario:
     for protocol in map(protocol_of, scenario.federations):
         if not protocol.updates:
             raise BadInput(
-                f"what_if=True compares defences of updates, and {protocol.one} sends none; change {protocol.instead}"
+                f"what_if=True compares defences of updates, and {protocol.described} sends none; change "
+                f"{protocol.instead}"
             )
     summed = scenario.threat.sees != "updates"
     fitting = suitable((a.recovers for a in scenario.attacks), summed=summed)

@@ -13,7 +13,7 @@ from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split, property_of
 from fedaudit.data.partition import partition
 from fedaudit.simulation.client import Federation
-from fedaudit.simulation.protocols import Means, protocol_of
+from fedaudit.simulation.protocols import SimulationOptions, protocol_of
 from fedaudit.simulation.recording import Recording as Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.utils.errors import BadInput
@@ -46,7 +46,7 @@ def simulate(
         BadInput: a client's training or a rule fails on what the rounds bring.
     """
     with computing_on(federation.device):
-        return protocol_of(federation.spec).simulate(federation, Means(report, checkpoint, workers, say))
+        return protocol_of(federation.spec).simulate(federation, SimulationOptions(report, checkpoint, workers, say))
 
 
 def check(federation: Federation) -> None:

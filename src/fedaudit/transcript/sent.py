@@ -124,11 +124,11 @@ class Sent:
         """Return the clients whose examples are asked for, with how many they hold; None: messages say it."""
         return None
 
-    def truths(self, rounds: Sequence[Round]) -> dict[Key, int]:
+    def truth_keys(self, rounds: Sequence[Round]) -> dict[Key, int]:
         """Return the keys of a truth that belongs to it, and of how many examples each is."""
         return {(r.index, u.client): u.num_examples for r in rounds for u in r.updates}
 
-    def told(self, rounds: Sequence[Round]) -> list[Key]:
+    def sent_by_victims(self, rounds: Sequence[Round]) -> list[Key]:
         """Return the (round, client) of all that was sent by those whose examples are asked for."""
         return [(r.index, u.client) for r in rounds for u in r.updates]
 

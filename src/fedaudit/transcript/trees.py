@@ -158,11 +158,11 @@ class TreeRecord(Sent):
         """Return the victims, with how many rows they hold."""
         return {client: self.examples_of(client) for client in self.victims}
 
-    def truths(self, rounds: Sequence[Round]) -> dict[Key, int]:  # noqa: ARG002
+    def truth_keys(self, rounds: Sequence[Round]) -> dict[Key, int]:  # noqa: ARG002
         """Return a key for each victim, of all of its rows."""
         return {(0, client): count for client, count in self.by_client().items()}
 
-    def told(self, rounds: Sequence[Round]) -> list[Key]:  # noqa: ARG002
+    def sent_by_victims(self, rounds: Sequence[Round]) -> list[Key]:  # noqa: ARG002
         """Return the (round, client) of the victims' messages."""
         return [(m.round, m.client) for m in self.messages if m.client in self.victims]
 

@@ -432,7 +432,7 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     if truth.about.get("transcript") != transcript.fingerprint():
         raise CorruptTranscript(f"{path} is the ground truth of another transcript than '{transcript.name}'")
     task_info = transcript.task_info
-    updates = transcript.sent.truths(transcript.rounds)
+    updates = transcript.sent.truth_keys(transcript.rounds)
     parts = {
         f"round {r}, client {c}": (truth.inputs.get((r, c)), truth.labels.get((r, c)), n)
         for (r, c), n in updates.items()

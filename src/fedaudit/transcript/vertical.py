@@ -269,7 +269,7 @@ class VerticalRecord(Sent):
         wanted = {} if split else dict(module.named_parameters())
         check_tensors(self.updates, {n: p.detach().expand(rounds, *p.shape) for n, p in wanted.items()}, where)
 
-    def truths(self, rounds: Sequence[Round]) -> dict[Key, int]:  # noqa: ARG002
+    def truth_keys(self, rounds: Sequence[Round]) -> dict[Key, int]:  # noqa: ARG002
         """Return a key for each example that was in a batch."""
         return {(i, 0): 1 for i in self.by_example()}
 

@@ -89,7 +89,7 @@ def _check_part(threat: ThreatModel, spec: FederationSpec, canaries: bool) -> No
     try:
         protocol = protocol_of(spec)
         if not protocol.updates or canaries:
-            what = "an audit of ε" if canaries else protocol.one
+            what = "an audit of ε" if canaries else protocol.described
             raise BadInput(f"threat.clients and threat.rounds aren't for {what}; leave them out")
         if threat.clients is not None and spec.malicious is not None:
             raise BadInput("malicious clients are the last ones, and collude: leave threat.clients out")

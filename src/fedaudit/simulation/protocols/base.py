@@ -21,7 +21,7 @@ from fedaudit.transcript.truth import Truth
 from fedaudit.utils.registry import Registry
 
 
-class Means(NamedTuple):
+class SimulationOptions(NamedTuple):
     """What a simulation has beside the federation; see :func:`fedaudit.simulation.simulate`."""
 
     report: Callable[[float], None] | None = None
@@ -60,7 +60,7 @@ class Protocol(ABC):
     Class attributes:
         settings: what a scenario says of it.
         sent: what travels beside updates.
-        one: one of its federations, in words: ``a vertical federation``.
+        described: one of its federations, in words: ``a vertical federation``.
         own_model: why a user's own model is refused; empty: it isn't.
         instead: what may be changed of one that has no updates, in place of defences.
         contradicts: what may explain that a replay gives other messages than those recorded; empty: updates say it.
@@ -71,7 +71,7 @@ class Protocol(ABC):
 
     settings: ClassVar[type[ProtocolSpec]]
     sent: ClassVar[type[Sent]]
-    one: ClassVar[str]
+    described: ClassVar[str]
     own_model: ClassVar[str] = ""
     instead: ClassVar[str] = ""
     contradicts: ClassVar[str] = ""
@@ -103,7 +103,7 @@ class Protocol(ABC):
         """
 
     @abstractmethod
-    def simulate(self, federation: Federation, means: Means) -> Recording:
+    def simulate(self, federation: Federation, options: SimulationOptions) -> Recording:
         """Run the rounds of a federation that was checked.
 
         Raises:
@@ -155,7 +155,7 @@ P = TypeVar("P", bound=type[Protocol])
 
 def register(protocol: P) -> P:
     """Add an object of the class to ``PROTOCOLS``, under the name of its settings."""
-    PROTOCOLS.register(protocol.settings.kind, protocol.one)(protocol())
+    PROTOCOLS.register(protocol.settings.kind, protocol.described)(protocol())
     return protocol
 
 

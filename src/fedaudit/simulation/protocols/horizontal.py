@@ -7,7 +7,7 @@ from torch import nn
 from fedaudit.models import build_model
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.horizontal import check_rounds, play
-from fedaudit.simulation.protocols.base import Means, Protocol, register
+from fedaudit.simulation.protocols.base import Protocol, SimulationOptions, register
 from fedaudit.simulation.recording import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
@@ -20,7 +20,7 @@ class Horizontal(Protocol):
 
     settings = ProtocolSpec
     sent = Updates
-    one = "a horizontal federation"
+    described = "a horizontal federation"
 
     def model(self, spec: FederationSpec, name: str, width: int | None, task_info: TaskInfo) -> nn.Module:  # noqa: ARG002
         """Return the model of that name."""
@@ -36,6 +36,6 @@ class Horizontal(Protocol):
         """Refuse what can't work in rounds of updates."""
         check_rounds(federation)
 
-    def simulate(self, federation: Federation, means: Means) -> Recording:
+    def simulate(self, federation: Federation, options: SimulationOptions) -> Recording:
         """Run the rounds."""
-        return play(federation, *means)
+        return play(federation, *options)

@@ -14,7 +14,7 @@ from fedaudit.modalities.columns import Column
 from fedaudit.models.trees import TreeEnsemble
 from fedaudit.results import AdversaryRecord, FederationRecord, ModelRecord
 from fedaudit.simulation.client import Federation
-from fedaudit.simulation.protocols.base import AsScenario, Change, EasyCase, Means, Protocol, register
+from fedaudit.simulation.protocols.base import AsScenario, Change, EasyCase, Protocol, SimulationOptions, register
 from fedaudit.simulation.recording import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.simulation.trees import check_task, check_trees, grow, play, replay_error
@@ -40,7 +40,7 @@ class Trees(Protocol):
 
     settings = TreeSpec
     sent = TreeRecord
-    one = "a federation of trees"
+    described = "a federation of trees"
     own_model = "a federation of trees grows its model itself; leave model out"
     instead = "its trees' settings"
     contradicts = (
@@ -60,9 +60,9 @@ class Trees(Protocol):
         """Refuse what a federation of trees can't have."""
         check_trees(federation)
 
-    def simulate(self, federation: Federation, means: Means) -> Recording:
+    def simulate(self, federation: Federation, options: SimulationOptions) -> Recording:
         """Run the rounds."""
-        return Recording(*play(federation, means.report))
+        return Recording(*play(federation, options.report))
 
     def adversary(self, threat: ThreatModel, spec: FederationSpec) -> AdversaryRecord:
         """Return what is read of the trees."""

@@ -13,7 +13,7 @@ from fedaudit.data.dataset import Split
 from fedaudit.models import VerticalModel
 from fedaudit.results import AdversaryRecord, FederationRecord
 from fedaudit.simulation.client import Federation
-from fedaudit.simulation.protocols.base import Change, EasyCase, Means, Protocol, register
+from fedaudit.simulation.protocols.base import Change, EasyCase, Protocol, SimulationOptions, register
 from fedaudit.simulation.recording import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.simulation.vertical import check_vertical, exchange, malicious_server, play
@@ -54,7 +54,7 @@ class Vertical(Protocol):
 
     settings = VerticalSpec
     sent = VerticalRecord
-    one = "a vertical federation"
+    described = "a vertical federation"
     own_model = "a vertical federation is made of fedaudit's models, a party's network each; name one of them"
     instead = "its protocol or top"
     deployment = (
@@ -70,9 +70,9 @@ class Vertical(Protocol):
         """Refuse what a vertical federation can't have."""
         check_vertical(federation)
 
-    def simulate(self, federation: Federation, means: Means) -> Recording:
+    def simulate(self, federation: Federation, options: SimulationOptions) -> Recording:
         """Run the rounds."""
-        return Recording(*play(federation, means.report))
+        return Recording(*play(federation, options.report))
 
     def adversary(self, threat: ThreatModel, spec: FederationSpec) -> AdversaryRecord:
         """Return what the server knows, a party or an eavesdropper."""
