@@ -153,7 +153,7 @@ def test_what_travels_in_flower_is_what_the_simulation_sends(tmp_path: Path, str
             np.testing.assert_allclose(one.value, other.value, rtol=1e-4, atol=1e-6)
     assert truth is not None
     assert all(r.verifies for r in check_replay(read, truth, None, Quiet()).replays.values())
-    seen = [observe(one, ThreatModel()).split("client")[0] for one in (read, replace(read, trees=simulated))]
+    seen = [observe(one, ThreatModel()).split("client")[0] for one in (read, replace(read, sent=simulated))]
     found, expected = (attacked(one) for one in seen)
     assert found.labels.equal(expected.labels)
     np.testing.assert_allclose(found.rows.numpy(), expected.rows.numpy(), atol=1e-4)

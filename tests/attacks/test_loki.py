@@ -15,7 +15,7 @@ from fedaudit.attacks.active.loki import Loki
 from fedaudit.models.inserted_module import InsertedLayers
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.simulation import simulator
+from fedaudit.simulation import horizontal
 from fedaudit.simulation.checkpoint import pack, unpack
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.observation import observe
@@ -211,5 +211,5 @@ def test_it_is_chosen_where_the_server_plays_it():
 def test_clients_in_processes_of_their_own_are_sent_the_same(monkeypatch: pytest.MonkeyPatch):
     (federation,) = resolve(scenario(AVG)).federations
     alone = simulate(federation).transcript
-    monkeypatch.setattr(simulator, "_WORTH", -1.0)  # processes from the first round on
+    monkeypatch.setattr(horizontal, "_WORTH", -1.0)  # processes from the first round on
     assert simulate(federation, workers=2).transcript.digest() == alone.digest()

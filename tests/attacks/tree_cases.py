@@ -87,7 +87,7 @@ def transcript(
     )  # fmt: skip
     record = tree_record(TreeSpec(reg_lambda=LAMBDA, **spec), ETA, clients, [TreeMessage(*m) for m in messages])
     module = TreeEnsemble(info.outputs)
-    return Transcript("f", info, module, LOSSES[info.loss], [], trees=record)
+    return Transcript("f", info, module, LOSSES[info.loss], [], sent=record)
 
 
 def seen(*messages: tuple[int, int, bytes, int], **rest: Any) -> Observation:

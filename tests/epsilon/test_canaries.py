@@ -157,7 +157,7 @@ def test_what_canaries_send_at_once_is_what_they_send_one_by_one(monkeypatch):
             self.senders = [self.federation.defences.sanitiser.anew() for _ in range(30)]
             self.generators = [torch.Generator() for _ in range(30)]
 
-    monkeypatch.setattr("fedaudit.simulation.simulator.CanaryPlay", Single)
+    monkeypatch.setattr("fedaudit.simulation.horizontal.CanaryPlay", Single)
     made.append(simulate(federation))
     for name in OBSERVERS:
         a, b = (one.transcript.canaries.readings[name] for one in made if one.transcript.canaries)

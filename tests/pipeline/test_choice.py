@@ -116,7 +116,7 @@ MALICIOUS = ThreatModel(adversary="malicious-server")
 ALTERED = ThreatModel(adversary="malicious-server", records=20)
 MEMBERS = ThreatModel(adversary="client", records=20)
 IMAGE, TABLE = Case(kind="image", num_classes=10, threat=SERVER), Case(kind="table", num_classes=10, threat=SERVER)
-TEXT, VERTICAL = replace(IMAGE, kind="tokens"), replace(IMAGE, top="linear")
+TEXT, VERTICAL = replace(IMAGE, kind="tokens"), replace(IMAGE, protocol="vertical", top="linear")
 BEGINS: dict[str, Any] = {"neurons": 200, "rectified": True}
 
 

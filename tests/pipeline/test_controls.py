@@ -17,7 +17,7 @@ import fedaudit
 from fedaudit.attacks import ATTACKS, Attack, make_attack
 from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
 from fedaudit.pipeline import calibrations
-from fedaudit.pipeline.control_cases import few_columns, memorised, one_example, reference
+from fedaudit.pipeline.control_cases import memorised, one_example, reference
 from fedaudit.pipeline.controls import Conditions, Controls, _winner, judged_by_control
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.recordings import worst_replay
@@ -25,6 +25,8 @@ from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import AttackSummary, AuditResult, ControlResult, Evidence
 from fedaudit.scenario.scenario import scenario_from
+from fedaudit.simulation.protocols import protocol_of
+from fedaudit.simulation.protocols.base import EasyCase
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.transcript.observation import observe
@@ -391,8 +393,8 @@ def test_trees_have_a_control_whose_rows_come_out(data: str, adversary: str):
         }
     )
     (recording,) = record(resolve(made))
-    case = few_columns(recording)
-    assert case is not None
+    case = protocol_of(recording.transcript).easy_case(recording, None, images=False)
+    assert isinstance(case, EasyCase)
     looked = observe(case.recording.transcript, made.threat).split("client")
     assert len(looked) == (2 if adversary == "server" else 1)  # the observer isn't asked for
     found = [evaluate(make_attack("timberstrike")(one), one, case.recording.truth, seed=0).result for one in looked]
@@ -402,7 +404,8 @@ def test_trees_have_a_control_whose_rows_come_out(data: str, adversary: str):
 def test_without_xgboost_trees_have_no_control(monkeypatch):
     monkeypatch.setitem(sys.modules, "xgboost", None)
     sent = transcript((0, 0, model(stump(0, 0.0, (1.0, 1.5), (-2.0, 1.0))), 10))
-    assert few_columns(Recording(sent, Truth({}, {}, torch.zeros(0, 2), torch.zeros(0).long(), {}))) is None
+    recording = Recording(sent, Truth({}, {}, torch.zeros(0, 2), torch.zeros(0).long(), {}))
+    assert "xgboost isn't installed" in str(protocol_of(sent).easy_case(recording, None, images=False))
 
 
 def test_an_attribute_has_a_control_that_learns_it_by_heart():

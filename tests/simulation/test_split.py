@@ -19,12 +19,14 @@ from fedaudit.attacks.vertical.completion import mixmatch, trained_party
 from fedaudit.attacks.vertical.unsplit import Descent
 from fedaudit.evaluation import evaluate
 from fedaudit.models import VerticalModel, build_model, build_split
-from fedaudit.pipeline.control_cases import easy_case
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.simulation.protocols import protocol_of
+from fedaudit.simulation.protocols.base import EasyCase
 from fedaudit.simulation.server_behaviour import SplitStep
 from fedaudit.simulation.simulator import Recording
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
@@ -54,8 +56,8 @@ def played(cut: int | str = "relu1", **parts: Any) -> tuple[Recording, Observati
 
 
 def sent_in(recording: Recording) -> VerticalRecord:
-    assert recording.transcript.vertical is not None
-    return recording.transcript.vertical
+    assert isinstance(recording.transcript.sent, VerticalRecord)
+    return recording.transcript.sent
 
 
 def batch(recording: Recording, index: int) -> tuple[Tensor, Tensor]:
@@ -282,7 +284,7 @@ def test_what_known_labels_tell_without_training_is_told_beside() -> None:
     assert observation.vertical is not None
     moved = dataclasses.replace(observation.vertical, gradients=-30 * observation.vertical.gradients)
     attack = make_attack("model-completion", {"iterations": 20})
-    one, other = (attack(dataclasses.replace(observation, vertical=v)) for v in (observation.vertical, moved))
+    one, other = (attack(dataclasses.replace(observation, sent=v)) for v in (observation.vertical, moved))
     assert isinstance(one, ExampleLabelFinding)
     assert isinstance(other, ExampleLabelFinding)
     assert one.without is not None
@@ -316,14 +318,20 @@ def test_runs_are_judged_by_how_far_they_are_apart(right: tuple[tuple[int, int],
     assert result.p_value == pytest.approx(expected)
 
 
+def easy_case(recording: Recording, spec: FederationSpec | None = None, *, images: bool = False) -> EasyCase:
+    case = protocol_of(recording.transcript).easy_case(recording, spec, images)
+    assert isinstance(case, EasyCase)
+    return case
+
+
 def test_controls_are_played_with_known_examples() -> None:
     made = scenario(federation={"server": "fsha", "rounds": 2}, **HIJACKED)
     (recording,) = record(resolve(made))
-    case = easy_case(recording, hijacked=made.federations[0])
+    case = easy_case(recording, made.federations[0])
     assert case.recording.transcript.adversary_log
     make_attack("fsha").check(observe(case.recording.transcript, made.threat))
     plain, _ = played()
-    still = sent_in(easy_case(plain, still=True).recording)
+    still = sent_in(easy_case(plain, images=True).recording)
     assert still.batches.shape[1] == 2
 
 

@@ -162,7 +162,7 @@ def test_transcripts_survive_the_disk_and_damaged_ones_are_refused(tmp_path: Pat
         (replace(first, model=b"{}"),),
     ):
         with pytest.raises(CorruptTranscript):
-            replace(made, trees=replace(made.trees, messages=messages)).check()
+            replace(made, sent=replace(made.trees, messages=messages)).check()
 
 
 # --- with xgboost ---------------------------------------------------------------------------------------------------

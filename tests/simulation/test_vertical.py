@@ -27,13 +27,14 @@ from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import FILE, Truth, check_belongs, save_recording
+from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 
 PARTIES: dict[str, Any] = {
     "name": "f", "algorithm": "vertical", "clients": 2, "rounds": 12, "examples": 8, "batch_size": 4,
     "learning_rate": 0.1,
 }  # fmt: skip
-VERTICAL = [name for name in ATTACKS.names() if ATTACKS[name].value.vertical]
+VERTICAL = [name for name in ATTACKS.names() if ATTACKS[name].value.reads is VerticalRecord]
 
 
 def scenario(vertical: dict[str, Any] | None = None, **parts: Any) -> Scenario:
@@ -120,7 +121,7 @@ def test_each_side_sees_its_own_part() -> None:
     assert {name.split(".")[0] for name in server.weights} == {"server"}
     assert server.embeddings.shape == (12, 2, 4, 10)
     assert party.embeddings[:, 0].equal(server.embeddings[:, 1])
-    assert not seen("client", {"protocol": "aggregated-gradients"}).vertical.updates  # type: ignore[union-attr]
+    assert not seen("client", {"protocol": "aggregated-gradients"}).vertical.updates
 
 
 @pytest.mark.parametrize("protocol", ["split", "aggregated-gradients"])

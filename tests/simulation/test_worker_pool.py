@@ -9,7 +9,7 @@ import pytest
 
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario
-from fedaudit.simulation import simulator
+from fedaudit.simulation import horizontal
 from fedaudit.simulation import worker_pool as pool
 from fedaudit.simulation.client import Client
 from fedaudit.simulation.history import History
@@ -56,7 +56,7 @@ def test_any_number_of_workers_gives_the_same_bits(
     add_counting(monkeypatch)
     made = scenario(defences, rounds=3, **changes)
     alone, history, _ = simulated(made, 1)
-    monkeypatch.setattr(simulator, "_WORTH", -1.0)  # processes from the first round on
+    monkeypatch.setattr(horizontal, "_WORTH", -1.0)  # processes from the first round on
     taken: list[int] = []
     step = pool._step
 

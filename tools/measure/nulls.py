@@ -670,7 +670,7 @@ def completed_labels(seed: int, *, planted: bool) -> str:
     record, own = played.transcript.vertical, true.transcript.vertical
     assert record is not None
     assert own is not None
-    known = dataclasses.replace(played.transcript, vertical=dataclasses.replace(record, labels=own.labels))
+    known = dataclasses.replace(played.transcript, sent=dataclasses.replace(record, labels=own.labels))
     observation = observe(known, ThreatModel(adversary="client"))
     finding = make_attack("model-completion", {"iterations": 100})(observation, seed=seed)
     result = evaluate(finding, observation, true.truth, seed=seed).result

@@ -24,6 +24,7 @@ from fedaudit.simulation.local_training import FAILURES
 from fedaudit.task.base import Task
 from fedaudit.task.targets import CLASSIFICATION, task_named
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.sent import SENT, Sent, Updates
 from fedaudit.transcript.threat import Scope, ThreatModel
 from fedaudit.transcript.update import UpdateKind
 from fedaudit.utils import seeds
@@ -82,10 +83,10 @@ class Case:
         attribute_is_input: the hidden attribute is among the model's inputs.
         malicious: behaviour of the malicious clients, where the adversary is one of them.
         server: what a malicious server does to the model that it sends.
-        top: of a vertical federation, the server's network; None: it is no vertical one.
+        protocol: of the federation, by the ``kind`` of what it sends.
+        top: of a vertical federation, the server's network.
         cut: it is split learning, the client's part of a network and the server's.
         known_labels: the party that looks knows some.
-        trees: it is a federation of boosted trees.
     """
 
     kind: str
@@ -106,10 +107,10 @@ class Case:
     attribute_is_input: bool = False
     malicious: str | None = None
     server: str | None = None
+    protocol: str = Updates.kind
     top: Top | None = None
     cut: bool = False
     known_labels: bool = False
-    trees: bool = False
 
     @property
     def task_kind(self) -> Task:
@@ -206,8 +207,8 @@ class Attack(Plugin, ABC):
         standards call it beside what they call its finding (:mod:`fedaudit.attacks.standards`); ``on_sums``: what it
         makes of the sum of several clients' updates, where its scope doesn't say; ``uses``: how it uses
         updates (:meth:`ways`); ``needs_classes``: the model must be a classifier; ``takes_client_weights``: it reads
-        sums of clients who were sent different weights; ``vertical``: it is for vertical federations, and for no
-        others; ``trees_only``: it is for federations of boosted trees, and for no others; ``averages``: it takes a
+        sums of clients who were sent different weights; ``reads``: updates, or what
+        another protocol sends, whose federations it is for, and no others; ``averages``: it takes a
         client's updates of all rounds together, so that each one's own noise averages out; ``first_settings``: other
         than its defaults, where it is run because it :meth:`fits`; ``control``: the case that it must win, where that
         isn't the one of its kind of finding.
@@ -227,8 +228,7 @@ class Attack(Plugin, ABC):
     needs_classes: ClassVar[bool] = False
     takes_client_weights: ClassVar[bool] = False
     averages: ClassVar[bool] = False
-    vertical: ClassVar[bool] = False
-    trees_only: ClassVar[bool] = False
+    reads: ClassVar[type[Sent]] = Updates
     first_settings: ClassVar[Mapping[str, Any]] = {}
     control: ClassVar[str | None] = None
 
@@ -264,17 +264,9 @@ class Attack(Plugin, ABC):
                     f"tableak look for all of them; or {INSTEAD}"
                 )
             raise NotApplicable(f"{self.name} is for {suited}; {these}")
-        if self.vertical and observation.vertical is None:
-            raise NotApplicable(
-                f"{self.name} is for vertical federations, and this one isn't: its clients hold whole examples; set "
-                "federations[].algorithm: vertical, or split"
-            )
-        if self.trees_only and observation.trees is None:
-            raise NotApplicable(
-                f"{self.name} is for federations of boosted trees, and this one trains a network; set "
-                "federations[].algorithm: trees"
-            )
-        if (not self.vertical and observation.vertical) or (not self.trees_only and observation.trees):
+        if not isinstance(observation.sent, self.reads):
+            if self.reads.not_this:
+                raise NotApplicable(f"{self.name} is for {self.reads.federations}, and this one {self.reads.not_this}")
             observation.need_messages()
         if self.scope() == "client" and any(message.update.members for message in observation.messages):
             raise NotApplicable(
@@ -313,6 +305,9 @@ class Attack(Plugin, ABC):
         super().__init_subclass__(**rest)
         if cls.__call__ is not Attack.__call__:
             raise TypeError(f"{cls.__name__} overrides Attack.__call__, which checks and times; implement _run")
+        for earlier, kind in (("vertical", "vertical"), ("trees_only", "trees")):
+            if vars(cls).get(earlier):  # as attacks said it before ``reads``
+                cls.reads = SENT[kind]
 
     @final
     def __call__(

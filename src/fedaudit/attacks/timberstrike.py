@@ -19,7 +19,7 @@ from fedaudit.modalities.columns import Column, numbers
 from fedaudit.models.trees import OBJECTIVES, Tree
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.trees import HELD
+from fedaudit.transcript.trees import HELD, TreeRecord
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
 
@@ -105,20 +105,20 @@ class TimberStrike(Attack):
     examples = ("table",)
     recovers = "rows of tables"
     finds = RowFinding
-    trees_only = True
+    reads = TreeRecord
     on_sums = "works: on sums of histograms, of the rows of all clients together"
 
     trees: Count = 100
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.trees
+        return case.protocol == cls.reads.kind
 
     def check(self, observation: Observation) -> None:
         """Raise where there are no trees, or what they were made with isn't known."""
         super().check(observation)
-        record = observation.trees
-        assert record is not None
+        record = observation.sent
+        assert isinstance(record, TreeRecord)
         if not observation.threat.knows_training:
             raise NotApplicable(
                 "timberstrike needs the learning rate and λ, by which a leaf's value is divided; set "
@@ -130,8 +130,8 @@ class TimberStrike(Attack):
             raise NotApplicable(f"timberstrike is for clients of {_MOST_ROWS:,} examples at most")
 
     def _most_rows(self, observation: Observation) -> float:
-        record = observation.trees
-        assert record is not None
+        record = observation.sent
+        assert isinstance(record, TreeRecord)
         first = next((m for m in record.messages if m.client == record.victims[0]), None)
         if first is None:
             raise NotApplicable("timberstrike: the adversary sees no tree of this client")
@@ -145,8 +145,8 @@ class TimberStrike(Attack):
         return 0.0 if cover is None else float(cover[0]) * (4 if first.booster.objective == OBJECTIVES[0] else 1)
 
     def _run(self, observation: Observation, generator: torch.Generator, _: str, progress: Progress) -> RowFinding:
-        record, info = observation.trees, observation.task_info
-        assert record is not None
+        record, info = observation.sent, observation.task_info
+        assert isinstance(record, TreeRecord)
         (client,) = record.victims
         own = [m for m in record.messages if m.client == client]
         logistic, d = own[0].booster.objective == OBJECTIVES[0], own[0].booster.features

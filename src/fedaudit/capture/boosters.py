@@ -299,7 +299,7 @@ def _transcript(
     digest = hashlib.sha256(b"\n".join(m.model for m in messages)).hexdigest()[:32]
     made = Transcript(
         facts.name, info, TreeEnsemble(info.outputs), LOSSES[loss], [], log, clients=dict(enumerate(names)),
-        notes=notes, recording=digest, trees=record,
+        notes=notes, recording=digest, sent=record,
     )  # fmt: skip
     made.check()
     return made

@@ -134,13 +134,8 @@ def simulate(
             recordings = simulate_all(loaded, out, data_dir=data_dir, workers=processes, display=display)
         found = {out / recording.transcript.name: recording for recording in recordings}
     for where, recording in found.items():
-        made, vertical = recording.transcript, recording.transcript.vertical
-        what = f"{made.updates} updates in {len(made.rounds)} round(s)"
-        if vertical is not None:
-            what = f"{len(vertical.batches)} round(s) of {vertical.parties} parties"
-        if made.trees is not None:
-            what = f"{len(made.trees.messages)} message(s) of {made.trees.clients} clients"
-        print(f"{what}: {where}")
+        made = recording.transcript
+        print(f"{made.sent.extent(made.rounds)}: {where}")
         print(f"ground truth, for the evaluation only: {where / FILE}")
 
 

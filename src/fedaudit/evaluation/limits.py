@@ -236,8 +236,7 @@ def _others(kind: str, able: Callable[[FindingType], bool]) -> list[str]:
         e
         for e in ATTACKS
         if (not e.value.examples or kind in e.value.examples)
-        and not e.value.vertical
-        and not e.value.trees_only
+        and not e.value.reads.no_updates
         and "active" not in e.value.threat_model
         and able(FINDING_TYPES[e.value.finds.kind])
     ]

@@ -21,7 +21,6 @@ from fedaudit.task.targets import CLASSIFICATION
 from fedaudit.task.training import LOSSES
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.transcript.view import view
 from fedaudit.utils.validation import NamedSpec
 
@@ -43,7 +42,7 @@ def choose(scenario: Scenario, dataset: Dataset, model: object = None) -> list[N
 
 def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
     """Return the attacks that fit at least one update of a transcript."""
-    info, vertical = transcript.task_info, transcript.vertical
+    info, sent = transcript.task_info, transcript.sent
     threats = [threat]
     if transcript.records is None or transcript.recording:
         threats = [threat.model_copy(update={"records": None, "client_property": None})]
@@ -56,7 +55,8 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
     rounds = view(transcript, threat)[1] if threat.partial else transcript.rounds
     updates = [update for played in rounds for update in played.updates]
     sizes = {(u.num_examples, u.training.local_steps if u.training else None) for u in updates}
-    begins = _beginning(None if vertical else transcript.module, info.input_shape)
+    begins = _beginning(None if sent.no_updates else transcript.module, info.input_shape)
+    dishonest = {"server": info.inserted.kind} if info.inserted else {}
     cases = [
         Case(
             kind=info.kind,
@@ -72,10 +72,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             clients_per_round=max((len(played.updates) for played in rounds), default=0),
             sums=any(update.members for update in updates),
             noisy=any(update.sanitised is not None and update.sanitised.noise > 0 for update in updates),
-            server=info.inserted.kind if info.inserted else "fsha" if vertical and transcript.adversary_log else None,
-            **_of_vertical(vertical.spec if vertical else None),
-            trees=transcript.trees is not None,
-            **begins,
+            **{**begins, **dishonest, **sent.case(transcript.adversary_log)},
         )
         for one in threats
         for examples, steps in sizes or {(1, None)}
@@ -89,21 +86,13 @@ def fitting(cases: Sequence[Case]) -> list[NamedSpec]:
     Of those that ask for members the best three are enough. Where nothing fits, it is one whose answer says which
     records the threat model would have to grant.
     """
-    asked = cases[0].top is not None, cases[0].trees
-    of_kind = [entry.value for entry in ATTACKS if (entry.value.vertical, entry.value.trees_only) == asked]
+    of_kind = [entry.value for entry in ATTACKS if entry.value.reads.kind == cases[0].protocol]
     chosen = [attack for attack in of_kind if any(map(attack.fits, cases))]
     best = [name for name in _ON_MEMBERS if name in {attack.name for attack in chosen}][:_MOST_ON_MEMBERS]
     chosen = [attack for attack in chosen if attack.name in best or attack.name not in _ON_MEMBERS]
     return [
         NamedSpec.model_validate({"name": attack.name, **attack.first_settings}) for attack in chosen or [LossThreshold]
     ]
-
-
-def _of_vertical(spec: VerticalSpec | None) -> dict[str, Any]:
-    """Return what a case says of a vertical federation."""
-    if spec is None:
-        return {}
-    return {"top": spec.top, "cut": spec.cut is not None, "known_labels": spec.known_labels > 0}
 
 
 def _beginning(module: nn.Module | None, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -146,7 +135,7 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
         attribute_is_input=hidden is not None and bool(hidden.columns),
         malicious=spec.malicious.name if spec.malicious and threat.adversary == "client" else None,
         server=spec.server.name if spec.server else None,
-        **_of_vertical(spec.vertical),
-        trees=spec.trees is not None,
+        protocol=spec.settings.kind,
+        **spec.settings.case(),
         **begins,
     )

@@ -12,25 +12,18 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.records.property import stock
 from fedaudit.data import load_dataset
-from fedaudit.data.dataset import Split
 from fedaudit.epsilon.canaries import Directions
-from fedaudit.modalities.columns import Column
-from fedaudit.models import VerticalModel, build_model, initialise, set_training_mode
+from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.simulation.local_training import gradient, local_randomness, train
 from fedaudit.simulation.simulator import Recording
-from fedaudit.simulation.spec import FederationSpec
-from fedaudit.simulation.trees import grow
-from fedaudit.simulation.vertical import exchange, malicious_server
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.queries import NOBODY, UNUSED, QuerySet
 from fedaudit.transcript.rounds import Round
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.trees import HELD, TreeSpec
-from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.truth import Truth, typical
 from fedaudit.transcript.update import Update, UpdateKind
-from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.fingerprint import tensor_digest
+from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 
 _STEPS = 500  # at most, to learn the members by heart
@@ -269,98 +262,6 @@ def without_noise(recording: Recording) -> Case | None:
     return Case(Recording(replace(transcript, name="control-same", canaries=own), known), "same", text)
 
 
-def easy_case(recording: Recording, *, still: bool = False, hijacked: FederationSpec | None = None) -> Case:
-    """Return what a control of an attack on a vertical federation attacks: known examples, the same model.
-
-    A server who trains on up to 64 typical candidates, of which every eighth is of the rarest class, for 100 rounds of
-    16.
-
-    Args:
-        still: for attacks on images: 8 candidates in batches of 2, and a model that doesn't move.
-        hijacked: of split learning with a malicious server, what the scenario says: it is played again with 64
-            candidates, which are the server's public examples, too.
-    """
-    transcript, truth = recording.transcript, recording.truth
-    record, module, info = transcript.vertical, transcript.module, transcript.task_info
-    assert record is not None
-    assert isinstance(module, VerticalModel)
-    module.load_state_dict(record.weights)
-    if hijacked is not None:
-        rounds, size, rate = hijacked.rounds, hijacked.batch_size, hijacked.learning_rate
-        inputs, labels = typical(truth, min(64, len(truth.candidates)))
-    elif still:
-        rounds, size, rate = 16, 2, 1e-20
-        inputs, labels = typical(truth, 8)
-    else:
-        rounds, size, rate = 100, 16, 0.1
-        inputs, labels = typical(truth, min(512, len(truth.candidates)))
-        rows = _unbalanced(labels)
-        inputs, labels = inputs[rows], labels[rows]
-    size = min(size, len(inputs))
-    spec = FederationSpec(
-        name="control",
-        algorithm="vertical" if record.spec.cut is None else "split",
-        clients=record.parties,
-        rounds=rounds,
-        batch_size=size,
-        learning_rate=rate,
-        vertical=record.spec,
-    )
-    draw = generator(0, "control", "vertical")
-    held = Split(inputs, labels)
-    server = None if hijacked is None else malicious_server(hijacked, info, 0, held)
-    played = exchange(module, info, transcript.loss, held, spec, draw, server=server)
-    log = server.behaviour.adversary_log() if server else {}
-    own = Transcript("control-same", info, module, transcript.loss, [], log, vertical=played)
-    keys = [(i, 0) for i in played.used.tolist()]
-    known = replace(
-        truth,
-        inputs={key: inputs[key[0], None] for key in keys},
-        labels={key: labels[key[0], None] for key in keys},
-        rows={key: torch.zeros(1, dtype=torch.int64) for key in keys},
-    )
-    text = f"{len(inputs)} known examples in batches of {size}" + (", a model that doesn't move" if still else "")
-    return Case(Recording(own, known), "same", text)
-
-
-def few_columns(recording: Recording) -> Case | None:
-    """Return what a control of an attack on boosted trees attacks: two clients of 24 known rows, eight columns of 0, 1.
-
-    They bag 20 trees each, at the audited step and λ, with cover and without noise, of half of the columns, drawn anew
-    for each. Labels are drawn at random, and trees split as long as that gains anything: they learn the rows by heart.
-    The first client is the observer, and its rows what such an adversary holds. None where xgboost isn't installed.
-    """
-    record, info = recording.transcript.trees, recording.transcript.task_info
-    assert record is not None
-    rng, classes = generator(0, "control", "trees"), info.num_classes
-    columns = tuple(Column(f"column {i + 1}", "categorical", (i,), ("0", "1"), codes=(0.0, 1.0)) for i in range(8))
-    everybody = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * len(columns))[torch.randperm(256, generator=rng)]
-    labels = torch.randint(2, (256,), generator=rng) if classes else torch.randn(256, 1, generator=rng)
-    held = [Split(everybody[i : i + 24], labels[i : i + 24]) for i in (0, 24)]
-    own = TreeSpec(reg_lambda=record.spec.reg_lambda, max_depth=8, min_child_weight=0.0, columns=0.5)
-    try:
-        grown = grow(held, own, record.learning_rate, 20, classes, rng)
-    except BadInput:
-        return None
-    task = replace(info, input_shape=(len(columns),), columns=columns, mean=(0.0,), std=(1.0,))
-    log = dict(zip(HELD, (held[0].inputs, held[0].targets), strict=True))
-    transcript = recording.transcript
-    made = Transcript("control-same", task, transcript.module, transcript.loss, [], log, trees=grown)
-    inputs, targets = ({(0, c): getattr(one, name) for c, one in enumerate(held)} for name in ("inputs", "targets"))
-    rows = {key: torch.arange(24) for key in inputs}
-    truth = Truth(inputs, targets, everybody, labels, recording.truth.about, rows)
-    text = "24 known rows of eight columns of 0 or 1, 20 trees of half of the columns each, undefended"
-    return Case(Recording(made, truth), "same", text)
-
-
-def _unbalanced(labels: Tensor) -> Tensor:
-    """Return the rows of up to 64 examples, of which every eighth is of the rarest class."""
-    counts = torch.bincount(labels)
-    rare = int(torch.where(counts > 0, counts, counts.max() + 1).argmin())
-    few = torch.nonzero(labels == rare)[:8, 0]
-    return torch.cat([few, torch.nonzero(labels != rare)[: 7 * len(few), 0]])
-
-
 def _spread(tensor: Tensor) -> float:
     """Return the standard deviation of a tensor's elements, or 1 where they don't differ."""
     spread = float(tensor.double().std()) if tensor.numel() > 1 else 0.0
@@ -430,23 +331,6 @@ def _takes_one(transcript: Transcript, inputs: Tensor) -> bool:
     except (ValueError, RuntimeError):
         return False
     return True
-
-
-def typical(truth: Truth, count: int, label: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` candidates of middling distance to the mean of all, victims apart, and their labels.
-
-    Only those of the class ``label`` count, where one is given and there are so many.
-    """
-    victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
-    rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]
-    rows = rows if len(rows) >= count else list(range(len(truth.candidates)))
-    own = [i for i in rows if label is not None and int(truth.candidate_labels[i]) == label]
-    rows = own if len(own) >= count else rows
-    others = truth.candidates[rows].flatten(1).double()
-    order = (others - others.mean(dim=0)).square().sum(dim=1).argsort().tolist()
-    middle = max(0, len(order) // 2 - count // 2)
-    chosen = [rows[order[(middle + i) % len(order)]] for i in range(count)]
-    return truth.candidates[chosen], truth.candidate_labels[chosen]
 
 
 def _learn(module: nn.Module, transcript: Transcript, inputs: Tensor, labels: Tensor, steps: int) -> None:

@@ -26,8 +26,6 @@ from fedaudit.evaluation.verdicts import by_victims, share_of
 from fedaudit.pipeline.control_cases import (
     Case,
     each_by_heart,
-    easy_case,
-    few_columns,
     memorised,
     one_client,
     one_example,
@@ -39,6 +37,7 @@ from fedaudit.pipeline.power import Power, known_updates, power_of, undefended, 
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, Evidence, FindingResult, Timing
 from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.protocols import protocol_of
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.transcript.observation import Observation, observe
@@ -49,7 +48,6 @@ _SHARE = 0.25  # of the attacks' time, which controls may take together; one may
 _PROGRESS = 0.05
 # By the kind of control: what makes its case, and why that may make none.
 _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
-    "trees": (few_columns, "xgboost isn't installed, so no known trees can be grown: pip install 'fedaudit[trees]'"),
     "client": (one_client, ""),
     "records": (memorised, "there are no records to learn by heart"),
     "sources": (each_by_heart, "there are no records of two clients to learn by heart"),
@@ -184,7 +182,7 @@ def _power(
 
     Or under the same ones without the clients' defence; None where they have none.
     """
-    if summary.kind != "images" or recording.transcript.vertical is not None:
+    if summary.kind != "images" or recording.transcript.sent.no_updates:
         return None
     own = _runs(summary, trials, without_defence)
     if not own:
@@ -227,7 +225,7 @@ def _labels_known(
     Where it finds nothing, and clients defend themselves: whether it does without the defence alone. None where nobody
     can repeat the clients' training.
     """
-    if summary.kind not in ("labels", "label-sets") or recording.transcript.vertical is not None:
+    if summary.kind not in ("labels", "label-sets") or recording.transcript.sent.no_updates:
         return None
     done = [f for f in findings if (f.attack, f.federation) == (summary.attack, summary.federation)]
     victims = len(by_victims([f for f in done if f.status == "done"]))
@@ -322,15 +320,10 @@ def _trials(
     attack: Attack, model: str, summary: AttackSummary, recording: Recording, scenario: Scenario
 ) -> tuple[Case, list[Trial]] | str:
     """Return the control's case and the trials on it, or why there is none."""
-    recipe, hijacked = attack.control or type_of(summary).control, None
-    if recording.transcript.vertical is not None:
-        recipe = "vertical"  # of all of its attacks
-        own = next((spec for name, spec, _ in scenario.runs() if name == recording.transcript.name), None)
-        hijacked = own if own and own.server else None
-        if recording.transcript.adversary_log and hijacked is None:
-            return "what a malicious server did isn't known: simulate it again from its scenario"
-    if recording.transcript.trees is not None:
-        recipe = "trees"
+    protocol, recipe = protocol_of(recording.transcript), attack.control or type_of(summary).control
+    if not protocol.updates:
+        recipe = protocol.described  # of all of its attacks
+    spec = next((spec for name, spec, _ in scenario.runs() if name == recording.transcript.name), None)
     if recipe is None or (model == "reference" and recipe != "example"):
         return "an attack of its kind has no easier case: compare with a federation without defences"
     count = _UPDATES.get(summary.kind or "", 1) if model == "same" else 1
@@ -340,11 +333,14 @@ def _trials(
     for kind in kinds:
         try:
             case, why_none = None, ""
-            if recipe in _RECIPES:
+            easy = protocol.easy_case(recording, spec, images=summary.kind == "images")
+            if isinstance(easy, str):
+                return easy
+            if easy is not None:
+                case = Case(easy.recording, "same", easy.text)
+            elif recipe in _RECIPES:
                 make_case, why_none = _RECIPES[recipe]
                 case = make_case(recording)
-            elif recording.transcript.vertical is not None:
-                case = easy_case(recording, still=summary.kind == "images", hijacked=hijacked)
             elif model == "same":
                 label = attack.only_class(observe(recording.transcript, scenario.threat.whole))
                 case = one_example(recording, kind, count, label)

@@ -23,6 +23,7 @@ from fedaudit.models import has_batch_norm, own_copy
 from fedaudit.results import AttackSummary, FindingResult
 from fedaudit.scenario.scenario import Scenario, apply_override, scenario_from
 from fedaudit.simulation.history import answers
+from fedaudit.simulation.protocols import protocol_of
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.transcript.observation import Observation
@@ -123,7 +124,7 @@ class Settings:
 
     def _facts(self, recording: Recording, spec: FederationSpec, seen: Observation) -> Facts:
         transcript = recording.transcript
-        if transcript.trees is not None:  # which begin with nothing: there is no network that may be untrained
+        if transcript.sent.grown:  # from nothing: there is no network that may be untrained
             sizes = [m.update.num_examples for m in seen.messages] or [0]
             return Facts(
                 recorded=transcript.recording is not None,
@@ -205,7 +206,7 @@ class Settings:
         for (name, _), own in self._of.items():
             facts.setdefault(self._by_name[name][1].name, []).extend(own)
         scenario, worst = self.scenario, {name: together(own) for name, own in facts.items()}
-        if not any(f.reasons for f in worst.values()) or any(f.vertical or f.trees for f in scenario.federations):
+        if not any(f.reasons for f in worst.values()) or not all(protocol_of(f).updates for f in scenario.federations):
             return []
         settings = []
         if any(f.unlearnt for f in worst.values()):

@@ -18,49 +18,24 @@ from fedaudit.results import (
 )
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.history import History
+from fedaudit.simulation.protocols import protocol_of
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.training import UNMODELLED, TrainingConfig
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.trees import TreeRecord, TreeSpec
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import SanitiserInfo
-from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.transcript.view import view
 from fedaudit.utils.registry import Plugin
-
-_SPLITS = {"strips": "columns that stand side by side", "quadrants": "a quarter of an image each"}
-_TOPS = {
-    "sum": "adds the embeddings up",
-    "linear": "has a linear layer on the embeddings",
-    "mlp": "has two layers on the embeddings",
-}
-_PROTOCOLS = {
-    "split": "embeddings go up, their gradients come down",
-    "aggregated-gradients": "the server reads the model and every batch's gradient",
-}
-_WHO = {
-    "server": "an honest-but-curious server of a vertical federation: holds the labels and follows the protocol",
-    "client": "a party of a vertical federation: holds features, no labels, and follows the protocol",
-    "eavesdropper": "an eavesdropper who reads the messages between the parties and the server",
-}
-_WHO_SPLIT = {
-    "server": "an honest-but-curious server of split learning: has the other layers and the labels",
-    "malicious-server": "a malicious server of split learning: sends gradients of its own in order to learn more",
-    "client": "the client of split learning: holds examples, no labels but those it is given, and follows the protocol",
-    "eavesdropper": "an eavesdropper who reads the messages between the client and the server",
-}
+from fedaudit.utils.words import many, one_of
 
 
 def adversary_record(scenario: Scenario, recordings: Sequence[Recording]) -> AdversaryRecord:
     """Return who the adversary is and what it knows, in words."""
     threat = scenario.threat
-    if (vertical := scenario.federations[0].vertical) is not None:
-        return _split_adversary(threat, vertical) if vertical.cut is not None else _vertical_adversary(threat, vertical)
-    if (trees := scenario.federations[0].trees) is not None:
-        return _adversary_of_trees(threat, trees)
+    if (told := protocol_of(scenario.federations[0]).adversary(threat, scenario.federations[0])) is not None:
+        return told
     rounds = (
         {tuple(r.index for r in view(one.transcript, threat)[1]) for one in recordings} if threat.partial else set()
     )
@@ -82,26 +57,25 @@ def federation_record(
 ) -> FederationRecord:
     """Return the settings of one of the scenario's federations; ``history``: None where it was read from disk."""
     name, spec, placed = next(run for run in scenario.runs() if run[0] == transcript.name)
-    if transcript.vertical is not None:
-        return _vertical_federation(transcript, history, spec)
-    if transcript.trees is not None:
-        return _federation_of_trees(transcript.trees, transcript, history, spec)
+    recording = _recording_record(transcript) if transcript.recording else None
+    course = None if history is None else _course_record(history, spec)
+    if (told := protocol_of(transcript).federation(transcript, spec)) is not None:
+        return told.model_copy(update={"recording": recording, "course": course})
     updates = [u for r in transcript.rounds for u in r.updates]
     summed = sorted({len(u.members) or 1 for u in updates})
     sums = ""
     if summed and summed[-1] > 1:
-        over = _one_of(sorted({u.num_examples for u in updates}), "example")
-        sums = f"; secure aggregation shows the server only the sum of {_one_of(summed, 'client')}, {over} together"
-        sizes = f"up to {_one_of([spec.batch_size * (spec.local_steps or 1)], 'example')}"
+        over = one_of(sorted({u.num_examples for u in updates}), "example")
+        sums = f"; secure aggregation shows the server only the sum of {one_of(summed, 'client')}, {over} together"
+        sizes = f"up to {one_of([spec.batch_size * (spec.local_steps or 1)], 'example')}"
     else:
-        sizes = _one_of(sorted({u.num_examples for u in updates}), "example")
+        sizes = one_of(sorted({u.num_examples for u in updates}), "example")
     if spec.algorithm == "fedsgd":
         what = f"each sends the gradient of one batch of {sizes}"
     else:
-        local = _many(spec.local_steps, "local step") if spec.local_steps else _many(spec.local_epochs, "local epoch")
+        local = many(spec.local_steps, "local step") if spec.local_steps else many(spec.local_epochs, "local epoch")
         what = f"each trains for {local} on batches of {spec.batch_size} ({sizes}) and sends its weights"
-    rounds = _many(spec.rounds, "round")
-    recording = _recording_record(transcript) if transcript.recording else None
+    rounds = many(spec.rounds, "round")
     if recording:
         sends = "its gradient" if transcript.update_kind == "gradient" else "its weights"
         trains = f"trains by {recording.training[0]}" if recording.training else "trains in a way that wasn't recorded"
@@ -114,12 +88,12 @@ def federation_record(
         )
     per_round = spec.clients_per_round or spec.clients
     who = (
-        f"{per_round} of {spec.clients} clients a round" if per_round != spec.clients else _many(spec.clients, "client")
+        f"{per_round} of {spec.clients} clients a round" if per_round != spec.clients else many(spec.clients, "client")
     )
     defences = _defences(transcript, placed)
     inserted = transcript.task_info.inserted
     if inserted is not None:
-        kernels = f", behind {_one_of([inserted.sets], 'set')} of kernels, one a client" if inserted.sets else ""
+        kernels = f", behind {one_of([inserted.sets], 'set')} of kernels, one a client" if inserted.sets else ""
         sums += f"; the server put {inserted.units} units of its own before the network ({inserted.kind}){kernels}"
     return FederationRecord(
         name=name,
@@ -144,7 +118,7 @@ def federation_record(
         defences=defences,
         recording=recording,
         summed=summed[-1] if summed else 1,
-        course=None if history is None else _course_record(history, spec),
+        course=course,
     )
 
 
@@ -154,9 +128,9 @@ def _part(seen: Observation) -> str:
         return ""
     read = seen.messages
     sums = sum(len(m.update.members) > 1 for m in read)
-    parts = [_many(len(read) - sums, "update")] * (len(read) > sums or not read)
-    parts += [f"{_many(sums, 'sum')} of several"] * (sums > 0)
-    return f"; the adversary reads {' and '.join(parts)}, of {_many(len({m.round for m in read}), 'round')}"
+    parts = [many(len(read) - sums, "update")] * (len(read) > sums or not read)
+    parts += [f"{many(sums, 'sum')} of several"] * (sums > 0)
+    return f"; the adversary reads {' and '.join(parts)}, of {many(len({m.round for m in read}), 'round')}"
 
 
 def with_device(record: FederationRecord, truth: Truth) -> FederationRecord:
@@ -165,10 +139,6 @@ def with_device(record: FederationRecord, truth: Truth) -> FederationRecord:
     if not isinstance(device, str):
         return record
     return record.model_copy(update={"device": device, "description": f"{record.description}; simulated on {device}"})
-
-
-def _one_of(numbers: Sequence[int], of: str) -> str:
-    return " or ".join(map(str, numbers)) + f" {of}" + "s" * (list(numbers) != [1])
 
 
 def _course_record(history: History, spec: FederationSpec) -> HistoryRecord:
@@ -219,10 +189,6 @@ def _in_words(defence: Plugin) -> str:
     return f"{defence.name} ({'; '.join(about)})"
 
 
-def _many(number: int | None, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
 def _stopped(transcript: Transcript, history: History | None, spec: FederationSpec) -> int | None:
     """Return after how many rounds the privacy budget ended the federation, if it did and that is known."""
     if history is not None:
@@ -231,149 +197,6 @@ def _stopped(transcript: Transcript, history: History | None, spec: FederationSp
     if transcript.recording:
         return None
     return recorded if spec.record is None and recorded < spec.rounds else None
-
-
-# --- vertical federations ---------------------------------------------------------------------------------------------
-
-
-def _vertical_adversary(threat: ThreatModel, spec: VerticalSpec) -> AdversaryRecord:
-    server, whole = threat.adversary == "server", spec.protocol == "aggregated-gradients"
-    known = {
-        "the model's architecture, the loss, and how examples are normalised": True,
-        "which examples are in every batch, by their numbers": True,
-        "the labels of all examples": server,
-        "every party's network, and the gradient of every batch for all of its parameters": server and whole,
-        "the embeddings of all parties": not whole and threat.adversary != "client",
-        f"the embeddings of party {spec.observer} and their gradients": not whole and threat.adversary == "client",
-        "the features of the parties": False,
-    }
-    if spec.known_labels and threat.adversary == "client":
-        known |= {f"its own features, and the labels of {spec.known_labels} examples of each class": True}
-    return AdversaryRecord(
-        adversary="party" if threat.adversary == "client" else threat.adversary,
-        summary=_WHO[threat.adversary],
-        knows=[text for text, yes in known.items() if yes],
-        does_not_know=[text for text, yes in known.items() if not yes],
-        acts=False,
-    )
-
-
-def _split_adversary(threat: ThreatModel, spec: VerticalSpec) -> AdversaryRecord:
-    server, client = threat.adversary in ("server", "malicious-server"), threat.adversary == "client"
-    public = f"{threat.public_examples or 'some'} public examples of the same kind"
-    known = {
-        "the model's architecture, the loss, and how examples are normalised": True,
-        "which examples are in every batch, by their numbers": True,
-        "what the client's layers put out, and the gradients that come back": True,
-        "the client's examples and its layers": client,
-        "the labels of all examples": server,
-        f"the labels of {spec.known_labels} examples of each class": client and spec.known_labels > 0,
-        public: threat.knows_public_data,
-    }
-    return AdversaryRecord(
-        adversary="party" if client else threat.adversary,
-        summary=_WHO_SPLIT[threat.adversary],
-        knows=[text for text, yes in known.items() if yes],
-        does_not_know=[text for text, yes in known.items() if not yes],
-        acts=threat.adversary == "malicious-server",
-    )
-
-
-def _vertical_federation(transcript: Transcript, history: History | None, spec: FederationSpec) -> FederationRecord:
-    record = transcript.vertical
-    assert record is not None
-    rounds, size = record.batches.shape
-    vertical = record.spec
-    who = (
-        f"{record.parties} parties who hold {_SPLITS[vertical.features]} of the same {record.examples} examples; "
-        f"{size} of them in a batch; {_PROTOCOLS[vertical.protocol]}; the server {_TOPS[vertical.top]} and holds the "
-        "labels"
-    )
-    if vertical.cut is not None:
-        answers = f"the gradients of '{spec.server.name}', a malicious server," if spec.server else "its gradients"
-        who = (
-            f"one client who holds {record.examples} examples and the layers up to {vertical.cut}; {size} examples in "
-            f"a batch; what these layers put out goes up, {answers} come down; the server has the other layers and the "
-            "labels"
-        )
-    description = f"{_many(rounds, 'round')}, {who} (learning rate {record.learning_rate:g}); examples: {spec.drawn}"
-    return FederationRecord(
-        name=transcript.name,
-        algorithm="vertical" if vertical.cut is None else "split",
-        update_kind="gradient",
-        clients=record.parties,
-        rounds=spec.rounds,
-        batch_size=size,
-        local_steps=None,
-        local_epochs=None,
-        learning_rate=record.learning_rate,
-        updates_observed=rounds,
-        description=description,
-        course=None if history is None else _course_record(history, spec),
-    )
-
-
-# --- federations of trees ---------------------------------------------------------------------------------------------
-
-
-_GROWN = {
-    "bagging": "in a round each grows {n} on its own rows, and all join the model",
-    "cyclic": "in turn, one a round, each grows {n} on its own rows, which join the model",
-    "histogram": "one tree a round grows on the sum of the clients' histograms",
-}
-
-
-def _adversary_of_trees(threat: ThreatModel, spec: TreeSpec) -> AdversaryRecord:
-    client, histogram = threat.adversary == "client", spec.protocol == "histogram"
-    summed = histogram and (client or threat.group_size > 1)
-    known = {
-        "the step, λ and the other settings of training, and how columns are standardised": threat.knows_training,
-        "every client's trees: splits and the leaves' values": not histogram,
-        "the sums of gradients and hessians in their nodes (cover)": not histogram and spec.cover,
-        "the trees of all, and each client's sums of gradients and hessians in their leaves": histogram and not summed,
-        "the trees of all, and the sums over all clients in their leaves": summed,
-        "the clients' rows, or any of them": False,
-        "the distribution of the columns, but for mean and standard deviation": False,
-    }
-    return AdversaryRecord(
-        adversary=threat.adversary,
-        summary=f"client {spec.observer}, who reads the model of every round" if client else threat.summary,
-        knows=[text for text, yes in known.items() if yes],
-        does_not_know=[text for text, yes in known.items() if not yes],
-        acts=False,
-    )
-
-
-def _federation_of_trees(
-    record: TreeRecord, transcript: Transcript, history: History | None, spec: FederationSpec
-) -> FederationRecord:
-    own = record.spec
-    sizes = _one_of(sorted({m.num_examples for m in record.messages}), "example")
-    what = _GROWN[own.protocol].format(n=_one_of(sorted({len(m.booster.trees) for m in record.messages}), "tree"))
-    kept = f", with noise of deviation {own.noise:g} on the sums in the leaves" if own.noise else ""
-    kept += "" if own.cover else ", without cover"
-    kept += "; secure aggregation shows the sum of all histograms only" if record.clients < spec.clients else ""
-    description = (
-        f"{_many(spec.rounds, 'round')}, {_many(spec.clients, 'client')} ({sizes} a message); {what}: depth "
-        f"{own.max_depth} at most, least cover of a leaf {own.min_child_weight:g}, λ {own.reg_lambda:g}, "
-        f"η {record.learning_rate:g}{kept}"
-        + ("" if transcript.recording else f"; examples: {spec.drawn}, partition {spec.partition.scheme}")
-    )
-    return FederationRecord(
-        name=transcript.name,
-        algorithm="trees",
-        update_kind="weights",
-        clients=spec.clients,
-        rounds=spec.rounds,
-        batch_size=max(m.num_examples for m in record.messages),
-        local_steps=None,
-        local_epochs=None,
-        learning_rate=record.learning_rate,
-        updates_observed=len(record.messages),
-        description=description,
-        recording=_recording_record(transcript) if transcript.recording else None,
-        course=None if history is None else _course_record(history, spec),
-    )
 
 
 # --- recorded federations ---------------------------------------------------------------------------------------------
@@ -440,7 +263,7 @@ def _training_in_words(training: TrainingConfig, known: SanitiserInfo | None) ->
         settings.append(f"weights in {training.weights}")
     sizes = sorted(set(training.batch_sizes))
     batches = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    steps = _many(training.local_steps, "local step")
+    steps = many(training.local_steps, "local step")
     passes = max((len(step) for step in training.passes), default=1)
     accumulated = f", each accumulated over up to {passes} passes" if passes > 1 else ""
     words = f"{name} ({', '.join(settings)}), {steps} on batches of {batches}{accumulated}"

@@ -16,7 +16,7 @@ from fedaudit.results.record import Adjacency
 from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.history import History
-from fedaudit.simulation.simulator import planned_rounds
+from fedaudit.simulation.horizontal import planned_rounds
 from fedaudit.transcript.files import read_header, read_rounds
 from fedaudit.transcript.update import PrivateSteps, SanitiserInfo
 from fedaudit.utils.errors import BadInput

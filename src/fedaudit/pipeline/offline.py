@@ -305,7 +305,7 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
         wanted = adversary.client_property is not None
         kinds = {a.finds.kind for a in attacks} & {*OF_RECORDS, *(["property"] if wanted else [])}
         asked = records is not None or adversary.records is not None or wanted
-        if transcript.recording and transcript.trees is None and (asked or not attacks or kinds):
+        if transcript.recording and not transcript.sent.no_membership and (asked or not attacks or kinds):
             place = truth if isinstance(truth, Path) and truth.is_dir() else None
             besides = not attacks or kinds != {"property"}
             try:

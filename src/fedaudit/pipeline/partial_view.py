@@ -23,7 +23,7 @@ def truth_for(recording: Recording, seen: Observation) -> Truth:
     are left out.
     """
     transcript, truth, threat = recording.transcript, recording.truth, seen.threat
-    if not threat.partial or transcript.vertical is not None:
+    if not threat.partial:
         return truth
     if any(m.update.members for m in seen.messages):
         sent = {(r.index, u.client): u for r in transcript.rounds for u in r.updates}

@@ -12,7 +12,6 @@ from torch import nn
 from fedaudit.attacks import ATTACKS
 from fedaudit.data import Dataset
 from fedaudit.models import MODELS, keep_modes, own_copy, unwrapped
-from fedaudit.models.trees import MODEL as TREES
 from fedaudit.pipeline.choice import choose
 from fedaudit.pipeline.parts.data import data_record, loaded, of_one_tensor_each
 from fedaudit.pipeline.parts.federations import federations_of
@@ -138,7 +137,7 @@ def _check(scenario: Scenario) -> None:
     name = scenario.model.name
     if ":" in name or name.endswith(".py"):
         raise BadInput(f"model.name is '{shown(name)}': a scenario names models that fedaudit knows; {OWN_MODEL}")
-    if name not in ("custom", TREES):
+    if name not in ("custom", scenario.federations[0].settings.model):
         MODELS[name]
     if scenario.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")

@@ -13,20 +13,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedaudit.data.dataset import Split
 from fedaudit.modalities.tokens import as_given
 from fedaudit.models import set_training_mode
 from fedaudit.pipeline.explanations import Difference, Explanation, named
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.local_training import draws_at_random, gradient, local_randomness
+from fedaudit.simulation.protocols import protocol_of
+from fedaudit.simulation.protocols.base import AsScenario
 from fedaudit.simulation.replay import relative_error, replay
 from fedaudit.simulation.simulator import Recording
-from fedaudit.simulation.trees import replay_error
 from fedaudit.task.training import TOLD, UNMODELLED, UNREPEATABLE
 from fedaudit.transcript.files import write_replay
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.trees import TreeRecord
 from fedaudit.transcript.truth import Truth, truth_file
 from fedaudit.transcript.update import BEYOND_ROUNDING, CONTRADICTED, PrivateSteps, Replay, Update
 from fedaudit.utils.errors import BadInput
@@ -61,8 +60,29 @@ def with_truth(transcript: Transcript, folder: Path) -> Transcript:
 def about(transcript: Transcript) -> tuple[Scenario, DataRecord, ModelRecord]:
     """Return a recording as a scenario, as far as one can say it, and its data and model as results describe them."""
     info = transcript.task_info
-    if transcript.trees is not None:
-        return _about_trees(transcript, transcript.trees)
+    own = protocol_of(transcript).recorded(transcript) or _of_updates(transcript)
+    scenario = scenario_from(
+        {
+            "name": transcript.name,
+            "data": {"name": "custom"},
+            **own.scenario,
+        }
+    )
+    parts = info.packed_inputs
+    data = DataRecord(
+        name="the clients' own data",
+        summary=f"recorded while the federation ran{f'; inputs {parts}' if parts else ''}",
+        classes=info.num_classes,
+        class_names=None,
+        kind=info.kind,
+        input_shape=list(info.input_shape),
+    )
+    return scenario, data, own.model
+
+
+def _of_updates(transcript: Transcript) -> AsScenario:
+    """Return a recording of rounds of updates as a scenario says it."""
+    info = transcript.task_info
     updates = [u for r in transcript.rounds for u in r.updates]
     trained = next((u.training for u in updates if u.training), None)
     clients = {u.client for u in updates} | set(transcript.clients)
@@ -75,30 +95,13 @@ def about(transcript: Transcript) -> tuple[Scenario, DataRecord, ModelRecord]:
         federation |= {"algorithm": "fedavg", "local_steps": trained.local_steps if trained else 1}
     if trained:
         federation |= {"batch_size": max(trained.batch_sizes), "learning_rate": trained.learning_rate}
-    scenario = scenario_from(
-        {
-            "name": transcript.name,
-            "data": {"name": "custom"},
-            "model": {
-                "name": "custom",
-                "initialisation": "given",
-                "batch_norm": info.batch_norm,
-                "dropout": info.dropout,
-                "loss": info.loss,
-            },
-            "federations": [federation],
-            "attacks": ["agic"],
-        }
-    )
-    parts = info.packed_inputs
-    data = DataRecord(
-        name="the clients' own data",
-        summary=f"recorded while the federation ran{f'; inputs {parts}' if parts else ''}",
-        classes=info.num_classes,
-        class_names=None,
-        kind=info.kind,
-        input_shape=list(info.input_shape),
-    )
+    network = {
+        "name": "custom",
+        "initialisation": "given",
+        "batch_norm": info.batch_norm,
+        "dropout": info.dropout,
+        "loss": info.loss,
+    }
     norms = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in transcript.module.modules())
     drops = any(isinstance(part, nn.modules.dropout._DropoutNd) for part in transcript.module.modules())
     model = ModelRecord(
@@ -109,56 +112,19 @@ def about(transcript: Transcript) -> tuple[Scenario, DataRecord, ModelRecord]:
         trained="as it travelled in the federation",
         dropout=("on" if info.dropout else "off") if drops else "none",
     )
-    return scenario, data, model
-
-
-def _about_trees(transcript: Transcript, trees: TreeRecord) -> tuple[Scenario, DataRecord, ModelRecord]:
-    info, leaves = transcript.task_info, sum(len(t.leaves) for m in trees.messages for t in m.booster.trees)
-    federation = {
-        "name": transcript.name,
-        "algorithm": "trees",
-        "clients": trees.clients,
-        "rounds": trees.messages[-1].round + 1,
-        "learning_rate": trees.learning_rate,
-        "trees": trees.spec.model_dump(mode="json"),
-    }
-    scenario = scenario_from(
-        {
-            "name": transcript.name,
-            "data": {"name": "custom"},
-            "federations": [federation],
-            "attacks": ["timberstrike"],
-        }
-    )
-    data = DataRecord(
-        name="the clients' own data",
-        summary="recorded while the federation ran",
-        classes=info.num_classes,
-        class_names=None,
-        kind=info.kind,
-        input_shape=list(info.input_shape),
-    )
-    model = ModelRecord(
-        name=info.model,
-        parameters=leaves,
-        initialisation="given",
-        batch_norm="none",
-        trained="as it travelled in the federation",
-        dropout="none",
-    )
-    return scenario, data, model
+    return AsScenario({"model": network, "federations": [federation], "attacks": ["agic"]}, model)
 
 
 def with_known_victims(transcript: Transcript, truth: Truth) -> Transcript:
     """Return recorded trees with those victims only whose rows the truth has, and a note on the others."""
-    trees = transcript.trees
-    if trees is None or transcript.recording is None:
+    clients = transcript.sent.by_client()
+    if clients is None or transcript.recording is None:
         return transcript
-    victims = tuple(client for client in trees.victims if (0, client) in truth.inputs)
-    notes, lost = transcript.notes, len(trees.victims) - len(victims)
+    victims = [client for client in clients if (0, client) in truth.inputs]
+    notes, lost = transcript.notes, len(clients) - len(victims)
     if lost:
-        notes += (f"{lost} of {len(trees.victims)} clients weren't attacked: their rows weren't captured",)
-    return dataclasses.replace(transcript, trees=dataclasses.replace(trees, victims=victims), notes=notes)
+        notes += (f"{lost} of {len(clients)} clients weren't attacked: their rows weren't captured",)
+    return dataclasses.replace(transcript, sent=transcript.sent.of(*victims), notes=notes)
 
 
 def with_labels(transcript: Transcript, truth: Truth) -> Transcript:
@@ -178,11 +144,8 @@ def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, disp
     nothing.
     """
     replays = dict(transcript.replays)
-    if (trees := transcript.trees) is not None:
-        for message in trees.messages:
-            if (key := (0, message.client)) in truth.inputs:
-                held = Split(transcript.task_info.normalise(truth.inputs[key]), truth.labels[key])
-                replays[message.round, message.client] = Replay(replay_error(trees, message, held))
+    if (errors := protocol_of(transcript).replay_errors(transcript, truth)) is not None:
+        replays |= {key: Replay(error) for key, error in errors.items()}
         return dataclasses.replace(transcript, replays=replays)
     todo = [
         (r.index, r.sent_to(u.client), u)
@@ -207,9 +170,7 @@ def facts_of(transcript: Transcript) -> Literal["verified", "contradicted", "unv
     replays = transcript.replays
     if any(replay.contradicts for replay in replays.values()):
         return "contradicted"
-    sent = [(r.index, u.client) for r in transcript.rounds for u in r.updates]
-    if transcript.trees is not None:
-        sent = [(m.round, m.client) for m in transcript.trees.messages if m.client in transcript.trees.victims]
+    sent = transcript.sent.sent_by_victims(transcript.rounds)
     verified = sent and all(key in replays and replays[key].verifies for key in sent)
     return "verified" if verified else "unverified"
 
@@ -383,7 +344,7 @@ def facts_in_words(transcript: Transcript) -> str:
     other = f"repeated, the training gives other updates than those that travelled{error}"
     home = next((one.home for one in transcript.replays.values() if one.home), "")
     if facts == "contradicted":
-        tried = ", and nothing ordinary that was tried explains it" * (transcript.trees is None)
+        tried = ", and nothing ordinary that was tried explains it" * protocol_of(transcript).updates
         return f"The facts don’t explain the updates: {other}{tried}."
     if replay.explanation and facts == "verified":
         alone = f"{replay.explanation}, which alone explains a difference of {replay.error:.2g}"
@@ -410,11 +371,8 @@ def why_contradicted(recording: Recording, replay: Replay) -> str:
         "repeated on the true examples, the recorded training gives other updates than those that travelled "
         f"(relative error {replay.error:.2g})"
     )
-    if transcript.trees is not None:
-        return (
-            f"{begin}: learning_rate or reg_lambda are others, rows are missing, weighted or drawn anew for each tree "
-            "(subsample), the model had other trees than were recorded, or clients add noise to what they send"
-        )
+    if contradicts := protocol_of(transcript).contradicts:
+        return f"{begin}: {contradicts}"
     if replay.explanation and replay.left < math.inf:
         canaries = "; audit what the noise promises by canaries" * ("noise" in replay.explanation)
         return (

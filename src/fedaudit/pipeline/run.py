@@ -284,7 +284,7 @@ def plan(
         for observation in whole.split(scope)[:most] or [whole]:
             reason: NotApplicable | None = None
             try:
-                if scope != "federation" and observation.trees is None:
+                if scope != "federation" and observation.sent.by_client() is None:
                     observation.need_messages()
                 with own_failures(attack.name, observation):
                     attack.check(observation)

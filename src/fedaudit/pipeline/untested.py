@@ -10,6 +10,7 @@ from fedaudit.modalities import example_kind
 from fedaudit.results import FindingResult
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording
+from fedaudit.transcript.sent import Sent, Updates
 
 _REBUILT = ("images", "rows", "sequences")  # kinds of findings that are the examples themselves
 _OF_RECORDS = ("membership", "attribute", "source", "property")
@@ -34,8 +35,7 @@ def not_tried(
             why = "the adversary has no records to ask about (threat.records)"
             if any(r.transcript.recording for r in recordings):
                 why = "no examples are known that nobody trained on; give some: --records FILE"
-        if any(r.transcript.trees for r in recordings):
-            why = "no attack on boosted trees asks that"
+        why = next((no for r in recordings if (no := r.transcript.sent.no_membership)), why)
         lines.append(f"nobody asked whether a given record was used: {why}")
     left_out = [f.reason for f in findings if f.reason and f.reason.startswith("not run: ")]
     lines += [
@@ -63,20 +63,18 @@ def left_out(scenario: Scenario, attacks: Sequence[Attack], kind: str) -> list[s
     """Return the attacks that weren't run, grouped by the reason."""
     named = {attack.name for attack in attacks}
     kinds = {attack.finds.kind for attack in attacks}
-    vertical, trees = any(a.vertical for a in attacks), any(a.trees_only for a in attacks)
+    reads = next((a.reads for a in attacks if a.reads.no_updates), Updates)
     groups: dict[str, list[str]] = {}
     for entry in ATTACKS:
         if entry.name not in named:
-            groups.setdefault(_why(entry.value, scenario, kind, vertical, trees, kinds), []).append(entry.name)
+            groups.setdefault(_why(entry.value, scenario, kind, reads, kinds), []).append(entry.name)
     return [f"{why} ({_listed(names)})" for why, names in groups.items()]
 
 
-def _why(attack: type[Attack], scenario: Scenario, kind: str, vertical: bool, trees: bool, kinds: set[str]) -> str:
+def _why(attack: type[Attack], scenario: Scenario, kind: str, reads: type[Sent], kinds: set[str]) -> str:
     found = attack.finds.kind
-    if attack.trees_only != trees:
-        return "attacks on federations of networks" if trees else "attacks on federations of boosted trees"
-    if attack.vertical != vertical:
-        return "attacks on horizontal federations" if vertical else "attacks on vertical federations"
+    if attack.reads is not reads:
+        return f"attacks on {reads.others or attack.reads.federations}"
     if attack.examples and kind not in attack.examples:
         return "attacks on other kinds of examples than these"
     if found in _OF_RECORDS and scenario.threat.records is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.defences.suitable import suitable
 from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.protocols import protocol_of
 from fedaudit.utils.errors import BadInput
 
 
@@ -15,16 +16,12 @@ def with_what_if(scenario: Scenario) -> Scenario:
     """
     if scenario.other_defences or not scenario.defences.undefended:
         raise BadInput("what_if=True chooses the defences, and the scenario names some: leave one of the two out")
-    if any(f.vertical for f in scenario.federations):
-        raise BadInput(
-            "what_if=True compares defences of updates, and a vertical federation sends none; change its protocol or "
-            "top"
-        )
-    if any(f.trees for f in scenario.federations):
-        raise BadInput(
-            "what_if=True compares defences of updates, and a federation of trees sends none; change its trees' "
-            "settings"
-        )
+    for protocol in map(protocol_of, scenario.federations):
+        if not protocol.updates:
+            raise BadInput(
+                f"what_if=True compares defences of updates, and {protocol.described} sends none; change "
+                f"{protocol.instead}"
+            )
     summed = scenario.threat.sees != "updates"
     fitting = suitable((a.recovers for a in scenario.attacks), summed=summed)
     chosen = [DefencesSpec.model_validate(v) for v in fitting]

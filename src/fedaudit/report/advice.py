@@ -10,6 +10,7 @@ from fedaudit.evaluation.finding_types import known_type
 from fedaudit.modalities import example_kind
 from fedaudit.report.conclusion import headline
 from fedaudit.results import LEAKS, AttackSummary, AuditResult
+from fedaudit.simulation.protocols import protocol_by
 
 _COMMAND = "fedaudit audit scenario.yaml --out DIR"
 _ATTACK = "fedaudit attack "
@@ -79,7 +80,7 @@ def _against(result: AuditResult) -> list[Advice]:
     remedies = {remedy for s in leaks for remedy in known_type(s.kind).remedies}
     lines = []
     recorded = any(f.recording for f in result.federations) or result.repeat.startswith(_ATTACK)
-    if result.adversary.adversary == "malicious-server" and not is_vertical(result):
+    if result.adversary.adversary == "malicious-server" and not without_updates(result):
         lines.append(
             Advice(
                 "Check every model before you train on it.",
@@ -87,10 +88,8 @@ def _against(result: AuditResult) -> list[Advice]:
                 "fedaudit check-model RECEIVED --scenario scenario.yaml --client 0",
             )
         )
-    if any(f.algorithm == "trees" for f in result.federations):
-        lines += _of_trees(result, leaks)
-    elif is_vertical(result):
-        lines += _in_vertical(result, leaks)
+    if without_updates(result):
+        lines += _of_protocol(result, leaks)
     elif recorded:
         lines.append(
             Advice(
@@ -136,44 +135,16 @@ def _against(result: AuditResult) -> list[Advice]:
     return lines
 
 
-def is_vertical(result: AuditResult) -> bool:
-    """Return whether the audit is of vertical federations or of trees, where defences of updates have no place."""
-    return any(f.algorithm in ("vertical", "split", "trees") for f in result.federations)
+def without_updates(result: AuditResult) -> bool:
+    """Return whether clients of its federations send no updates, so that defences of these have no place."""
+    return any(not protocol_by(f.algorithm).updates for f in result.federations)
 
 
-def _in_vertical(result: AuditResult, leaks: list[AttackSummary]) -> list[Advice]:
-    """Return what changes the leak of a vertical federation: its protocol, or the server's network."""
-    lines = []
-    for spec in _leaking(result, leaks):
-        place = f"--set federations.{spec['name']}.vertical"
-        if spec["vertical"]["protocol"] != "split":
-            text = (
-                "Where embeddings travel and nobody reads the gradients of a party's network, this attack has no hold."
-            )
-            lines.append(Advice("Keep the gradients at the parties.", text, f"{place}.protocol=split"))
-        elif spec["vertical"]["top"] == "sum":
-            text = "Then a party no longer receives the gradient of the outputs, which is the label. Others may tell."
-            lines.append(Advice("Give the server a network of its own.", text, f"{place}.top=mlp"))
-    return lines[:1]
-
-
-def _of_trees(result: AuditResult, leaks: list[AttackSummary]) -> list[Advice]:
-    """Return what changes the leak of a federation of trees: only sums leave, or noisy ones."""
-    lines = []
-    for spec in _leaking(result, leaks):
-        place = f"--set federations.{spec['name']}.trees"
-        if spec["trees"]["protocol"] != "histogram":
-            text = "Then the trees are of all clients' rows, and only sums over all of them are seen."
-            lines.append(
-                Advice(
-                    "Add histograms up under secure aggregation.",
-                    text,
-                    f"{place}.protocol=histogram --set threat.sees=sum",
-                )
-            )
-            text = "Counts of leaves are no longer exact. It costs accuracy."
-            lines.append(Advice("Add noise to the sums in the leaves.", text, f"{place}.noise=2"))
-    return lines[:2]
+def _of_protocol(result: AuditResult, leaks: list[AttackSummary]) -> list[Advice]:
+    """Return what changes the leak of a federation without updates: settings of its protocol."""
+    changes = (protocol_by(spec["algorithm"]).changes(spec) for spec in _leaking(result, leaks))
+    first = next(filter(None, changes), ())
+    return [Advice(one.title, one.text, " ".join(f"--set {setting}" for setting in one.settings)) for one in first]
 
 
 def _keep(level: str) -> Advice:
@@ -204,7 +175,7 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
     if records and more > records and any("more records" in known_type(s.kind).remedies for s in undecided):
         text = "More records decide what fewer leave to luck."
         lines.append(Advice("Ask about more records.", text, f"--set threat.records={more}"))
-    if any("other attacks" in known_type(s.kind).remedies for s in result.summaries) and not is_vertical(result):
+    if any("other attacks" in known_type(s.kind).remedies for s in result.summaries) and not without_updates(result):
         others = [name for name in ("invg", "agic", "gradinversion", "geng") if name not in attacks][:2]
         if others:
             listed = ", ".join([*attacks, *others])

@@ -23,6 +23,7 @@ from fedaudit.results import (
     Verdict,
     overall,
 )
+from fedaudit.simulation.protocols import protocol_by
 
 UPDATES = {"gradient": "gradient updates", "weights": "weight updates"}
 SEVERITY: dict[str, int] = {  # of a verdict, as the page's colours and symbols know it
@@ -129,9 +130,7 @@ def setting_text(result: AuditResult, summary: AttackSummary) -> str:
     record = next(f for f in result.federations if f.name == summary.federation)
     if record.recording:
         return "Deployment: the federation really ran, and was recorded."
-    if record.algorithm == "trees":
-        return "Deployment: trees over as many examples as federations in use have."
-    return "Deployment: a trained network, and updates such as federations in use send."
+    return f"Deployment: {protocol_by(record.algorithm).deployed}."
 
 
 def _so_far(margin: MarginResult, result: AuditResult) -> str:
@@ -143,15 +142,15 @@ def _so_far(margin: MarginResult, result: AuditResult) -> str:
 def tested(result: AuditResult, summary: AttackSummary) -> str:
     """Return in a sentence on what an attack was run, and with what effort."""
     record = next(f for f in result.federations if f.name == summary.federation)
-    trees = record.algorithm == "trees"
+    protocol = protocol_by(record.algorithm)
     state = result.model.trained if record.rounds == 1 else f"{result.model.trained} before {record.rounds} rounds"
-    state = f"{record.rounds} round{'s' * (record.rounds > 1)}" if trees else state
+    state = f"{record.rounds} round{'s' * (record.rounds > 1)}" if protocol.sent.grown else state
     model = f"{result.model.name} ({state}"
     model += f", BatchNorm in {result.model.batch_norm} mode)" if result.model.batch_norm != "none" else ")"
     batch = f"batches of {count(record.batch_size)}" if record.batch_size > 1 else "single examples"
     updates = UPDATES[summary.update_kind]
-    if trees:
-        updates, batch = "trees", f"{count(record.batch_size)} examples a client"
+    if protocol.sends:
+        updates, batch = protocol.sends, f"{count(record.batch_size)} examples a client"
     if record.summed > 1:
         batch = f"{batch}, summed over {count(record.summed)} clients"
     n, of = (summary.evidence.n, summary.evidence.of) if summary.evidence else (summary.updates, "runs of the attack")

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from fedaudit.report.advice import is_vertical
+from fedaudit.report.advice import without_updates
 from fedaudit.report.conclusion import (
     comparison_text,
     control_text,
@@ -22,6 +22,7 @@ from fedaudit.report.conclusion import (
 from fedaudit.report.frontier import ORDERS, PSNR, DefenceTable, defence_tables, order, prices, scale, worth_comparing
 from fedaudit.report.wording import counted, rests_on, shared
 from fedaudit.results import AuditResult, Interval, with_images
+from fedaudit.simulation.protocols import protocol_by
 from fedaudit.utils.progress import wide_console
 
 _WIDEST_HEAD = 14  # letters, of a column of numbers
@@ -111,7 +112,7 @@ def print_summary(result: AuditResult) -> None:
 def next_step(result: AuditResult, report: Path) -> str:
     """Return what to do next in a line: open ``report`` and, where something leaked, see which defences help."""
     text = f"next: open {report}"
-    defended = any(not f.undefended for f in result.federations) or is_vertical(result)
+    defended = any(not f.undefended for f in result.federations) or without_updates(result)
     if headline(result).verdict in _NOTHING or defended or not result.repeat.startswith(_KNOWN):
         return text
     return f"{text}; to compare defences: {_again(result, report, '--what-if', 'what-if')}"
@@ -120,13 +121,10 @@ def next_step(result: AuditResult, report: Path) -> str:
 def deployed_step(result: AuditResult, report: Path) -> str:
     """Return the command that asks a diagnostic's question of a deployment, or why there is none; empty: no need."""
     diagnostic = any(summary.setting == "diagnostic" for summary in result.summaries)
-    if diagnostic and any(f.algorithm == "trees" for f in result.federations):
-        return "this was a diagnostic: trees of few rows; of a deployment: raise examples to 16 a client or more"
-    if diagnostic and is_vertical(result):
-        return (
-            "this was a diagnostic; there is no ready command for a deployment of a vertical federation: train its "
-            "network first, and set the parties' batches as yours are"
-        )
+    if diagnostic and (
+        said := next(filter(None, (protocol_by(f.algorithm).deployment for f in result.federations)), "")
+    ):
+        return said
     if diagnostic and result.repeat.startswith(_ATTACK):
         return "this was a diagnostic; what travelled can't be changed: simulate a deployment, or record yours"
     if not result.as_deployed or not result.repeat.startswith(_KNOWN):

@@ -10,11 +10,11 @@ from pydantic import BeforeValidator, Field, ValidationError, field_serializer, 
 
 from fedaudit.attacks import Attack
 from fedaudit.defences.spec import DefencesSpec
-from fedaudit.models.trees import MODEL as TREES
 from fedaudit.scenario.yaml import apply_override as apply_override
 from fedaudit.scenario.yaml import describe_source, read_scenario
 from fedaudit.scenario.yaml import parse_setting as parse_setting
-from fedaudit.simulation.spec import FederationSpec
+from fedaudit.simulation.spec import PROTOCOL_SETTINGS, FederationSpec
+from fedaudit.transcript.sent import SENT
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
@@ -224,39 +224,33 @@ class Scenario(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _model_of_trees(cls, values: Any) -> Any:
+    def _model_of_protocol(cls, values: Any) -> Any:
         if not isinstance(values, dict) or not isinstance(values.get("federations"), list) or values.get("model"):
             return values
-        trees = [isinstance(f, dict) and f.get("algorithm") == "trees" for f in values["federations"]]
-        return {**values, "model": {"name": TREES}} if any(trees) else values
+        named = {f.get("algorithm") for f in values["federations"] if isinstance(f, dict)}
+        own = next((kind.model for kind in PROTOCOL_SETTINGS if kind.model and named & set(kind.algorithms)), "")
+        return {**values, "model": {"name": own}} if own else values
 
     @model_validator(mode="after")
-    def _trees_or_networks(self) -> Scenario:
-        of_trees = [federation.trees is not None for federation in self.federations]
-        if any(of_trees) and not all(of_trees):
-            raise ValueError("trees and networks are different models; give each a scenario of its own")
-        if of_trees[0] != (self.model.name == TREES):
-            raise ValueError(
-                f"a federation of trees (algorithm: trees) is of the model {TREES}, and only such a one; the model is "
-                f"'{self.model.name}': leave model out"
-                if of_trees[0]
-                else f"the model {TREES} is for federations of trees; set federations[].algorithm: trees"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_vertical_model(self) -> Scenario:
+    def _one_model(self) -> Scenario:
         first = self.federations[0]
+        own = {kind.model: kind for kind in PROTOCOL_SETTINGS if kind.model}
         for other in self.federations[1:]:
-            if (first.vertical is None) != (other.vertical is None):
+            if first.settings.kind != other.settings.kind:
+                one, another = (SENT[f.settings.kind].federations for f in (first, other))
+                raise ValueError(f"{one} and {another} train different models; give each a scenario of its own")
+            if first.settings.of_model(first.clients) != other.settings.of_model(other.clients):
                 raise ValueError(
-                    "vertical and other federations train different models; give each a scenario of its own"
+                    f"the {SENT[first.settings.kind].federations} '{first.name}' and '{other.name}' train different "
+                    "models (clients, features, embedding, top or cut); give each a scenario of its own"
                 )
-            if first.vertical and other.vertical and _of_model(first) != _of_model(other):
-                raise ValueError(
-                    f"the vertical federations '{first.name}' and '{other.name}' train different models (clients, "
-                    "features, embedding, top or cut); give each a scenario of its own"
-                )
+        if first.settings.model != (self.model.name if self.model.name in own else ""):
+            sort = own.get(self.model.name, type(first.settings))
+            raise ValueError(
+                f"{SENT[sort.kind].federations} (algorithm: {sort.algorithms[0]}) are of the model {sort.model}, and "
+                f"only such are; the model is '{self.model.name}', and the algorithm {first.algorithm}: leave "
+                f"{'model out' if first.settings.model else 'one of the two out'}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -307,12 +301,6 @@ class Scenario(Spec):
     def to_yaml(self) -> str:
         """Return the scenario as YAML; loading it gives an equal scenario."""
         return plain_yaml.dumps(self.model_dump(mode="json"))
-
-
-def _of_model(spec: FederationSpec) -> tuple[Any, ...]:
-    """Return what of a vertical federation decides its model."""
-    assert spec.vertical is not None
-    return spec.clients, spec.vertical.features, spec.vertical.embedding, spec.vertical.top, spec.vertical.cut
 
 
 def scenario_from(values: Any, *, where: str = "scenario") -> Scenario:

@@ -10,6 +10,7 @@ from fedaudit.data.partition import PARTITIONS
 from fedaudit.simulation.behaviour import Behaviour
 from fedaudit.simulation.server_behaviour import ServerBehaviour
 from fedaudit.task.training import LocalPlan
+from fedaudit.transcript.sent import ProtocolSpec
 from fedaudit.transcript.trees import TreeSpec
 from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.utils.errors import unknown_name
@@ -88,16 +89,8 @@ class MaliciousSpec(Spec):
         return {"name": settings.pop("name"), "clients": self.clients, "lacks": self.lacks, **settings}
 
 
-# What a federation of trees can't have: clients grow trees on all of their rows, in every round or in turn.
-_NOT_TREES = (
-    "clients_per_round", "local_steps", "local_epochs", "momentum", "weight_decay", "proximal_mu", "malicious",
-    "server", "record", "batch_norm", "vertical",
-)  # fmt: skip
-# What a vertical federation can't have: every party takes part in every round, in one step on the same examples.
-_NOT_VERTICAL = (
-    "clients_per_round", "local_steps", "local_epochs", "momentum", "weight_decay", "proximal_mu", "malicious",
-    "record", "batch_norm",
-)  # fmt: skip
+# Of the protocols that have settings of their own, each in a field of its name.
+PROTOCOL_SETTINGS: tuple[type[ProtocolSpec], ...] = (VerticalSpec, TreeSpec)
 
 
 class FederationSpec(Spec):
@@ -170,13 +163,20 @@ class FederationSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _vertical_by_default(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("algorithm") == "trees" and values.get("trees") is None:
-            return {**values, "trees": {}}
-        if not isinstance(values, dict) or values.get("algorithm") not in ("vertical", "split"):
-            return values
-        parties = {"clients": 1} if values["algorithm"] == "split" else {}
-        return {**parties, **values, "vertical": {} if values.get("vertical") is None else values["vertical"]}
+    def _settings_by_default(cls, values: Any) -> Any:
+        for kind in PROTOCOL_SETTINGS if isinstance(values, dict) else ():
+            if values.get("algorithm") in kind.algorithms:
+                given = {} if values.get(kind.kind) is None else values[kind.kind]
+                return {**kind.defaults(values["algorithm"]), **values, kind.kind: given}
+        return values
+
+    @property
+    def settings(self) -> ProtocolSpec:
+        """The protocol's own settings; of a horizontal federation there are none beside these."""
+        return next(iter(self._given()), ProtocolSpec())
+
+    def _given(self) -> list[ProtocolSpec]:
+        return [given for kind in PROTOCOL_SETTINGS if (given := getattr(self, kind.kind)) is not None]
 
     @property
     def drawn(self) -> str:
@@ -198,19 +198,11 @@ class FederationSpec(Spec):
 
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSpec:
-        if self.trees is not None:
-            self._check_trees(self.trees)
-        elif self.vertical is not None:
-            self._check_vertical(self.vertical)
-        elif self.algorithm == "fedsgd":
-            local = ("local_steps", "local_epochs", "momentum", "weight_decay")
-            given = [name for name in local if getattr(self, name)]
-            if given:
-                raise ValueError(
-                    f"fedsgd sends one gradient a round: {given[0]} is for fedavg and fedprox; leave it out"
-                )
-        elif (self.local_steps is None) == (self.local_epochs is None):
-            raise ValueError(f"{self.algorithm} needs local_steps or local_epochs, and not both")
+        changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        for settings in self._given():
+            settings.check(self.algorithm, self.clients, changed)
+        if not self._given():
+            self._check_local_training()
         if self.proximal_mu and self.algorithm != "fedprox":
             raise ValueError("proximal_mu is for fedprox only; leave it out")
         if not self.proximal_mu and self.algorithm == "fedprox":
@@ -223,58 +215,20 @@ class FederationSpec(Spec):
             raise ValueError("record names a round twice; name each once")
         if self.record is not None and not 0 <= max(self.record) < self.rounds:
             raise ValueError(f"record names round {max(self.record)}, but rounds count from 0 to {self.rounds - 1}")
-        if self.vertical is None and self.examples is not None and self.examples < self.clients:
+        if not self.settings.same_examples and self.examples is not None and self.examples < self.clients:
             raise ValueError(
                 f"{self.examples} examples can't be partitioned over {self.clients} clients; examples are those of all "
                 "clients together"
             )
         return self
 
-    def _check_trees(self, trees: TreeSpec) -> None:
-        if self.algorithm != "trees":
-            raise ValueError(f"trees is for algorithm: trees, not {self.algorithm}; leave one of the two out")
-        given = [name for name in _NOT_TREES if getattr(self, name)]
-        if self.arithmetic != "torch" or self.batch_size != 1:
-            given.append("arithmetic" if self.arithmetic != "torch" else "batch_size")
-        if given:
-            raise ValueError(
-                f"{given[0]} isn't for a federation of trees, whose clients grow trees on all their rows; leave it out"
-            )
-        if trees.observer >= self.clients:
-            raise ValueError(f"trees.observer is {trees.observer}, but clients are 0 to {self.clients - 1}")
-
-    def _check_vertical(self, vertical: VerticalSpec) -> None:
-        if self.algorithm not in ("vertical", "split"):
-            raise ValueError(f"vertical is for algorithm: vertical, not {self.algorithm}; leave one of the two out")
-        if self.algorithm == "split":
-            self._check_split(vertical)
-        elif vertical.cut is not None:
-            raise ValueError("vertical.cut is for split learning; set algorithm: split")
-        given = [name for name in _NOT_VERTICAL if getattr(self, name)]
-        if self.arithmetic != "torch" or self.partition != PartitionSpec():
-            given.append("arithmetic" if self.arithmetic != "torch" else "partition")
-        if given:
-            raise ValueError(
-                f"{given[0]} isn't for a vertical federation, whose parties all take part in one step a round on the "
-                "same examples; leave it out"
-            )
-        if self.clients < 2 and vertical.cut is None:
-            raise ValueError("a vertical federation has 2 parties or more; raise clients")
-        if vertical.observer >= self.clients:
-            raise ValueError(f"vertical.observer is {vertical.observer}, but parties are 0 to {self.clients - 1}")
-
-    def _check_split(self, vertical: VerticalSpec) -> None:
-        if vertical.cut is None:
-            raise ValueError(
-                "split learning needs vertical.cut, the last layer that the client has; set it to 1, or a name"
-            )
-        usual = VerticalSpec(cut=vertical.cut, known_labels=vertical.known_labels)
-        for key in ("features", "protocol", "embedding", "top", "observer"):
-            if getattr(vertical, key) != getattr(usual, key):
+    def _check_local_training(self) -> None:
+        if self.algorithm == "fedsgd":
+            local = ("local_steps", "local_epochs", "momentum", "weight_decay")
+            given = [name for name in local if getattr(self, name)]
+            if given:
                 raise ValueError(
-                    f"vertical.{key} isn't for split learning, where vertical.cut says it all; leave it out"
+                    f"fedsgd sends one gradient a round: {given[0]} is for fedavg and fedprox; leave it out"
                 )
-        if self.clients != 1:
-            raise ValueError(
-                "split learning has one client here (several in turn send what one would); leave clients out"
-            )
+        elif (self.local_steps is None) == (self.local_epochs is None):
+            raise ValueError(f"{self.algorithm} needs local_steps or local_epochs, and not both")

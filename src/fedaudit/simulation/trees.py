@@ -55,7 +55,7 @@ def play(federation: Federation, report: Callable[[float], None] | None = None) 
         del asked[spec.trees.observer]
     whole = asked if _summed(federation) else None
     record = grow(held, spec.trees, spec.learning_rate, spec.rounds, info.num_classes, rng, after, summed=whole)
-    transcript = Transcript(federation.name, info, federation.model, federation.loss, [], log, trees=record)
+    transcript = Transcript(federation.name, info, federation.model, federation.loss, [], log, sent=record)
     data = [_pooled(whole)] if whole else held
     return transcript, truth_of([data[c] for c in record.victims], record.victims, federation), history
 

@@ -58,7 +58,7 @@ def play(federation: Federation, report: Callable[[float], None] | None = None) 
         raise BadInput(f"federation '{spec.name}': {error}") from None
     module = copy.deepcopy(federation.model)
     log = server.behaviour.adversary_log() if server else {}
-    transcript = Transcript(federation.name, info, module, federation.loss, [], log, vertical=record)
+    transcript = Transcript(federation.name, info, module, federation.loss, [], log, sent=record)
     return transcript, truth_of(federation, record.used), history
 
 

@@ -53,8 +53,7 @@ REPLAY = "replay.json"
 # What a client sends: its weights after training, their difference to what it was sent, or a gradient.
 Form = Literal["weights", "difference", "gradient"]
 # Of the whole federation, in files of these names.
-TranscriptPart = Literal["queries", "adversary-log", "canaries", "vertical", "trees"]
-PARTS: tuple[TranscriptPart, ...] = ("queries", "adversary-log", "canaries", "vertical", "trees")
+PARTS = ("queries", "adversary-log", "canaries", "vertical", "trees")
 BOOSTERS = "trees.yaml"  # beside boosters as they travelled, of which `fedaudit convert` makes a transcript
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
@@ -161,11 +160,18 @@ class Header(BaseModel):
     task: TaskInfo | None = None
     observed: ObservedTask = ObservedTask()
     partial: bool = False
-    parts: list[TranscriptPart] = []
+    parts: list[str] = []
     clients: list[str] = []
     notes: list[str] = []
     last: Digest | None = None
     digest: Digest
+
+    @field_validator("parts")
+    @classmethod
+    def _known(cls, parts: list[str]) -> list[str]:
+        if unknown := [part for part in parts if part not in PARTS]:
+            raise ValueError(f"'{unknown[0][:40]}' is none of {', '.join(PARTS)}")
+        return parts
 
     @field_validator("name")
     @classmethod
@@ -240,7 +246,7 @@ class Writer:
             raise
         self.write_header()
 
-    def write_part(self, part: TranscriptPart, tensors: Mapping[str, Tensor], entry: BaseModel | None = None) -> None:
+    def write_part(self, part: str, tensors: Mapping[str, Tensor], entry: BaseModel | None = None) -> None:
         """Write what there is of the whole federation, or write it anew; the header names it from its next writing."""
         file = f"{part}.safetensors"
         values = {} if entry is None else {"entry": entry.model_dump(mode="json")}
@@ -323,7 +329,7 @@ def read_rounds(folder: Path, header: Header) -> list[RoundEntry]:
     return entries
 
 
-def read_part(folder: Path, header: Header, part: TranscriptPart) -> tuple[Any, dict[str, Tensor]] | None:
+def read_part(folder: Path, header: Header, part: str) -> tuple[Any, dict[str, Tensor]] | None:
     """Return what there is of the whole federation, an entry in plain values and tensors; None where nothing is."""
     path = folder / f"{part}.safetensors"
     if not path.is_file() or path.is_symlink():

@@ -13,11 +13,10 @@ from fedaudit.epsilon.canaries import Canaries
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
 from fedaudit.transcript.queries import QuerySet
+from fedaudit.transcript.sent import UPDATES, HasSent, Sent
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import SERVER_LOG, Transcript
-from fedaudit.transcript.trees import TreeRecord
 from fedaudit.transcript.update import Update, UpdateKind
-from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.transcript.view import view
 from fedaudit.utils.errors import NotApplicable
 
@@ -45,7 +44,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Observation:
+class Observation(HasSent):
     """A transcript cut down to what a threat model permits: the only thing that an attack ever receives.
 
     Attributes:
@@ -62,9 +61,9 @@ class Observation:
             did, where it is that; empty otherwise.
         records: the examples that the adversary holds, if any; whose they are isn't in them.
         canaries: what it reads of an audit's canaries, if there are any; which were in isn't told.
-        vertical: of a vertical federation, what this adversary sees of it; there are no messages then.
-        trees: of a federation of boosted trees, what this adversary sees of it; a message then stands for each client
-            whose rows are asked for, and is empty.
+        sent: what this adversary sees of what its protocol sent beside updates: of a vertical federation, where there
+            are no messages; of one of boosted trees, where a message stands for each client whose rows are asked for,
+            and is empty.
     """
 
     federation: str
@@ -78,8 +77,7 @@ class Observation:
     adversary_log: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     records: QuerySet | None = None
     canaries: Canaries | None = None
-    vertical: VerticalRecord | None = None
-    trees: TreeRecord | None = None
+    sent: Sent = UPDATES
 
     def __repr__(self) -> str:
         seen = f"{len(self.messages)} messages ({self.update_kind}), global weights of {len(self.weights)} rounds"
@@ -104,22 +102,13 @@ class Observation:
         Raises:
             NotApplicable: it doesn't.
         """
-        if self.vertical is not None:
-            raise NotApplicable(
-                "this federation is vertical: parties send embeddings of their features, and no updates; use an attack "
-                "on vertical federations (cafe, direct-labels, norm-scoring, direction-scoring, model-completion, or "
-                "unsplit)"
-            )
+        if self.sent.no_updates:
+            raise NotApplicable(self.sent.no_updates)
         if not self.messages and self.threat.reads_updates and self.threat.adversary == "client":
             raise NotApplicable(
                 "how the global model changes leaves nothing of the others' updates: no two rounds in a row are known, "
                 "or it doesn't move by their mean (a robust rule, noise, a server's momentum); choose the adversary "
                 "'aggregating-client' or 'server', or raise federations[].rounds to 2 or more"
-            )
-        if self.trees is not None:
-            raise NotApplicable(
-                "this federation is of boosted trees: clients send trees, and no updates; use timberstrike, an attack "
-                "on trees"
             )
         if not self.messages:
             raise NotApplicable(
@@ -155,7 +144,7 @@ class Observation:
                 self,
                 weights=tuple(m.weights for m in groups[key]),
                 messages=tuple(groups[key]),
-                trees=self.trees and self.trees.of(groups[key][0].client),
+                sent=self.sent.of(groups[key][0].client),
             )
             for key in order
         ]
@@ -195,9 +184,9 @@ def observe(transcript: Transcript | Recorded, threat: ThreatModel | None = None
                 client: record.client_weights[client] for client in update.members if client in record.client_weights
             }
             messages.append(Message(record.index, update.client, sent, seen, own))
-    trees = None if transcript.trees is None else transcript.trees.seen_by(threat.adversary)
-    if trees is not None:
-        messages = [Message(0, c, {}, Update(c, "weights", {}, trees.examples_of(c), None)) for c in trees.victims]
+    beside = transcript.sent.seen_by(threat.adversary)
+    if (clients := beside.by_client()) is not None:
+        messages = [Message(0, c, {}, Update(c, beside.update_kind, {}, n, None)) for c, n in clients.items()]
     records = transcript.records if threat.records or threat.client_property else None
     if records is not None and threat.client_property is None:
         records = dataclasses.replace(records, public_property=records.public_property[:0])
@@ -215,8 +204,7 @@ def observe(transcript: Transcript | Recorded, threat: ThreatModel | None = None
         adversary_log={} if threat.partial else _own_log(transcript.adversary_log, threat),
         records=records,
         canaries=None if threat.partial else _readable(transcript.canaries, threat),
-        vertical=None if transcript.vertical is None else transcript.vertical.seen_by(threat.adversary),
-        trees=trees,
+        sent=beside,
     )
 
 

@@ -34,6 +34,7 @@ from fedaudit.transcript.files import (
 )
 from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.rounds import REMEDY, Round, check_new, labels_of, read_file
+from fedaudit.transcript.sent import UPDATES
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import ABOUT, CANDIDATES, COINS, FILE, FOLDER, save_part, save_recording, truth_from
 from fedaudit.transcript.update import Update
@@ -116,7 +117,7 @@ def _convert_simulated(old: Path, index: dict[str, Any], new: Path) -> list[str]
         entry = CanariesEntry.model_validate_json(json.dumps(index["canaries"]))
         transcript.canaries = entry.canaries(tensors("canaries.safetensors"), old / "canaries.safetensors")
     if index.get("vertical"):
-        transcript.vertical = _vertical(index["vertical"], tensors("vertical.safetensors"))
+        transcript.sent = _vertical(index["vertical"], tensors("vertical.safetensors"))
     if not (old / FILE).is_file():
         transcript.save(new)
         return notes
@@ -192,8 +193,8 @@ def _first_fingerprint(transcript: Transcript) -> str:
                 digest.update(tensor_bytes(update.tensors[name]))
     for tensor in transcript.records.stored().values() if transcript.records is not None else ():
         digest.update(tensor_bytes(tensor))
-    for known in (transcript.canaries, transcript.vertical):
-        if known:
+    for known in (transcript.canaries, transcript.sent):
+        if known and known is not UPDATES:
             digest.update(fingerprint(_as_it_lay(known)).encode())
     return digest.hexdigest()
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from fedaudit.epsilon.canaries import Canaries
 from fedaudit.models import build_model, keep_modes, of_one_tensor, own_copy, packings_in
 from fedaudit.models.inserted_module import with_inserted_module
-from fedaudit.models.trees import TreeEnsemble
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import LossOptions, as_called, recognise
 from fedaudit.task.training import Loss, loss_function
@@ -27,7 +26,6 @@ from fedaudit.transcript.files import (
     Header,
     MessageEntry,
     RoundEntry,
-    TranscriptPart,
     Writer,
     read_header,
     read_part,
@@ -46,9 +44,10 @@ from fedaudit.transcript.rounds import (
     check_update,
     expected,
 )
-from fedaudit.transcript.trees import TreeEntry, TreeRecord
+from fedaudit.transcript.sent import UPDATES, HasSent, Sent, SentEntry
+from fedaudit.transcript.trees import TreeEntry
 from fedaudit.transcript.update import Replay, UpdateKind
-from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord, vertical_module
+from fedaudit.transcript.vertical import VerticalEntry
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import fingerprint, tensor_bytes
 from fedaudit.utils.folders import temporary_folder
@@ -56,12 +55,13 @@ from fedaudit.utils.integrity import blank
 from fedaudit.utils.validation import explain
 
 SERVER_LOG = "server/"  # before the names of what a malicious server records
+_ENTRIES: dict[str, type[SentEntry]] = {"vertical": VerticalEntry, "trees": TreeEntry}  # by their files
 
 Entry = TypeVar("Entry", bound=BaseModel)
 
 
 @dataclass(eq=False)
-class Transcript:
+class Transcript(HasSent):
     """What travelled in one federation.
 
     Attributes:
@@ -74,8 +74,8 @@ class Transcript:
             :data:`SERVER_LOG`; only they have it.
         records: the examples that the adversary holds, if any.
         canaries: what observers read of an audit's canaries, if there were any.
-        vertical: of a vertical federation all that travelled; it has no ``rounds``. None of a horizontal one.
-        trees: of a federation of boosted trees, likewise.
+        sent: what the protocol sent beside updates: of a vertical federation, or of one of boosted trees, all that
+            travelled, and there are no ``rounds``.
         clients: number to the name that the framework has for it; empty where clients are only numbered.
         partial: whether updates may hold only some of the model's parameters (adapters, some layers).
         replays: (round, client) to how close local training, repeated on the truth, comes to the update; of those
@@ -97,8 +97,7 @@ class Transcript:
     notes: tuple[str, ...] = ()
     recording: str | None = None
     canaries: Canaries | None = None
-    vertical: VerticalRecord | None = None
-    trees: TreeRecord | None = None
+    sent: Sent = UPDATES
     _checked: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
@@ -113,9 +112,7 @@ class Transcript:
     @property
     def update_kind(self) -> UpdateKind:
         """What clients send; ``weights`` where no single update can be read."""
-        if self.vertical is not None:
-            return "gradient"
-        return next((u.kind for r in self.rounds for u in r.updates), "weights")
+        return next((u.kind for r in self.rounds for u in r.updates), self.sent.update_kind)
 
     def check(self) -> None:
         """Refuse, once, what :meth:`load` refuses: one that was made in Python may hold anything.
@@ -126,16 +123,10 @@ class Transcript:
         if self._checked:
             return
         where = f"transcript '{self.name}'"
-        if self.vertical is not None:
+        if self.sent.no_updates:
             if self.rounds:
-                raise CorruptTranscript(f"{where}: a vertical federation has no rounds of updates")
-            self.vertical.check(self.module, self.task_info, where)
-            self._checked = True
-            return
-        if self.trees is not None:
-            if self.rounds:
-                raise CorruptTranscript(f"{where}: a federation of trees has no rounds of updates")
-            self.trees.check(self.task_info, where)
+                raise CorruptTranscript(f"{where}: {self.sent.federations} have no rounds of updates")
+            self.sent.check(self.module, self.task_info, where)
             self._checked = True
             return
         if not self.rounds or not all(r.updates or self.recording for r in self.rounds):
@@ -188,7 +179,7 @@ class Transcript:
         The architecture isn't in it (``task_info`` names it), nor what was added later: replays and notes.
         """
         parts = (self.rounds, self.adversary_log, self.records, self.clients, self.partial, self.recording)
-        added = [known for known in (self.canaries, self.vertical, self.trees) if known]
+        added = [*([self.canaries] if self.canaries else []), *([self.sent] if self.sent.no_updates else [])]
         return fingerprint(self.name, self.task_info, *parts, *added)
 
     def save(self, folder: Path | str) -> None:
@@ -206,7 +197,7 @@ class Transcript:
             id=self.id,
             task=self.task_info,
             partial=self.partial,
-            clients=list(self.clients.values()) if self.trees is not None else [],
+            clients=list(self.clients.values()) if self.sent.no_updates else [],
             notes=list(self.notes),
             digest=blank(),
         )
@@ -260,20 +251,16 @@ class Transcript:
             writer.write_tensors(file, {k: v for k, v in sent.items() if not v.equal(one.weights[k])})
         writer.close_round(entry)
 
-    def _parts(self) -> dict[TranscriptPart, tuple[dict[str, Tensor], BaseModel | None]]:
+    def _parts(self) -> dict[str, tuple[dict[str, Tensor], BaseModel | None]]:
         """Return what there is of the whole federation, as it is written."""
-        parts: dict[TranscriptPart, tuple[dict[str, Tensor], BaseModel | None]] = {}
+        parts: dict[str, tuple[dict[str, Tensor], BaseModel | None]] = {}
         if self.records is not None:
             parts["queries"] = self.records.stored(), None
         if self.adversary_log:
             parts["adversary-log"] = self.adversary_log, None
         if self.canaries:
             parts["canaries"] = self.canaries.readings, CanariesEntry.model_validate(self.canaries)
-        if self.vertical:
-            parts["vertical"] = self.vertical.tensors(), VerticalEntry.model_validate(self.vertical)
-        if self.trees:
-            parts["trees"] = self.trees.tensors(), TreeEntry.of(self.trees)
-        return parts
+        return {**parts, **self.sent.parts()}
 
     @classmethod
     def load(
@@ -303,17 +290,18 @@ class Transcript:
         folder = Path(folder)
         header = read_header(folder)
 
-        def place(part: TranscriptPart) -> Path:
+        def place(part: str) -> Path:
             return folder / f"{part}.safetensors"
 
         captured = header.source == "captured"
         entries = [e for e in read_rounds(folder, header) if rounds is None or not captured or e.index in rounds]
-        if captured and not entries and "trees" not in header.parts:
+        if captured and not entries and not _ENTRIES.keys() & set(header.parts):
             chosen = "" if rounds is None else " among those asked for"
             raise CorruptTranscript(f"'{folder}' has no closed round{chosen}: the recording ended before one was over")
         parts = {part: found for part in PARTS if (found := read_part(folder, header, part)) is not None}
         notes = list(header.notes)
-        vertical = _entry(VerticalEntry, parts["vertical"][0], place("vertical")) if "vertical" in parts else None
+        protocol = next((part for part in _ENTRIES if part in parts), None)
+        sent = _entry(_ENTRIES[protocol], parts[protocol][0], place(protocol)) if protocol else None
         if module is None and (header.task is None or header.task.model == "custom"):
             raise BadInput(f"the transcript in '{folder}' is of a user's own model; name it: module=…")
         if module is not None:
@@ -325,9 +313,7 @@ class Transcript:
             elif maps and (maps.order or maps.flat):
                 module = of_one_tensor(module, None, None, maps.order, flat=bool(maps.flat))
         if header.task is not None:
-            if "trees" in parts:
-                module = module or TreeEnsemble(header.task.outputs)
-            module, loss = _architecture(folder, header.task, module, loss, vertical)
+            module, loss = _architecture(folder, header.task, module, loss, sent)
         assert module is not None
         if header.task is None:
             said = [note for entry in entries for m in entry.messages for note in m.notes if "isn't recorded" in note]
@@ -349,7 +335,7 @@ class Transcript:
             replays=read_replay(folder, header.id),
             recording=header.id if captured else None,
         )
-        if captured and not made.updates and "trees" not in parts:
+        if captured and not made.updates and sent is None:
             raise CorruptTranscript(
                 f"'{folder}' holds no update that can be read: {'; '.join(notes) or 'none was sent'}"
             )
@@ -360,17 +346,14 @@ class Transcript:
         if "canaries" in parts:
             values, readings = parts["canaries"]
             made.canaries = _entry(CanariesEntry, values, place("canaries")).canaries(readings, place("canaries"))
-        if vertical is not None:
-            made.vertical = vertical.record(parts["vertical"][1], module, task_info, place("vertical"))
-        if "trees" in parts:
-            entry = _entry(TreeEntry, parts["trees"][0], place("trees"))
-            made.trees = entry.record(parts["trees"][1], task_info, place("trees"))
+        if protocol and sent is not None:
+            made.sent = sent.record(parts[protocol][1], module, task_info, place(protocol))
         made.check()
         return made
 
 
 def _architecture(
-    folder: Path, task_info: TaskInfo, module: nn.Module | None, loss: Loss | None, vertical: VerticalEntry | None
+    folder: Path, task_info: TaskInfo, module: nn.Module | None, loss: Loss | None, sent: SentEntry | None
 ) -> tuple[nn.Module, Loss]:
     """Return the module and the loss that ``task_info`` names, or those given."""
     if loss is None and task_info.loss == "custom":
@@ -389,8 +372,8 @@ def _architecture(
             loss = loss_function(*options)
         elif loss is not None:
             loss = as_called(loss, task_info)
-        if module is None and vertical is not None:
-            module = vertical_module(vertical.spec, vertical.parties, task_info)
+        if module is None and sent is not None:
+            module = sent.module(task_info)
         if module is None:
             module = build_model(
                 task_info.model,

@@ -7,24 +7,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from pydantic import ConfigDict, Field
+from torch import Tensor, nn
 
-from fedaudit.models.trees import Booster, Tree, read_booster
+from fedaudit.models.trees import MODEL as TREES
+from fedaudit.models.trees import Booster, Tree, TreeEnsemble, read_booster
 from fedaudit.task.info import TaskInfo
+from fedaudit.transcript.rounds import Round
+from fedaudit.transcript.sent import Key, ProtocolSpec, Sent, SentEntry
 from fedaudit.utils.errors import BadInput, CorruptTranscript
-from fedaudit.utils.validation import Count, NonNegative, Share, Spec, Whole
+from fedaudit.utils.validation import Count, NonNegative, Share, Whole
 
 HELD = ("held/inputs", "held/labels")  # of the observer, in the adversary's log: its own rows
 _Examples = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
-class TreeSpec(Spec):
+class TreeSpec(ProtocolSpec):
     """How a federation of boosted trees trains, and what its clients send; the step η is ``learning_rate``."""
+
+    kind: ClassVar[str] = "trees"
+    algorithms: ClassVar[tuple[str, ...]] = ("trees",)
+    model: ClassVar[str] = TREES
+    # Clients grow trees on all of their rows, in every round or in turn.
+    lacks: ClassVar[tuple[str, ...]] = (
+        "clients_per_round", "local_steps", "local_epochs", "momentum", "weight_decay", "proximal_mu", "malicious",
+        "server", "record", "batch_norm", "arithmetic", "batch_size",
+    )  # fmt: skip
+    lacks_why: ClassVar[str] = "a federation of trees, whose clients grow trees on all their rows"
 
     protocol: Literal["bagging", "cyclic", "histogram"] = Field(
         default="bagging",
@@ -75,7 +88,7 @@ class TreeMessage:
 
 
 @dataclass(frozen=True, eq=False)
-class TreeRecord:
+class TreeRecord(Sent):
     """The rounds of a federation of trees, or what one side sees of them.
 
     Attributes:
@@ -86,6 +99,16 @@ class TreeRecord:
         victims: clients whose rows are asked for.
     """
 
+    kind: ClassVar[str] = "trees"
+    federations: ClassVar[str] = "federations of boosted trees"
+    others: ClassVar[str] = "federations of networks"
+    not_this: ClassVar[str] = "trains a network; set federations[].algorithm: trees"
+    no_updates: ClassVar[str] = (
+        "this federation is of boosted trees: clients send trees, and no updates; use timberstrike, an attack on trees"
+    )
+    grown: ClassVar[bool] = True
+    no_membership: ClassVar[str] = "no attack on boosted trees asks that"
+
     spec: TreeSpec
     learning_rate: float
     clients: int
@@ -94,6 +117,11 @@ class TreeRecord:
 
     def __repr__(self) -> str:
         return f"TreeRecord({self.spec.protocol}, {len(self.messages)} messages of {self.clients} clients)"
+
+    @property
+    def settings(self) -> TreeSpec:
+        """How they are grown."""
+        return self.spec
 
     def seen_by(self, adversary: str) -> TreeRecord:
         """Return what a ``server`` or an ``eavesdropper`` sees, which is all, or the ``client`` named as observer.
@@ -109,9 +137,9 @@ class TreeRecord:
         rest = tuple(client for client in self.victims if client != self.spec.observer)
         return dataclasses.replace(self, victims=rest)
 
-    def of(self, client: int) -> TreeRecord:
-        """Return the same with one victim."""
-        return dataclasses.replace(self, victims=(client,))
+    def of(self, *clients: int) -> TreeRecord:
+        """Return the same with these victims."""
+        return dataclasses.replace(self, victims=clients)
 
     def examples_of(self, client: int) -> int:
         """Return how many examples a client holds."""
@@ -126,7 +154,27 @@ class TreeRecord:
         ]
         return [tree for m in earlier for tree in m.booster.trees]
 
-    def check(self, task_info: TaskInfo, where: str) -> None:
+    def by_client(self) -> dict[int, int]:
+        """Return the victims, with how many rows they hold."""
+        return {client: self.examples_of(client) for client in self.victims}
+
+    def truth_keys(self, rounds: Sequence[Round]) -> dict[Key, int]:  # noqa: ARG002
+        """Return a key for each victim, of all of its rows."""
+        return {(0, client): count for client, count in self.by_client().items()}
+
+    def sent_by_victims(self, rounds: Sequence[Round]) -> list[Key]:  # noqa: ARG002
+        """Return the (round, client) of the victims' messages."""
+        return [(m.round, m.client) for m in self.messages if m.client in self.victims]
+
+    def extent(self, rounds: Sequence[Round]) -> str:  # noqa: ARG002
+        """Return how many messages there are, of how many clients."""
+        return f"{len(self.messages)} message(s) of {self.clients} clients"
+
+    def parts(self) -> dict[str, tuple[dict[str, Tensor], SentEntry]]:
+        """Return its file."""
+        return {self.kind: (self.tensors(), TreeEntry.of(self))}
+
+    def check(self, module: nn.Module, task_info: TaskInfo, where: str) -> None:  # noqa: ARG002
         """Refuse what contradicts itself, naming ``where``; it may have been made in Python, or read from a file."""
         order = [(m.round, m.client) for m in self.messages]
         if not order or order != sorted(set(order)) or any(not 0 <= c < self.clients for _, c in order):
@@ -152,7 +200,7 @@ class TreeRecord:
         }
 
 
-class TreeEntry(BaseModel):
+class TreeEntry(SentEntry):
     """All of a :class:`TreeRecord` but its messages' bytes, as it stands in a transcript's index."""
 
     model_config = ConfigDict(extra="forbid")
@@ -167,7 +215,11 @@ class TreeEntry(BaseModel):
         examples = [message.num_examples for message in record.messages]
         return cls(spec=record.spec, clients=record.clients, learning_rate=record.learning_rate, examples=examples)
 
-    def record(self, tensors: dict[str, Tensor], task_info: TaskInfo, path: Path) -> TreeRecord:
+    def module(self, task_info: TaskInfo) -> nn.Module:
+        """Return a model without trees."""
+        return TreeEnsemble(task_info.outputs)
+
+    def record(self, tensors: dict[str, Tensor], module: nn.Module, task_info: TaskInfo, path: Path) -> TreeRecord:
         """Return the record with ``tensors``, read from ``path``, checked."""
         if len(tensors) != len(self.examples):
             raise CorruptTranscript(f"{path}: {len(tensors)} messages of {len(self.examples)}")
@@ -181,7 +233,7 @@ class TreeEntry(BaseModel):
             model = tensors[name].numpy().tobytes()
             messages.append(TreeMessage(int(parts[0]), int(parts[1]), model, count))
         made = tree_record(self.spec, self.learning_rate, self.clients, messages)
-        made.check(task_info, str(path))
+        made.check(module, task_info, str(path))
         return made
 
 

@@ -393,6 +393,23 @@ def _targets(targets: Tensor, task_info: TaskInfo) -> Tensor:
     return task_info.task_kind.as_given(targets, task_info.target_shape)
 
 
+def typical(truth: Truth, count: int, label: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` candidates of middling distance to the mean of all, victims apart, and their labels.
+
+    Only those of the class ``label`` count, where one is given and there are so many.
+    """
+    victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
+    rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]
+    rows = rows if len(rows) >= count else list(range(len(truth.candidates)))
+    own = [i for i in rows if label is not None and int(truth.candidate_labels[i]) == label]
+    rows = own if len(own) >= count else rows
+    others = truth.candidates[rows].flatten(1).double()
+    order = (others - others.mean(dim=0)).square().sum(dim=1).argsort().tolist()
+    middle = max(0, len(order) // 2 - count // 2)
+    chosen = [rows[order[(middle + i) % len(order)]] for i in range(count)]
+    return truth.candidates[chosen], truth.candidate_labels[chosen]
+
+
 def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:
     """Write the transcript to ``folder``, and into the same folder the truth, marked as this transcript's.
 
@@ -415,11 +432,7 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     if truth.about.get("transcript") != transcript.fingerprint():
         raise CorruptTranscript(f"{path} is the ground truth of another transcript than '{transcript.name}'")
     task_info = transcript.task_info
-    updates = {(r.index, u.client): u.num_examples for r in transcript.rounds for u in r.updates}
-    if transcript.vertical is not None:
-        updates = {(i, 0): 1 for i in transcript.vertical.used.tolist()}
-    if transcript.trees is not None:
-        updates = {(0, c): transcript.trees.examples_of(c) for c in transcript.trees.victims}
+    updates = transcript.sent.truth_keys(transcript.rounds)
     parts = {
         f"round {r}, client {c}": (truth.inputs.get((r, c)), truth.labels.get((r, c)), n)
         for (r, c), n in updates.items()

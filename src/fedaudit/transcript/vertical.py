@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
 from fedaudit.models import VerticalModel, build_split, build_vertical
 from fedaudit.models.vertical import Features, Top
 from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.rounds import check_labels, check_tensors
+from fedaudit.transcript.rounds import Round, check_labels, check_tensors
+from fedaudit.transcript.sent import Key, ProtocolSpec, Sent, SentEntry
+from fedaudit.transcript.update import UpdateKind
 from fedaudit.utils.errors import CorruptTranscript
 from fedaudit.utils.finite import all_finite
-from fedaudit.utils.validation import Count, Name, Spec, Whole
+from fedaudit.utils.validation import Count, Name, Whole
 
 _WEIGHTS, _UPDATES, _SERVER = "weights/", "updates/", "server."
 _TOGETHER = ("batches", "labels", "embeddings", "gradients")
 
 
-class VerticalSpec(Spec):
+class VerticalSpec(ProtocolSpec):
     """How features, model and messages of a vertical federation are split over its parties."""
+
+    kind: ClassVar[str] = "vertical"
+    algorithms: ClassVar[tuple[str, ...]] = ("vertical", "split")
+    same_examples: ClassVar[bool] = True
+    # Every party takes part in every round, in one step on the same examples.
+    lacks: ClassVar[tuple[str, ...]] = (
+        "clients_per_round", "local_steps", "local_epochs", "momentum", "weight_decay", "proximal_mu", "malicious",
+        "record", "batch_norm", "arithmetic", "partition",
+    )  # fmt: skip
+    lacks_why: ClassVar[str] = (
+        "a vertical federation, whose parties all take part in one step a round on the same examples"
+    )
+    members: ClassVar[str] = "parties"
 
     features: Features = Field(
         default="strips",
@@ -60,9 +76,48 @@ class VerticalSpec(Spec):
         """Leave out what plain vertical federations don't have, so that their transcripts keep their fingerprints."""
         return {k: v for k, v in handler(self).items() if v or k not in ("cut", "known_labels")}
 
+    @classmethod
+    def defaults(cls, algorithm: str) -> dict[str, Any]:
+        """Return one party, the client, for split learning."""
+        return {"clients": 1} if algorithm == "split" else {}
+
+    def check(self, algorithm: str, clients: int, changed: Collection[str]) -> None:
+        """Refuse a federation that has no parties, or split learning without a cut, beside what all refuse."""
+        if algorithm == "split":
+            self._check_split(clients)
+        elif algorithm in self.algorithms and self.cut is not None:
+            raise ValueError("vertical.cut is for split learning; set algorithm: split")
+        super().check(algorithm, clients, changed)
+        if clients < 2 and self.cut is None:
+            raise ValueError("a vertical federation has 2 parties or more; raise clients")
+
+    def _check_split(self, clients: int) -> None:
+        if self.cut is None:
+            raise ValueError(
+                "split learning needs vertical.cut, the last layer that the client has; set it to 1, or a name"
+            )
+        usual = VerticalSpec(cut=self.cut, known_labels=self.known_labels)
+        for key in ("features", "protocol", "embedding", "top", "observer"):
+            if getattr(self, key) != getattr(usual, key):
+                raise ValueError(
+                    f"vertical.{key} isn't for split learning, where vertical.cut says it all; leave it out"
+                )
+        if clients != 1:
+            raise ValueError(
+                "split learning has one client here (several in turn send what one would); leave clients out"
+            )
+
+    def of_model(self, clients: int) -> tuple[Any, ...]:
+        """Return what decides the parties' networks and the server's."""
+        return clients, self.features, self.embedding, self.top, self.cut
+
+    def case(self) -> dict[str, Any]:
+        """Return the server's network, and what a party knows."""
+        return {"top": self.top, "cut": self.cut is not None, "known_labels": self.known_labels > 0}
+
 
 @dataclass(frozen=True)
-class VerticalRecord:
+class VerticalRecord(Sent):
     """The rounds of a vertical federation, or what one side sees of them.
 
     T rounds, batches of K out of N aligned examples, P parties, embeddings of E numbers.
@@ -84,6 +139,16 @@ class VerticalRecord:
         known: (N,) int64 that party's auxiliary labels, −1 where it has none; None where it has none at all.
     """
 
+    kind: ClassVar[str] = "vertical"
+    update_kind: ClassVar[UpdateKind] = "gradient"
+    federations: ClassVar[str] = "vertical federations"
+    not_this: ClassVar[str] = "isn't: its clients hold whole examples; set federations[].algorithm: vertical, or split"
+    no_updates: ClassVar[str] = (
+        "this federation is vertical: parties send embeddings of their features, and no updates; use an attack "
+        "on vertical federations (cafe, direct-labels, norm-scoring, direction-scoring, model-completion, or "
+        "unsplit)"
+    )
+
     spec: VerticalSpec
     parties: int
     examples: int
@@ -101,6 +166,11 @@ class VerticalRecord:
     def __repr__(self) -> str:
         shape = f"{len(self.batches)} rounds of {self.batches.shape[1]} of {self.examples} examples"
         return f"VerticalRecord({self.spec.protocol}, {self.parties} parties, {shape})"
+
+    @property
+    def settings(self) -> VerticalSpec:
+        """How features, model and messages are split."""
+        return self.spec
 
     @property
     def used(self) -> Tensor:
@@ -199,6 +269,26 @@ class VerticalRecord:
         wanted = {} if split else dict(module.named_parameters())
         check_tensors(self.updates, {n: p.detach().expand(rounds, *p.shape) for n, p in wanted.items()}, where)
 
+    def truth_keys(self, rounds: Sequence[Round]) -> dict[Key, int]:  # noqa: ARG002
+        """Return a key for each example that was in a batch."""
+        return {(i, 0): 1 for i in self.by_example()}
+
+    def by_example(self) -> list[int]:
+        """Return the examples that were in a batch: which is which everybody knows."""
+        return [int(i) for i in self.used]
+
+    def case(self, log: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return its settings; who recorded anything is a server who sent gradients of its own."""
+        return {**super().case(log), **({"server": "fsha"} if log else {})}
+
+    def extent(self, rounds: Sequence[Round]) -> str:  # noqa: ARG002
+        """Return how many rounds there are, of how many parties."""
+        return f"{len(self.batches)} round(s) of {self.parties} parties"
+
+    def parts(self) -> dict[str, tuple[dict[str, Tensor], SentEntry]]:
+        """Return its file."""
+        return {self.kind: (self.tensors(), VerticalEntry.model_validate(self))}
+
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by the name that they have in its file."""
         found = {name: getattr(self, name) for name in _TOGETHER if getattr(self, name) is not None}
@@ -207,7 +297,7 @@ class VerticalRecord:
         return found | {f"{_UPDATES}{name}": value for name, value in self.updates.items()}
 
 
-class VerticalEntry(BaseModel):
+class VerticalEntry(SentEntry):
     """All of a :class:`VerticalRecord` but its tensors, as it stands in a transcript's index."""
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
@@ -215,6 +305,10 @@ class VerticalEntry(BaseModel):
     parties: Annotated[int, Field(ge=1, le=10_000)]
     examples: Annotated[int, Field(ge=1, le=10_000_000)]
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+    def module(self, task_info: TaskInfo) -> nn.Module:
+        """Return the parties' networks and the server's."""
+        return vertical_module(self.spec, self.parties, task_info)
 
     def record(self, tensors: dict[str, Tensor], module: nn.Module, task_info: TaskInfo, path: Path) -> VerticalRecord:
         """Return the record with ``tensors``, read from ``path``, checked."""

@@ -35,7 +35,7 @@ def view(transcript: Transcript, threat: ThreatModel) -> tuple[list[Round], list
     rounds, own = transcript.rounds, threat.clients or []
     if not threat.partial:
         return rounds, rounds if threat.reads_updates else []
-    if transcript.vertical is not None or transcript.trees is not None:
+    if transcript.sent.no_updates:
         raise BadInput("threat.clients and threat.rounds are for horizontal federations of networks; leave them out")
     if own and any(u.members for r in rounds for u in r.updates):
         raise BadInput(

@@ -17,6 +17,7 @@ from fedaudit.simulation.server_behaviour import SERVER_LOG, ServerBehaviour, Sp
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import LocalPlan
 from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Positive
 
@@ -206,7 +207,7 @@ class FSHA(Attack):
     default_scope = "federation"
     examples = ("image",)
     finds = ImageFinding
-    vertical = True
+    reads = VerticalRecord
     on_sums = "refused: it is for vertical federations, where there are none"
 
     @classmethod
@@ -230,8 +231,8 @@ class FSHA(Attack):
         device: str,
         progress: Progress,  # noqa: ARG002
     ) -> ImageFinding:
-        record = observation.vertical
-        assert record is not None
+        record = observation.sent
+        assert isinstance(record, VerticalRecord)
         sent = record.last_embeddings()
         inverse = decoder(tuple(sent.shape[1:]), observation.task_info.input_shape)
         log = observation.adversary_log

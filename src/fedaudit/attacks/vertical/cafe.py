@@ -70,7 +70,7 @@ class CAFE(Attack):
     default_scope = "federation"
     examples = ("image",)
     finds = ImageFinding
-    vertical = True
+    reads = VerticalRecord
     on_sums = "refused: it is for vertical federations, where there are none"
 
     iterations: Count = 400
@@ -87,8 +87,8 @@ class CAFE(Attack):
     def check(self, observation: Observation) -> None:
         """Raise where the gradients don't determine what is sought."""
         super().check(observation)
-        record = observation.vertical
-        assert record is not None
+        record = observation.sent
+        assert isinstance(record, VerticalRecord)
         if not record.updates:
             raise NotApplicable(
                 f"{self.name} needs the gradients of the parties' networks, which only a server reads where they are "
@@ -109,8 +109,8 @@ class CAFE(Attack):
     def _run(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> ImageFinding:
-        record, info = observation.vertical, observation.task_info
-        assert record is not None
+        record, info = observation.sent, observation.task_info
+        assert isinstance(record, VerticalRecord)
         assert record.labels is not None
         used, member = record.used, membership(record)
         place = torch.full((record.examples,), -1).index_put((used,), torch.arange(len(used)))
@@ -160,8 +160,8 @@ class CAFE(Attack):
         self, observation: Observation, module: VerticalModel, images: Tensor, labels: Tensor, place: Tensor, step: int
     ) -> tuple[Tensor, Tensor]:
         """Return how far the gradients of one round's batch are from the observed ones, and the images' derivative."""
-        record = observation.vertical
-        assert record is not None
+        record = observation.sent
+        assert isinstance(record, VerticalRecord)
         index = step // self.gradient_every % len(record.batches)
         rows = place[record.batches[index]].to(images.device)
         batch = images.detach()[rows].requires_grad_()

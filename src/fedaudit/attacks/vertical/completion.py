@@ -137,7 +137,7 @@ class ModelCompletion(Attack):
     default_scope = "federation"
     recovers = "labels"
     finds = ExampleLabelFinding
-    vertical = True
+    reads = VerticalRecord
     needs_classes = True
     on_sums = "refused: it is for vertical federations, where there are none"
 
@@ -156,8 +156,8 @@ class ModelCompletion(Attack):
     def check(self, observation: Observation) -> None:
         """Raise where the adversary is no party, or knows no label."""
         super().check(observation)
-        record = observation.vertical
-        assert record is not None
+        record = observation.sent
+        assert isinstance(record, VerticalRecord)
         if record.party is None:
             raise NotApplicable(f"{self.name} is run by a party, who lacks the labels; set threat.adversary=client")
         if record.known is None:
@@ -177,8 +177,8 @@ class ModelCompletion(Attack):
     def _run(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> ExampleLabelFinding:
-        record, module, classes = observation.vertical, observation.module, observation.task_info.num_classes
-        assert record is not None
+        record, module, classes = observation.sent, observation.module, observation.task_info.num_classes
+        assert isinstance(record, VerticalRecord)
         assert record.known is not None
         assert record.party is not None
         assert classes is not None

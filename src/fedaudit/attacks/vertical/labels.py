@@ -55,7 +55,7 @@ class _FromGradients(Attack):
     threat_model = "client (a party) or eavesdropper, passive"
     default_scope = "federation"
     recovers = "labels"
-    vertical = True
+    reads = VerticalRecord
     on_sums = "refused: it is for vertical federations, where there are none"
 
     def check(self, observation: Observation) -> None:
@@ -75,8 +75,9 @@ class _FromGradients(Attack):
 
 
 def _record(observation: Observation) -> VerticalRecord:
-    assert observation.vertical is not None  # Attack.check() saw to it
-    return observation.vertical
+    record = observation.sent
+    assert isinstance(record, VerticalRecord)  # Attack.check() saw to it
+    return record
 
 
 @register

@@ -14,6 +14,7 @@ from fedaudit.attacks.inversion.priors import total_variation
 from fedaudit.models import VerticalModel, initialise
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, NonNegative, Positive, Whole
 
@@ -88,7 +89,7 @@ class UnSplit(Attack):
     default_scope = "federation"
     examples = ("image",)
     finds = ImageFinding
-    vertical = True
+    reads = VerticalRecord
     on_sums = "refused: it is for vertical federations, where there are none"
 
     iterations: Count = 100
@@ -109,8 +110,8 @@ class UnSplit(Attack):
     def _run(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> ImageFinding:
-        record, module = observation.vertical, observation.module
-        assert record is not None
+        record, module = observation.sent, observation.module
+        assert isinstance(record, VerticalRecord)
         assert isinstance(module, VerticalModel)
         surrogate = copy.deepcopy(module.parties[0])
         initialise(surrogate, "default", generator)
@@ -123,8 +124,8 @@ class UnSplit(Attack):
 
 def need_split(attack: str, observation: Observation) -> None:
     """Raise NotApplicable unless a server, or an eavesdropper, reads what a split-learning client sends."""
-    record = observation.vertical
-    assert record is not None
+    record = observation.sent
+    assert isinstance(record, VerticalRecord)
     if record.spec.cut is None:
         raise NotApplicable(
             f"{attack} inverts what the first layers make of whole images, and these parties hold parts of them; set "
@@ -138,8 +139,8 @@ def need_split(attack: str, observation: Observation) -> None:
 
 def split_images(observation: Observation, images: Tensor, objective: float, iterations: int) -> ImageFinding:
     """Return the finding of images (m, ...), one of each example that was used, with the labels that a server has."""
-    record = observation.vertical
-    assert record is not None
+    record = observation.sent
+    assert isinstance(record, VerticalRecord)
     known = record.labels is not None
     labels = record.labels[record.used] if record.labels is not None else torch.zeros(len(images), dtype=torch.int64)
     return ImageFinding(

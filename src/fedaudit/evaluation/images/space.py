@@ -101,12 +101,12 @@ def in_one_space(finding: ImageFinding, observation: Observation, truth: Truth) 
     if not bool(finding.images.isfinite().all()):
         return NOT_FINITE
     info, kind = observation.task_info, observation.task_info.example_kind
-    messages, vertical = observation.messages, observation.vertical
-    classes = info.num_classes is not None or vertical is not None
+    messages, by_example = observation.messages, observation.sent.by_example()
+    classes = info.num_classes is not None or by_example is not None
     if not classes:
         finding, truth = _of_one_class(finding, truth)
-    if vertical is not None:  # which image is of which example everybody there knows
-        parts = [Part((number, 0), torch.tensor([i])) for i, number in enumerate(vertical.used.tolist())]
+    if by_example is not None:  # which image is of which example everybody there knows
+        parts = [Part((number, 0), torch.tensor([i])) for i, number in enumerate(by_example)]
     elif finding.rounds and len(messages) > 1:
         parts = [Part((m.round, m.client), _of_round(finding, m)) for m in messages]
     else:

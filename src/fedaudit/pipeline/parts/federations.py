@@ -10,6 +10,7 @@ from fedaudit.data import Dataset
 from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.client import Federation
+from fedaudit.simulation.protocols import protocol_of
 from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
 from fedaudit.simulation.spec import FederationSpec
@@ -86,10 +87,9 @@ def _check_part(threat: ThreatModel, spec: FederationSpec, canaries: bool) -> No
     if not threat.partial:
         return
     try:
-        if spec.vertical is not None or spec.trees is not None or canaries:
-            what = (
-                "an audit of ε" if canaries else "a vertical federation" if spec.vertical else "a federation of trees"
-            )
+        protocol = protocol_of(spec)
+        if not protocol.updates or canaries:
+            what = "an audit of ε" if canaries else protocol.described
             raise BadInput(f"threat.clients and threat.rounds aren't for {what}; leave them out")
         if threat.clients is not None and spec.malicious is not None:
             raise BadInput("malicious clients are the last ones, and collude: leave threat.clients out")

@@ -9,15 +9,13 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.data import Dataset
-from fedaudit.models import BATCH_NORM, build_model, has_batch_norm, initialise, layer_groups, load_checkpoint
-from fedaudit.models.trees import TreeEnsemble
+from fedaudit.models import BATCH_NORM, has_batch_norm, initialise, layer_groups, load_checkpoint
 from fedaudit.results import ModelRecord
 from fedaudit.scenario.scenario import ModelSpec, Scenario
 from fedaudit.simulation.local_training import FAILURES, draws_at_random
-from fedaudit.simulation.trees import check_task
+from fedaudit.simulation.protocols import protocol_of
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import BCE
-from fedaudit.transcript.vertical import vertical_module
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
 
@@ -29,28 +27,15 @@ def network_of(scenario: Scenario, task_info: TaskInfo, module: nn.Module | None
         BadInput: the scenario's federations have no such model, or a user's own is missing.
     """
     spec = scenario.model
-    if module is not None and scenario.federations[0].trees is not None:
-        raise BadInput("a federation of trees grows its model itself; leave model out")
-    if module is not None and scenario.federations[0].vertical is not None:
-        raise BadInput("a vertical federation is made of fedaudit's models, a party's network each; name one of them")
+    first = scenario.federations[0]  # all have the same model
+    protocol = protocol_of(first)
+    if module is not None and protocol.own_model:
+        raise BadInput(protocol.own_model)
     if module is None:
         if spec.name == "custom":
             raise BadInput("the scenario audits a user's own model; run it from Python: fedaudit.audit(…, model=…)")
-        first = scenario.federations[0]  # all have the same model
-        if first.trees is not None:
-            check_task(task_info)
-            module = TreeEnsemble(task_info.outputs)
-        elif first.vertical is not None:
-            module = vertical_module(first.vertical, first.clients, task_info)
-        else:
-            module = build_model(
-                spec.name,
-                input_shape=task_info.input_shape,
-                outputs=task_info.outputs,
-                width=spec.width,
-                tokens=task_info.tokens,
-            )
-        if first.trees is None:
+        module = protocol.model(first, spec.name, spec.width, task_info)
+        if not protocol.sent.grown:
             initialise(module, spec.initialisation, generator(scenario.seed, "model"))
     if spec.checkpoint is not None:
         load_checkpoint(module, spec.checkpoint)
