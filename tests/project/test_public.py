@@ -15,6 +15,7 @@ import pytest
 
 import fedaudit
 import fedaudit_lab
+from fedaudit.utils.distributions import NAMES
 from tests.docs.api import PACKAGES
 from tests.docs.pages import ROOT, blocks, pages
 
@@ -89,3 +90,7 @@ def test_the_laboratory_needs_fedaudit_of_its_own_version_and_nothing_else():
     project = tomllib.loads((ROOT / "lab/pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["dependencies"] == [f"fedaudit=={fedaudit.__version__}"]
     assert fedaudit_lab.__version__ == fedaudit.__version__
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for extra in NAMES:
+        assert extras[extra] == [f"fedaudit-{extra}=={fedaudit.__version__}"]
+    assert extras["all"] == [f"fedaudit[{','.join(sorted(NAMES))}]"]

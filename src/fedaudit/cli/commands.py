@@ -6,16 +6,13 @@ from importlib.metadata import entry_points
 
 import typer
 
+from fedaudit.utils.distributions import lacking, misfit
 from fedaudit.utils.errors import BadInput
 
 GROUP = "fedaudit.commands"
 LISTED = "fedaudit.catalogue"  # and kinds of things to what is listed: a function that returns them
-
-_LAB = "fedaudit-lab"  # a package that may not be installed, which has these commands and lists these kinds
-_COMMANDS = {"study": "Run grids of audits; get tables and figures.", "bench": "Measure how fast fedaudit is here."}
-_KINDS = ("studies",)
+_SUMMARIES = {"study": "Run grids of audits; get tables and figures.", "bench": "Measure how fast fedaudit is here."}
 _PANEL = "Of other packages"
-_MISSING = f"come with the package {_LAB}, which isn't installed: pip install PATH_OF_THE_CLONE/lab"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -23,14 +20,16 @@ def add_commands(app: typer.Typer) -> None:
     found = {point.name: point for point in entry_points(group=GROUP)}
     for name, point in sorted(found.items()):
         try:
+            if misfits := point.dist and misfit(point.dist.name):
+                raise BadInput(misfits)
             group = point.load()
         except Exception as error:  # one package's fault mustn't end every command, nor end it with a limit's code
             why = f"the commands 'fedaudit {name} …' can't be loaded: {type(error).__name__}: {error}"
             _add_refusal(app, name, "Can't be loaded.", why)
         else:
             app.add_typer(group, name=name, rich_help_panel=_PANEL)
-    for name in sorted(_COMMANDS.keys() - found.keys()):
-        _add_refusal(app, name, f"{_COMMANDS[name]} Needs {_LAB}.", f"the commands 'fedaudit {name} …' {_MISSING}")
+    for name in sorted(_SUMMARIES.keys() - found.keys()):
+        _add_refusal(app, name, _SUMMARIES[name], f"the command 'fedaudit {name}' {lacking(GROUP, name)}")
 
 
 def check_listed(kind: str) -> None:
@@ -39,8 +38,9 @@ def check_listed(kind: str) -> None:
     Raises:
         BadInput: it isn't.
     """
-    if kind in _KINDS and kind not in {point.name for point in entry_points(group=LISTED)}:
-        raise BadInput(f"{kind} {_MISSING}")
+    elsewhere = lacking(LISTED, kind)
+    if elsewhere and kind not in {point.name for point in entry_points(group=LISTED)}:
+        raise BadInput(f"'{kind}' {elsewhere}")
 
 
 def _add_refusal(app: typer.Typer, name: str, summary: str, why: str) -> None:
