@@ -15,6 +15,7 @@ from fedaudit.attacks import ATTACKS
 from fedaudit.defences import AGGREGATORS, SANITISERS
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
+from fedaudit.utils.distributions import OURS
 from fedaudit.utils.registry import Entry, Plugin, Registry
 from fedaudit_lab.studies.spec import builtin_studies
 from tests.docs.api import docstring
@@ -96,6 +97,8 @@ def _section(registry: Registry[Any], entry: Entry[type[Plugin]], evidence: list
         facts.append(f"On the sum of several clients' updates: {entry.info['on_sums']}.")
     if settings(entry.value) and not hasattr(entry.value, "method"):
         facts.append(f"Settings: {', '.join(f'`{name}`' for name in settings(entry.value))}.")
+    if registry.distribution(entry) != OURS:
+        facts.append(f"Package: `{registry.distribution(entry)}`.")
     if evidence:
         facts.append(f"Evidence: {'; '.join(evidence)}.")
     for fact in facts:

@@ -11,23 +11,31 @@ from fedaudit.utils.errors import BadInput
 
 GROUP = "fedaudit.commands"
 LISTED = "fedaudit.catalogue"  # and kinds of things to what is listed: a function that returns them
-_SUMMARIES = {"study": "Run grids of audits; get tables and figures.", "bench": "Measure how fast fedaudit is here."}
+_SUMMARIES = {  # of commands whose package isn't installed
+    "study": "Run grids of audits; get tables and figures.",
+    "bench": "Measure how fast fedaudit is here.",
+    "rank": "Predict whether a network's gradient reveals its input.",
+    "train-generator": "Train a generator of images on public data.",
+}
 _PANEL = "Of other packages"
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add to ``app`` the groups of commands of installed packages; a missing one's say how to get it."""
+    """Add to ``app`` the commands of installed packages, and groups; a missing one of ours says how to get it."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     for name, point in sorted(found.items()):
         try:
             if misfits := point.dist and misfit(point.dist.name):
                 raise BadInput(misfits)
-            group = point.load()
+            command = point.load()
         except Exception as error:  # one package's fault mustn't end every command, nor end it with a limit's code
             why = f"the commands 'fedaudit {name} …' can't be loaded: {type(error).__name__}: {error}"
             _add_refusal(app, name, "Can't be loaded.", why)
         else:
-            app.add_typer(group, name=name, rich_help_panel=_PANEL)
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, rich_help_panel=_PANEL)
+            else:
+                app.command(name, rich_help_panel=_PANEL)(command)
     for name in sorted(_SUMMARIES.keys() - found.keys()):
         _add_refusal(app, name, _SUMMARIES[name], f"the command 'fedaudit {name}' {lacking(GROUP, name)}")
 

@@ -14,6 +14,12 @@ from fedaudit.utils.version import __version__
 OURS = "fedaudit"
 # By distribution, which is the extra of that name, and by group of entry points: the names that it adds.
 NAMES: dict[str, dict[str, tuple[str, ...]]] = {
+    "catalogue": {
+        "fedaudit.attacks": ("r-gap", "gias", "peftleak", "seer", "agrevader"),
+        "fedaudit.behaviours": ("agrevader",),
+        "fedaudit.server_behaviours": ("peftleak", "seer", "geminio"),
+        "fedaudit.commands": ("rank", "train-generator"),
+    },
     "lab": {
         "fedaudit.commands": ("study", "bench"),
         "fedaudit.catalogue": ("studies",),
@@ -24,7 +30,9 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 # By package of ours: the Python names that it had once, and the module that has them now.
-MOVED: dict[str, dict[str, str]] = {}
+MOVED: dict[str, dict[str, str]] = {
+    "fedaudit.attacks": dict.fromkeys(("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader"), "fedaudit_catalogue.attacks"),
+}
 
 
 def lacking(group: str | None, name: object) -> str | None:
