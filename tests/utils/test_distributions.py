@@ -9,6 +9,7 @@ import pytest
 from fedaudit import __version__
 from fedaudit.data import DATASETS
 from fedaudit.utils import distributions
+from fedaudit.utils import registry as registry_module
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Registry
 
@@ -58,8 +59,10 @@ def test_what_is_not_installed_says_in_one_line_how_to_get_it(extra: str, group:
 @pytest.mark.parametrize("installed", ["0.1.0"], indirect=True)
 @pytest.mark.usefixtures("installed")
 def test_another_version_is_not_loaded_and_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    registry_module._warn.cache_clear()
     registry: Registry[object] = Registry("data set", "fedaudit.datasets")
     assert registry.names() == []
+    assert Registry("model", "fedaudit.models").names() == []  # and it is said once
     (record,) = caplog.records
     assert f"fedaudit-lab 0.1.0 doesn't fit fedaudit {__version__}: pip install 'fedaudit[lab]'" in record.getMessage()
     with pytest.raises(BadInput, match=r"'notes' comes with fedaudit-lab, which is 0\.1\.0 and doesn't fit fedaudit"):

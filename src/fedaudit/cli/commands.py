@@ -24,9 +24,10 @@ def add_commands(app: typer.Typer) -> None:
     """Add to ``app`` the commands of installed packages, and groups; a missing one of ours says how to get it."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     for name, point in sorted(found.items()):
+        if wrong := point.dist and misfit(point.dist.name):
+            _add_refusal(app, name, "Can't be loaded.", wrong)
+            continue
         try:
-            if misfits := point.dist and misfit(point.dist.name):
-                raise BadInput(misfits)
             command = point.load()
         except Exception as error:  # one package's fault mustn't end every command, nor end it with a limit's code
             why = f"the commands 'fedaudit {name} …' can't be loaded: {type(error).__name__}: {error}"

@@ -119,17 +119,21 @@ class Registry(Generic[T]):
         for point in entry_points(group=self.group):
             package = point.dist.name if point.dist else point.value
             self._distributions[point.module.partition(".")[0]] = package
+            if why := misfit(package):
+                _warn(f"{why}; what it has is left out")
+                continue
             try:
-                if why := misfit(package):
-                    raise BadInput(why)
                 point.load()
             except (Exception, SystemExit) as error:
-                if multiprocessing.parent_process() is None:  # workers needn't say it again
-                    reason = " ".join(f"{type(error).__name__}: {error}".split())
-                    logging.getLogger("fedaudit").warning(
-                        "fedaudit: warning: the package '%s' can't add its %s '%s': %s",
-                        package, self.kind, point.name, reason,
-                    )  # fmt: skip
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                _warn(f"the package '{package}' can't add its {self.kind} '{point.name}': {reason}")
+
+
+@functools.cache
+def _warn(line: str) -> None:
+    """Say it once, and not in workers again."""
+    if multiprocessing.parent_process() is None:
+        logging.getLogger("fedaudit").warning("fedaudit: warning: %s", line)
 
 
 class Plugin:
