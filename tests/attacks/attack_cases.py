@@ -7,7 +7,7 @@ from typing import Any
 
 from fedaudit.attacks import Attack, make_attack
 from fedaudit.data import load_dataset
-from fedaudit.pipeline.train_generator import TrainingPlan, train_generator
+from fedaudit_catalogue.train_generator import TrainingPlan, train_generator
 
 # The shortest run of any attack.
 ITERATIONS = ("iterations", "pre_iterations", "fit_iterations")

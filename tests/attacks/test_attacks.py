@@ -16,7 +16,6 @@ from fedaudit.attacks.inversion.template import GradientInversion
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import assess, plan, record
-from fedaudit.pipeline.train_generator import TrainingPlan, train_generator
 from fedaudit.pipeline.trials import run_trials
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
@@ -24,6 +23,7 @@ from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.train_generator import TrainingPlan, train_generator
 
 # gias needs a generator; it has tests of its own
 INVERSIONS = [

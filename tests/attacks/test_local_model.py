@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import LocalModelFinding, make_attack
 from fedaudit.data import load_dataset
-from fedaudit.data.synthetic import leaf_synthetic
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.local_models import least_loss
 from fedaudit.pipeline.prepare import resolve
@@ -28,6 +27,7 @@ from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
+from fedaudit_lab.drawn.leaf import leaf_synthetic
 
 RATE = 0.3  # of the largest learning rate at which plain gradient descent still converges
 

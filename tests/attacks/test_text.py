@@ -18,7 +18,6 @@ from fedaudit.attacks.text.layers import Receiver, span_of
 from fedaudit.attacks.text.output_rows import OutputRows
 from fedaudit.attacks.text.search import Linearised
 from fedaudit.data import Dataset, load_dataset
-from fedaudit.data.notes import LENGTH, tokenise, vocabulary, write_notes
 from fedaudit.evaluation.sequences import matched, rouge
 from fedaudit.modalities import NOTHING, TokenInfo
 from fedaudit.models import build_model
@@ -34,6 +33,7 @@ from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.transcript.update import SanitiserInfo
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
+from fedaudit_lab.drawn.notes import LENGTH, tokenise, vocabulary, write_notes
 
 GRADIENTS = {"name": "f", "clients": 1, "examples": 4, "batch_size": 4}
 

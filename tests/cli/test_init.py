@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fedaudit.cli import app as cli
 from fedaudit.cli import starter
-from fedaudit.cli.starter import ADVERSARIES, ALGORITHMS, EMBEDDED, Choice, complete, models_for, scenario_text
+from fedaudit.cli.starter import ADVERSARIES, ALGORITHMS, Choice, complete, models_for, scenario_text
 from fedaudit.data import DATASETS, Dataset, folder_data, load_dataset
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
@@ -28,6 +28,7 @@ from tests.conftest import Command, refused
 from tests.data.medical_cases import dicom, wfdb
 
 RNG = np.random.default_rng(3)
+EMBEDDED = tuple(entry.name for entry in DATASETS if entry.info["embedded"])
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 
 
@@ -378,7 +379,3 @@ def test_what_is_written_runs_within_two_minutes(tmp_path: Path, words: list[str
     assert done.returncode == 0
     result = json.loads((tmp_path / "out" / "results.json").read_text())
     assert {finding["status"] for finding in result["findings"]} == {"done"}
-
-
-def test_only_embedded_data_are_offered():
-    assert list(EMBEDDED) == [entry.name for entry in DATASETS if entry.info["embedded"]]

@@ -15,20 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from fedaudit.utils.distributions import NAMES
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow]
 SOURCE = (
-    "src",
-    "lab",
-    "docs",
-    "tests",
-    "tools",
-    "examples",
-    "contrib",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-    "Makefile",
+    *("src", "catalogue", "lab", "docs", "tests", "tools", "examples", "contrib"),
+    *("pyproject.toml", "README.md", "LICENSE", "Makefile"),
 )
 KEPT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 
@@ -119,7 +112,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
     assert names(wheel) == sources
-    assert not any(name.startswith("fedaudit_lab") for name in sources)
+    assert not any(name.startswith(("fedaudit_lab", "fedaudit_catalogue")) for name in sources)
     for needed in ("py.typed", "scenario/default.yaml", "report/templates/report.html.j2"):
         assert f"fedaudit/{needed}" in sources
     assert any(name.endswith("winograd.cpp") for name in sources)
@@ -133,15 +126,18 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     assert licence == (ROOT / "LICENSE").read_text()
 
 
-def test_the_laboratory_s_wheel_holds_its_studies_and_templates_too(builder, built, tmp_path):
-    run(builder, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, where=built.parent / "source" / "lab")
-    (wheel,) = tmp_path.glob("fedaudit_lab-*.whl")
+@pytest.mark.parametrize("extra", NAMES)
+def test_the_wheels_of_our_other_packages_hold_these_and_nothing_else(builder, built, tmp_path, extra):
+    run(builder, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, where=built.parent / "source" / extra)
+    (wheel,) = tmp_path.glob(f"fedaudit_{extra}-*.whl")
     sources = {
-        path.relative_to(ROOT / "lab/src").as_posix()
-        for path in (ROOT / "lab/src/fedaudit_lab").rglob("*")
+        path.relative_to(ROOT / extra / "src").as_posix()
+        for path in (ROOT / extra / "src" / f"fedaudit_{extra}").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert names(wheel) == sources
+    if extra != "lab":
+        return
     assert any(name.endswith("studies/builtin/inferguard/table-1.yaml") for name in sources)
     assert "fedaudit_lab/templates/study.html.j2" in sources
 
@@ -150,7 +146,8 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         top = {Path(name).parts[1] for name in archive.getnames()}
-    assert {"src", "lab", "tests", "tools", "docs", "contrib", "LICENSE", "pyproject.toml", "README.md"} <= top
+    folders = {"src", "catalogue", "lab", "tests", "tools", "docs", "contrib"}
+    assert {*folders, "LICENSE", "pyproject.toml", "README.md"} <= top
     assert not [name for name in top if name.startswith(".venv") or name in {".git", "audit", "bench"}]
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", tmp_path, sdist, where=tmp_path)
     (wheel,), (again,) = built.glob("*.whl"), tmp_path.glob("*.whl")
@@ -167,11 +164,20 @@ def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
     listed = json.loads(run(fedaudit, "list", "--json", where=outside))
     assert {"attacks", "defences", "models", "datasets", "studies"} <= set(listed)
     assert not listed["studies"]
-    for words in (["study", "run", "agic/table-4"], ["bench", "all", "--quick"], ["list", "studies"]):
+    missing = {
+        "lab": (
+            ["study", "run", "agic/table-4"],
+            ["bench", "all"],
+            ["list", "studies"],
+            ["init", "--data", "notes", "-y"],
+        ),
+        "catalogue": (["rank", "lenet"], ["audit", "--set", "attacks=[r-gap]", "--out", "none"]),
+    }
+    for extra, words in ((extra, words) for extra, every in missing.items() for words in every):
         done = subprocess.run([fedaudit, *words], cwd=outside, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
-        assert "pip install PATH_OF_THE_CLONE/lab" in done.stderr
+        assert f"pip install PATH_OF_THE_CLONE/{extra}" in done.stderr
     small = ["attacks=[{name: invg, iterations: 2}]", "evaluation.updates=1", "data.name=digits", "model.name=lenet"]
     run(fedaudit, "audit", *(f"--set={change}" for change in small), "--out", "audit", "--workers", "1", where=outside)
     result = json.loads((outside / "audit/results.json").read_text())

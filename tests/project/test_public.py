@@ -1,4 +1,4 @@
-"""The public face suffices: the laboratory, the examples and the docs use what packages export, and nothing else."""
+"""The public face suffices: our other packages, the examples and the docs use what is exported, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 import fedaudit
-import fedaudit_lab
+from fedaudit.utils.distributions import NAMES
 from tools.docs.api import PACKAGES
 from tools.docs.pages import ROOT, blocks, pages
 
@@ -58,8 +58,14 @@ def inside(code: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "sources",
-    [lambda: of_files("lab/src"), lambda: of_files("examples"), of_notebooks, of_pages],
-    ids=["laboratory", "examples", "notebooks", "docs"],
+    [
+        lambda: of_files("catalogue/src"),
+        lambda: of_files("lab/src"),
+        lambda: of_files("examples"),
+        of_notebooks,
+        of_pages,
+    ],
+    ids=["catalogue", "laboratory", "examples", "notebooks", "docs"],
 )
 def test_nothing_is_taken_from_inside(sources):
     assert {where: names for where, code in sources() if (names := inside(code))} == {}
@@ -85,7 +91,15 @@ def test_a_package_has_what_it_exports(name):
         _ = package.nothing_of_that_name
 
 
-def test_the_laboratory_needs_fedaudit_of_its_own_version_and_nothing_else():
-    project = tomllib.loads((ROOT / "lab/pyproject.toml").read_text(encoding="utf-8"))["project"]
+@pytest.mark.parametrize("extra", NAMES)
+def test_our_distributions_need_fedaudit_of_their_own_version_and_nothing_else(extra):
+    project = tomllib.loads((ROOT / extra / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["dependencies"] == [f"fedaudit=={fedaudit.__version__}"]
-    assert fedaudit_lab.__version__ == fedaudit.__version__
+    assert importlib.import_module(f"fedaudit_{extra}").__version__ == fedaudit.__version__
+
+
+def test_extras_install_our_distributions():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for extra in NAMES:
+        assert extras[extra] == [f"fedaudit-{extra}=={fedaudit.__version__}"]
+    assert extras["all"] == [f"fedaudit[{','.join(sorted(NAMES))}]"]

@@ -27,7 +27,6 @@ from fedaudit.data.images import read_image
 from fedaudit.data.medical import read_example
 from fedaudit.models import checkpoint
 from fedaudit.models.checkpoint import load_checkpoint
-from fedaudit.models.generator import TrainedGenerator
 from fedaudit.models.trees import read_booster
 from fedaudit.pipeline.site import read_site
 from fedaudit.results import AuditResult
@@ -36,6 +35,7 @@ from fedaudit.transcript.truth import Truth
 from fedaudit.utils import bounds, plain_yaml
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import decode
+from fedaudit_catalogue.generators import TrainedGenerator
 from fedaudit_lab.studies.store import FILE as STORE
 from fedaudit_lab.studies.store import Store
 from tests.conftest import Command, core, refused

@@ -17,6 +17,7 @@ from fedaudit.attacks.inversion.template import GradientInversion
 from fedaudit.defences import AGGREGATORS, SANITISERS
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
+from fedaudit.utils.distributions import OURS
 from fedaudit.utils.registry import Entry, Registry
 from fedaudit_lab.studies.spec import builtin_studies
 from tools.docs.api import docstring
@@ -93,7 +94,7 @@ def _shared() -> tuple[list[str], list[str]]:
 
 def _attack(entry: Entry[Any]) -> str:
     lines = [f"# {entry.name}", "", MADE, "", *_told(entry), ""]
-    facts = [f"**Paper**: {_paper(entry)}."] if _paper(entry) else []
+    facts = [*_origin(ATTACKS, entry)]
     facts.append(f"**Who**: {entry.info['threat_model']}.")
     facts.append(f"**Needs**: {'; '.join(entry.info['needs']) or 'nothing more'}.")
     facts.append(f"**On the sum of several clients' updates**: {entry.info['on_sums']}.")
@@ -127,7 +128,7 @@ def _kind(title: str, says: str, registry: Registry[Any]) -> str:
     lines += [row(f"[`{e.name}`](#{e.name})", cell(e.summary), cell(_paper(e))) for e in registry]
     for entry in registry:
         lines += ["", f"## {entry.name}", "", *_told(entry)]
-        facts = [f"**Paper**: {_paper(entry)}."] if _paper(entry) else []
+        facts = [*_origin(registry, entry)]
         if "no defence" not in entry.summary:
             facts += _evidence(entry, "../../lab/docs/results")
         lines += ["", *(f"- {markdown(fact)}" for fact in facts)] if facts else []
@@ -191,6 +192,14 @@ def _words(value: Any) -> Iterator[str]:
             yield from _words(inner)
     elif isinstance(value, str):
         yield value
+
+
+def _origin(registry: Registry[Any], entry: Entry[Any]) -> Iterator[str]:
+    """Yield its paper, and its package where that isn't the core."""
+    if _paper(entry):
+        yield f"**Paper**: {_paper(entry)}."
+    if registry.distribution(entry) != OURS:
+        yield f"**Package**: `{registry.distribution(entry)}`."
 
 
 def _paper(entry: Entry[Any]) -> str:

@@ -64,11 +64,12 @@ def page() -> str:
         options = ", ".join(f"`{name}` ({written(value)})" for name, value in entry.info["options"].items())
         lines.append(row(f"`{entry.name}`", cell(entry.summary), options))
     lines += ["", "## Data sets", "", "`data.name`. They have no settings but the keys of `data` above.", ""]
-    lines += head("name", "what", "task", "embedded", "needs")
+    lines += head("name", "what", "task", "embedded", "needs", "package")
     for data in DATASETS:
         info = data.info
         known = "yes" if info["embedded"] else "no"
-        lines.append(row(f"`{data.name}`", cell(data.summary), info["task"], known, cell(info["needs"])))
+        package = f"`{DATASETS.distribution(data)}`"
+        lines.append(row(f"`{data.name}`", cell(data.summary), info["task"], known, cell(info["needs"]), package))
     lines += ["", "## Models", "", "`model.name`. `width` is a model's size where it has one.", ""]
     lines += head("name", "what", "input", "width")
     for model in MODELS:

@@ -1,23 +1,20 @@
 """Attacks: an observation in, a finding out; nothing here knows the ground truth."""
 
+from typing import TYPE_CHECKING
+
 # isort: off
 # They fill the registry, in the order in which attacks are listed, and run where a scenario names none.
 from fedaudit.attacks.active.imprint import Imprint
 from fedaudit.attacks.active.fishing import Fishing
 from fedaudit.attacks.active.loki import Loki
 from fedaudit.attacks.active.trap_weights import TrapWeights
-from fedaudit.attacks.active.peftleak import PeftLeak
-from fedaudit.attacks.active.seer import Seer
-from fedaudit.attacks.active import geminio as _geminio  # noqa: F401  (it has no attack of its own)
 from fedaudit.attacks.analytic.exact_linear import ExactLinear, ExactLinearRows
 from fedaudit.attacks.analytic.spear import Spear, SpearRows
 from fedaudit.attacks.analytic.cocktail import Cocktail
 from fedaudit.attacks.analytic.sratta import Sratta
-from fedaudit.attacks.analytic.r_gap import RGap
 from fedaudit.attacks.inversion.methods import AGIC, CPL, DLG, IDLG, AGICPlus, DLGAdam, Geng, InvG
 from fedaudit.attacks.inversion.epochs import AGICEpochs, DLGAdamEpochs, Epochs, InvGEpochs
 from fedaudit.attacks.inversion.averaged import Averaged
-from fedaudit.attacks.inversion.generative import GIAS
 from fedaudit.attacks.inversion.group import GradInversion
 from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.decepticons import Decepticons
@@ -26,7 +23,6 @@ from fedaudit.attacks.text.which_tokens import WhichTokens
 from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels, LabelSetFinding
 from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, LocalModelExact
 from fedaudit.attacks.gan import GAN, ClassImagesFinding
-from fedaudit.attacks.records.agrevader import AgrEvader
 from fedaudit.attacks.records.likelihood import RMIA, LiRA
 from fedaudit.attacks.records.membership import GradientNorm, LossThreshold
 from fedaudit.attacks.records.rounds import FedMIA, LossSeries
@@ -51,7 +47,8 @@ from fedaudit.attacks.vertical.unsplit import UnSplit
 from fedaudit.attacks.active.fsha import FSHA
 
 # isort: on
-from fedaudit.attacks.base import ATTACKS, Attack, make_attack, register
+from fedaudit.attacks.analytic.first_layer import ClosedForm
+from fedaudit.attacks.base import ATTACKS, Attack, Case, Progress, make_attack, register
 from fedaudit.attacks.findings import (
     Finding,
     ImageFinding,
@@ -62,31 +59,38 @@ from fedaudit.attacks.findings import (
     Trace,
 )
 from fedaudit.attacks.inversion.template import GradientInversion
-from fedaudit.attacks.records.target import MembershipFinding
-from fedaudit.transcript.observation import Observation
+from fedaudit.attacks.records.target import MembershipFinding, upper_half, whole
+from fedaudit.attacks.standards import ALTERED_MODELS
+from fedaudit.attacks.victim import as_trained, need_signal, need_training, one_batch_gradient
+from fedaudit.transcript.observation import Message, Observation
+from fedaudit.utils.distributions import moved
 from fedaudit.utils.errors import NotApplicable
+
+if not TYPE_CHECKING:
+    __getattr__ = moved(__name__)
 
 __all__ = [
     "AGIC",
+    "ALTERED_MODELS",
     "ATTACKS",
     "CAFE",
     "CPL",
     "DLG",
     "FSHA",
     "GAN",
-    "GIAS",
     "IDLG",
     "RMIA",
     "AGICEpochs",
     "AGICPlus",
-    "AgrEvader",
     "Attack",
     "AttributeFeatures",
     "AttributeFinding",
     "AttributeLoss",
     "Averaged",
     "AveragedLabels",
+    "Case",
     "ClassImagesFinding",
+    "ClosedForm",
     "Cocktail",
     "DLGAdam",
     "DLGAdamEpochs",
@@ -124,16 +128,15 @@ __all__ = [
     "LossSeries",
     "LossThreshold",
     "MembershipFinding",
+    "Message",
     "ModelCompletion",
     "NormScoring",
     "NotApplicable",
     "Observation",
-    "PeftLeak",
+    "Progress",
     "PropertyFinding",
     "PropertyInference",
-    "RGap",
     "RowFinding",
-    "Seer",
     "SequenceFinding",
     "ShadowFinding",
     "ShadowModels",
@@ -151,6 +154,12 @@ __all__ = [
     "TrapWeights",
     "UnSplit",
     "WhichTokens",
+    "as_trained",
     "make_attack",
+    "need_signal",
+    "need_training",
+    "one_batch_gradient",
     "register",
+    "upper_half",
+    "whole",
 ]

@@ -115,6 +115,14 @@ def _probe(task_info: TaskInfo, device: str) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
 
 
+def as_trained(module: nn.Module, task_info: TaskInfo, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy of ``module`` with ``weights``, in float64 on the CPU, in the mode of the client's training."""
+    own = copy.deepcopy(module).cpu()
+    own.load_state_dict(dict(weights))
+    set_training_mode(own, task_info.batch_norm, dropout=task_info.dropout)
+    return own.double()
+
+
 def _used_parameters(module: nn.Module, observation: Observation, device: str) -> list[str]:
     """Return the parameters that the loss depends on; local training leaves the others as they are."""
     task_info = observation.task_info

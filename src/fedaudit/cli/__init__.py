@@ -18,7 +18,6 @@ from fedaudit.cli.commands import add_commands, check_listed
 from fedaudit.cli.compare import compare
 from fedaudit.cli.convert import convert
 from fedaudit.cli.explain import explain
-from fedaudit.cli.generator import train_generator
 from fedaudit.cli.init import init
 from fedaudit.cli.join import join
 from fedaudit.cli.ledger import ledger
@@ -44,6 +43,7 @@ from fedaudit.utils.version import __version__
 # Beside ``app`` and ``main``: what commands of other packages share with ours.
 __all__ = [
     "DataDir",
+    "Json",
     "Kind",
     "Seed",
     "Settings",
@@ -54,6 +54,7 @@ __all__ = [
     "list_command",
     "main",
     "number_of_workers",
+    "print_json",
 ]
 
 INTERRUPTED = 130
@@ -74,7 +75,6 @@ for panel, group in (
 ):
     for command in group:
         app.command(rich_help_panel=panel)(command)
-app.command("train-generator", rich_help_panel=_MORE)(train_generator)
 app.command("check-model", rich_help_panel=_MORE)(check_model)
 app.command("ledger", rich_help_panel=_MORE)(ledger)
 
@@ -111,27 +111,6 @@ def list_command(
     else:
         print_names(shown)
         print("'fedaudit list KIND' describes each in a line, --long in detail")
-
-
-@app.command(rich_help_panel=_MORE)
-def rank(
-    scenario: Annotated[
-        str | None, typer.Argument(help="YAML file, or the name of a model; default: the built-in scenario.")
-    ] = None,
-    settings: Settings = None,
-    seed: Seed = None,
-    data_dir: DataDir = None,
-    json_output: Json = False,
-) -> None:
-    """Predict without an attack whether a network's gradient reveals its input: unknowns and equations by layer."""
-    check_data_dir(data_dir)
-    from fedaudit.pipeline.rank import for_programs, load, rank_of, show
-
-    analysis = rank_of(load(scenario, settings or [], seed), data_dir=data_dir)
-    if json_output:
-        print_json(for_programs(analysis))
-    else:
-        show(analysis)
 
 
 @app.command(rich_help_panel=_ABOUT)

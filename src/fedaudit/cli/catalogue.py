@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from rich.columns import Columns
@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedaudit.cli.commands import LISTED
+from fedaudit.utils.distributions import OURS, misfit
+from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import wide_console
 
 Catalogue = dict[str, list[dict[str, Any]]]
@@ -23,29 +25,41 @@ def catalogue(kinds: Sequence[str]) -> Catalogue:
     from fedaudit.pipeline.catalogue import entries
 
     added = {point.name: point for point in entry_points(group=LISTED)}
-    shown = {kind: entries(kind) for kind in kinds}
-    # a kind that a package adds is empty where that isn't installed
-    return {
-        kind: known if known is not None else added[kind].load()() if kind in added else []
-        for kind, known in shown.items()
-    }
+    shown = {}
+    for kind in kinds:
+        known = entries(kind)
+        if known is None:  # a kind that a package adds is empty where that isn't installed
+            known = _of_package(added[kind]) if kind in added else []
+        shown[kind] = known
+    return shown
+
+
+def _of_package(point: EntryPoint) -> list[dict[str, Any]]:
+    package = point.dist.name if point.dist else point.value
+    if why := misfit(package):
+        raise BadInput(why)
+    return [{**entry, "package": package} for entry in point.load()()]
 
 
 def print_names(shown: Catalogue) -> None:
-    """Print the names of each kind in columns, and how many there are."""
+    """Print the names of each kind in columns, those of each package together, and how many there are."""
     console = wide_console()
     for kind, entries in shown.items():
         console.print(f"[bold]{escape(kind)}[/] ({len(entries)})", highlight=False)
-        names = [Text(entry["name"], style="cyan") for entry in entries]
-        console.print(Padding(Columns(names, padding=(0, 2)), (0, 0, 0, 2), expand=False))
+        for package in dict.fromkeys(entry["package"] for entry in entries):
+            if package != OURS:
+                console.print(f"  [dim]of {escape(package)}:[/]", highlight=False)
+            names = [Text(entry["name"], style="cyan") for entry in entries if entry["package"] == package]
+            console.print(Padding(Columns(names, padding=(0, 2)), (0, 0, 0, 2), expand=False))
 
 
 def print_lines(entries: Sequence[dict[str, Any]]) -> None:
-    """Print each entry on one line: its name, and as much of its summary as a terminal is wide."""
+    """Print each entry on one line: its name, its package if that isn't ours, and as much of its summary as fits."""
     console = wide_console()
     widest = max((len(entry["name"]) for entry in entries), default=0)
     for entry in entries:
-        line = Text.assemble("  ", (f"{entry['name']:<{widest}}", "cyan"), f"  {entry['summary']}")
+        package = "" if entry["package"] == OURS else f"[{entry['package']}] "
+        line = Text.assemble("  ", (f"{entry['name']:<{widest}}", "cyan"), "  ", (package, "dim"), entry["summary"])
         if console.is_terminal:
             line.truncate(console.width, overflow="ellipsis")
         console.print(line, soft_wrap=True)
@@ -61,6 +75,8 @@ def print_catalogue(shown: Catalogue) -> None:
         grid.add_column()
         for entry in entries:
             grid.add_row("  " + entry["name"], escape(entry["summary"]))
+            if entry["package"] != OURS:
+                grid.add_row("", f"[dim]package: {escape(entry['package'])}[/]")
             if kind == "attacks":
                 for key in ("paper", "threat_model", "needs", "on_sums"):
                     grid.add_row("", f"[dim]{key.replace('_', ' ')}: {escape(_text(entry[key]))}[/]")

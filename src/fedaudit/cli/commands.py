@@ -6,37 +6,46 @@ from importlib.metadata import entry_points
 
 import typer
 
+from fedaudit.utils.distributions import lacking, misfit
 from fedaudit.utils.errors import BadInput
 
 GROUP = "fedaudit.commands"
 LISTED = "fedaudit.catalogue"  # and kinds of things to what is listed: a function that returns them
-
-_LAB = "fedaudit-lab"  # a package that may not be installed, which has these commands and lists these kinds
-_COMMANDS = {"study": "Run grids of audits; get tables and figures.", "bench": "Measure how fast fedaudit is here."}
-_KINDS = ("studies",)
+_SUMMARIES = {  # of commands whose package isn't installed
+    "study": "Run grids of audits; get tables and figures.",
+    "bench": "Measure how fast fedaudit is here.",
+    "rank": "Predict whether a network's gradient reveals its input.",
+    "train-generator": "Train a generator of images on public data.",
+}
 _PANEL = "Of other packages"
-_MISSING = f"come with the package {_LAB}, which isn't installed: pip install PATH_OF_THE_CLONE/lab"
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add to ``app`` the groups of commands of installed packages; a missing one's say how to get it."""
+    """Add to ``app`` the commands of installed packages, and groups; a missing one of ours says how to get it."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     for name, point in sorted(found.items()):
+        if wrong := point.dist and misfit(point.dist.name):
+            _add_refusal(app, name, "Can't be loaded.", wrong)
+            continue
         try:
-            group = point.load()
+            command = point.load()
         except Exception as error:  # one package's fault mustn't end every command, nor end it with a limit's code
             why = f"the commands 'fedaudit {name} …' can't be loaded: {type(error).__name__}: {error}"
             _add_refusal(app, name, "Can't be loaded.", why)
         else:
-            app.add_typer(group, name=name, rich_help_panel=_PANEL)
-    for name in sorted(_COMMANDS.keys() - found.keys()):
-        _add_refusal(app, name, f"{_COMMANDS[name]} Needs {_LAB}.", f"the commands 'fedaudit {name} …' {_MISSING}")
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, rich_help_panel=_PANEL)
+            else:
+                app.command(name, rich_help_panel=_PANEL)(command)
+    for name in sorted(_SUMMARIES.keys() - found.keys()):
+        _add_refusal(app, name, _SUMMARIES[name], f"the command 'fedaudit {name}' {lacking(GROUP, name)}")
 
 
 def check_listed(kind: str) -> None:
     """Refuse, with BadInput, to list what a package has that isn't installed, and say how to get it."""
-    if kind in _KINDS and kind not in {point.name for point in entry_points(group=LISTED)}:
-        raise BadInput(f"{kind} {_MISSING}")
+    elsewhere = lacking(LISTED, kind)
+    if elsewhere and kind not in {point.name for point in entry_points(group=LISTED)}:
+        raise BadInput(f"'{kind}' {elsewhere}")
 
 
 def _add_refusal(app: typer.Typer, name: str, summary: str, why: str) -> None:

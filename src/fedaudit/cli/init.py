@@ -15,7 +15,6 @@ from fedaudit.cli.options import DataDir, check_data_dir
 from fedaudit.cli.starter import (
     ADVERSARIES,
     ALGORITHMS,
-    EMBEDDED,
     MOST_CLIENTS,
     Choice,
     complete,
@@ -61,7 +60,7 @@ def init(
     check_data_dir(data_dir)
     own = _own(data, data_dir)
     choice = Choice(
-        data=data or own or EMBEDDED[0],
+        data=data or own or Choice.data,
         model=model,
         algorithm=algorithm,
         clients=clients,
@@ -137,8 +136,11 @@ def _own(data: str | None, data_dir: Path | None) -> str | None:
 def _ask(choice: Choice, left: Sequence[str], data_dir: Path | None, own: tuple[str, ...]) -> tuple[Choice, Dataset]:
     """Ask for what is left open, in an order in which each answer decides what may follow."""
     if "data" in left:
+        from fedaudit.data import DATASETS
+
+        offered = (*own, *(entry.name for entry in DATASETS if entry.info["embedded"]))
         free = data_dir is not None
-        choice = replace(choice, data=_one_of("Data", (*own, *EMBEDDED), choice.data, _DATA_OF_FILES, free=free))
+        choice = replace(choice, data=_one_of("Data", offered, choice.data, _DATA_OF_FILES, free=free))
     dataset = _load(choice.data, data_dir)
     if "adversary" in left:
         lines = "\n".join(f"  {name}: {meaning}" for name, meaning in ADVERSARIES.items())

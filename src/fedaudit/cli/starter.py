@@ -12,11 +12,6 @@ from fedaudit.utils.errors import BadInput, unknown_name
 if TYPE_CHECKING:
     from fedaudit.data import Dataset
 
-EMBEDDED = (
-    *("photos", "digits", "digits-parity", "breast-cancer", "diabetes", "leaf-synthetic", "notes", "notes-causal"),
-    *("head-phantoms", "head-tissues", "head-slices", "slice-tissues", "xray-phantoms", "xray-single-label"),
-    "ecg-synthetic",
-)
 ALGORITHMS = ("fedsgd", "fedavg", "fedprox")
 MALICIOUS = "malicious-client"
 ADVERSARIES = {

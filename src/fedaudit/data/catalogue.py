@@ -101,7 +101,8 @@ def add_dataset(
         needs: what must be there to read it, in words.
     """
     embedded = not any(layout.files for layout in layouts)
-    DATASETS.register(name, summary, kind=kind, task=task, embedded=embedded, needs=needs)(Recipe(layouts, get))
+    declared = {"kind": kind, "task": task, "embedded": embedded, "needs": needs}
+    DATASETS.register(name, summary, module=layouts[0].read.__module__, **declared)(Recipe(layouts, get))
 
 
 def load_dataset(

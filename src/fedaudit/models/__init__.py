@@ -13,6 +13,7 @@ from fedaudit.models import bottleneck, convnet, densenet, recurrent, resnet, sm
 from fedaudit.models.bottleneck import VariationalBottleneck, from_bottleneck_on, with_bottleneck
 from fedaudit.models.checkpoint import load_checkpoint, read_state, save_checkpoint
 from fedaudit.models.families import MODELS, ModelBuilder, inputs_of
+from fedaudit.models.generator import Generator, GeneratorSpec
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
 from fedaudit.models.layers import Layer, layer_groups
 from fedaudit.models.of_transformers import (
@@ -35,6 +36,7 @@ from fedaudit.models.own import (
     without_opacus,
 )
 from fedaudit.models.vertical import Features, Top, VerticalModel, halves, parts_of, server_network, share_shape
+from fedaudit.models.vit import AdaptedBlock, ViT
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import check_memory
 
@@ -42,10 +44,14 @@ __all__ = [
     "BATCH_NORM",
     "INITIALISATIONS",
     "MODELS",
+    "AdaptedBlock",
+    "Generator",
+    "GeneratorSpec",
     "Layer",
     "ModelBuilder",
     "VariationalBottleneck",
     "VerticalModel",
+    "ViT",
     "adapters_names",
     "build_model",
     "build_split",

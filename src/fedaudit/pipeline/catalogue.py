@@ -27,7 +27,14 @@ def settings_of_attack(name: str) -> list[str]:
 
 
 def entries(kind: str) -> list[dict[str, Any]] | None:
-    """Return name, summary and what else is declared of everything of ``kind``; None where there is no such kind."""
+    """Return name, summary, what else is declared and the distribution (``package``) of everything of ``kind``.
+
+    None where there is no such kind.
+    """
     if kind not in _KINDS:
         return None
-    return [{"name": e.name, "summary": e.summary, **e.info} for registry in _KINDS[kind] for e in registry]
+    return [
+        {"name": entry.name, "summary": entry.summary, **entry.info, "package": registry.distribution(entry)}
+        for registry in _KINDS[kind]
+        for entry in registry
+    ]

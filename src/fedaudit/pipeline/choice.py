@@ -83,13 +83,16 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
 def fitting(cases: Sequence[Case]) -> list[NamedSpec]:
     """Return the attacks that fit one of the cases, in the order in which they were registered.
 
-    Of those that ask for members the best three are enough. Where nothing fits, it is one whose answer says which
-    records the threat model would have to grant.
+    First comes the attack of a malicious party, which reads what that has done, whatever package has it. Of those that
+    ask for members the best three are enough. Where nothing fits, it is one whose answer says which records the threat
+    model would have to grant.
     """
     of_kind = [entry.value for entry in ATTACKS if entry.value.reads.kind == cases[0].protocol]
     chosen = [attack for attack in of_kind if any(map(attack.fits, cases))]
     best = [name for name in _ON_MEMBERS if name in {attack.name for attack in chosen}][:_MOST_ON_MEMBERS]
     chosen = [attack for attack in chosen if attack.name in best or attack.name not in _ON_MEMBERS]
+    malicious = {name for case in cases for name in (case.malicious, case.server)}
+    chosen.sort(key=lambda attack: attack.name not in malicious)
     return [
         NamedSpec.model_validate({"name": attack.name, **attack.first_settings}) for attack in chosen or [LossThreshold]
     ]

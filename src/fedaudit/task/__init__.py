@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fedaudit.task.base import Categorical, Task, register
     from fedaudit.task.info import TaskInfo
     from fedaudit.task.targets import TASKS
-    from fedaudit.task.training import LOSSES, TrainingConfig, loss_function
+    from fedaudit.task.training import LOSSES, LocalPlan, Loss, TrainingConfig, class_logits, loss_function
 else:
     __getattr__, __dir__ = lazy(__name__)
 
@@ -18,9 +18,12 @@ __all__ = [
     "LOSSES",
     "TASKS",
     "Categorical",
+    "LocalPlan",
+    "Loss",
     "Task",
     "TaskInfo",
     "TrainingConfig",
+    "class_logits",
     "loss_function",
     "register",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fedaudit.utils.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedaudit.utils.bounds import GRID, STORE, check_file
+    from fedaudit.utils.bounds import GRID, STORE, TENSORS, check_file
     from fedaudit.utils.errors import (
         BadInput,
         CorruptTranscript,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedaudit.utils.fingerprint import (
         fingerprint as fingerprint_of,
     )
+    from fedaudit.utils.finite import all_finite
     from fedaudit.utils.folders import check_folder, inside, temporary_folder
     from fedaudit.utils.image_bytes import decode
     from fedaudit.utils.integrity import check_listed, check_text, digest_text
@@ -44,8 +45,19 @@ if TYPE_CHECKING:
     from fedaudit.utils.processes import end_with, run_tasks, tell
     from fedaudit.utils.progress import Display, Quiet, Report, live_display, wide_console
     from fedaudit.utils.registry import Registry, make
-    from fedaudit.utils.seeds import generator
-    from fedaudit.utils.validation import Count, NonNegative, Number, Spec, Title, Whole, explain, no_boolean
+    from fedaudit.utils.seeds import derive_seed, generator
+    from fedaudit.utils.validation import (
+        Count,
+        Fraction,
+        NonNegative,
+        Number,
+        Positive,
+        Spec,
+        Title,
+        Whole,
+        explain,
+        no_boolean,
+    )
     from fedaudit.utils.winograd import flop_counters
 else:
     __getattr__, __dir__ = lazy(__name__)
@@ -53,27 +65,32 @@ else:
 __all__ = [
     "GRID",
     "STORE",
+    "TENSORS",
     "BadInput",
     "CorruptTranscript",
     "Count",
     "Display",
     "FedAuditError",
+    "Fraction",
     "MissingData",
     "NonNegative",
     "NotApplicable",
     "Number",
+    "Positive",
     "Quiet",
     "Registry",
     "Report",
     "Spec",
     "Title",
     "Whole",
+    "all_finite",
     "check_file",
     "check_folder",
     "check_listed",
     "check_text",
     "computation",
     "decode",
+    "derive_seed",
     "device_name",
     "digest_text",
     "dump_yaml",

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, V
 from pydantic.dataclasses import dataclass as checked_dataclass
 from pydantic_core import CoreSchema, core_schema
 
+from fedaudit.utils.distributions import lacking, misfit
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.validation import NamedSpec, explain, from_name, safe_name
 
@@ -33,12 +34,13 @@ SETTINGS = ConfigDict(
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """One registered thing: its name, a one-line summary, the thing, and whatever else its kind declares."""
+    """One registered thing: its name, a one-line summary, the thing, what else its kind declares, and its package."""
 
     name: str
     summary: str
     value: T
     info: dict[str, Any] = field(default_factory=dict)
+    package: str = "fedaudit"
 
 
 class Registry(Generic[T]):
@@ -54,10 +56,17 @@ class Registry(Generic[T]):
         self.kind = kind
         self.group = group
         self._entries: dict[str, Entry[T]] = {}
+        self._distributions: dict[str, str] = {}
         self._loaded = False
 
-    def register(self, name: str, summary: str, **info: Any) -> Callable[[U], U]:
+    def register(self, name: str, summary: str, *, module: str | None = None, **info: Any) -> Callable[[U], U]:
         """Return a decorator that adds what it decorates under ``name``.
+
+        Args:
+            name: in scenarios.
+            summary: one line for ``fedaudit list``.
+            module: of the package that it is of; by default the thing's own.
+            info: what else ``fedaudit list --json`` says of it.
 
         Raises:
             ValueError: the name is taken.
@@ -66,7 +75,9 @@ class Registry(Generic[T]):
             raise ValueError(f"{self.kind} '{name}' is registered twice")
 
         def add(value: U) -> U:
-            self._entries[name] = Entry(name, summary, value, info)  # type: ignore[arg-type]
+            made = value.func if isinstance(value, functools.partial) else value
+            package = (module or made.__module__).partition(".")[0]
+            self._entries[name] = Entry(name, summary, value, info, package)  # type: ignore[arg-type]
             return value
 
         return add
@@ -76,7 +87,9 @@ class Registry(Generic[T]):
         try:
             return self._entries[name]
         except KeyError:
-            raise BadInput(unknown_name(self.kind, name, self._entries)) from None
+            elsewhere = lacking(self.group, name)
+            told = f"{self.kind} '{name}' {elsewhere}" if elsewhere else unknown_name(self.kind, name, self._entries)
+            raise BadInput(told) from None
 
     def __contains__(self, name: object) -> bool:
         self._load()
@@ -91,6 +104,11 @@ class Registry(Generic[T]):
         self._load()
         return list(self._entries)
 
+    def distribution(self, entry: Entry[T]) -> str:
+        """Return the name of the distribution that added an entry, as pip knows it."""
+        self._load()
+        return self._distributions.get(entry.package, entry.package)
+
     def _load(self) -> None:
         """Import what installed packages add, once. One that fails is named in a line and left out."""
         if self._loaded or self.group is None:
@@ -99,16 +117,23 @@ class Registry(Generic[T]):
         from importlib.metadata import entry_points
 
         for point in entry_points(group=self.group):
+            package = point.dist.name if point.dist else point.value
+            self._distributions[point.module.partition(".")[0]] = package
+            if why := misfit(package):
+                _warn(f"{why}; what it has is left out")
+                continue
             try:
                 point.load()
             except (Exception, SystemExit) as error:
-                if multiprocessing.parent_process() is None:  # workers needn't say it again
-                    package = point.dist.name if point.dist else point.value
-                    reason = " ".join(f"{type(error).__name__}: {error}".split())
-                    logging.getLogger("fedaudit").warning(
-                        "fedaudit: warning: the package '%s' can't add its %s '%s': %s",
-                        package, self.kind, point.name, reason,
-                    )  # fmt: skip
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                _warn(f"the package '{package}' can't add its {self.kind} '{point.name}': {reason}")
+
+
+@functools.cache
+def _warn(line: str) -> None:
+    """Say it once, and not in workers again."""
+    if multiprocessing.parent_process() is None:
+        logging.getLogger("fedaudit").warning("fedaudit: warning: %s", line)
 
 
 class Plugin:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.first_layer import ClosedForm, FirstLayer, layer_product
-from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.base import Case, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.standards import ALTERED_MODELS
+from fedaudit.attacks.victim import as_trained
 from fedaudit.models.inserted_module import WithInsertedModule
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.first_layer import ClosedForm, FirstLayer, first_layer, flows_of, layer_product
-from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.base import Case, Progress, register
 from fedaudit.attacks.findings import Finding
+from fedaudit.attacks.victim import as_trained
 from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import LocalPlan

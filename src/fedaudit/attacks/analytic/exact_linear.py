@@ -21,9 +21,9 @@ from fedaudit.attacks.analytic.first_layer import (
     rounding_of,
 )
 from fedaudit.attacks.analytic.patches import CERTIFIED, LEFT_OVER, attended, attends, patch_embedding, patches_of
-from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.base import SEARCHED, Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
+from fedaudit.attacks.victim import as_trained
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 

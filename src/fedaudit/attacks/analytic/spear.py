@@ -19,7 +19,6 @@ from fedaudit.attacks.analytic.first_layer import (
     own_labels,
     rounding_of,
 )
-from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.analytic.sparse_columns import (
     Directions,
     LowRank,
@@ -36,7 +35,7 @@ from fedaudit.attacks.analytic.sparse_columns import (
 )
 from fedaudit.attacks.base import GRIDS, Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
-from fedaudit.attacks.victim import distinct_examples
+from fedaudit.attacks.victim import as_trained, distinct_examples
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count

@@ -10,9 +10,9 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.first_layer import FirstLayer, first_layer, layer_product, own_labels
-from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import ImageFinding
+from fedaudit.attacks.victim import as_trained
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count

@@ -9,10 +9,11 @@ from fedaudit.utils.lazy import lazy
 if TYPE_CHECKING:
     from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, make_engine
     from fedaudit.attacks.inversion.engines.reference import one_gradient
-    from fedaudit.attacks.inversion.objectives import Objective, weighted_cosine
+    from fedaudit.attacks.inversion.objectives import Objective, flatten, unflatten, weighted_cosine
     from fedaudit.attacks.inversion.priors import smoothness
     from fedaudit.attacks.inversion.reconstruct import make_step, with_priors
-    from fedaudit.attacks.inversion.template import GradientInversion, Prepared, prepare
+    from fedaudit.attacks.inversion.reconstruct import reconstruct as optimise
+    from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Schedule, prepare
     from fedaudit.attacks.victim import Victim
 else:
     __getattr__, __dir__ = lazy(__name__)
@@ -22,12 +23,16 @@ __all__ = [
     "GradientInversion",
     "Objective",
     "Prepared",
+    "Schedule",
     "Victim",
+    "flatten",
     "make_engine",
     "make_step",
     "one_gradient",
+    "optimise",
     "prepare",
     "smoothness",
+    "unflatten",
     "weighted_cosine",
     "with_priors",
 ]

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils import NotApplicable
 
 Function = Callable[[Tensor], Tensor]
 Kind = Literal["conv", "linear", "norm", "plain"]

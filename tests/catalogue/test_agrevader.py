@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.records.agrevader import turned
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
@@ -23,6 +22,7 @@ from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.attacks.agrevader import turned
 from tests.attacks.membership_cases import logistic, recorded, run_attack, scenario
 
 CLIENT = {"adversary": "client"}

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.data.catalogue import Layout, Request, add_dataset
-from fedaudit.data.dataset import Dataset
+from fedaudit.data import Dataset, Layout, Request, add_dataset
 
 PADDING, END = "<pad>", "<end>"
 LENGTH = 17  # words of a note, at most, with its end

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.analytic.chain import chain
-from fedaudit.attacks.analytic.constraints import gradient_constraints, rank_analysis, weight_constraints
 from fedaudit.data import Dataset
 from fedaudit.models import MODELS, build_model
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.rank import load, rank_of
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.attacks.chain import chain
+from fedaudit_catalogue.attacks.constraints import gradient_constraints, rank_analysis, weight_constraints
+from fedaudit_catalogue.rank import load, rank_of
 from tests.conftest import Command, refused
 
 SGD = {"name": "fedsgd", "clients": 1, "examples": 1}

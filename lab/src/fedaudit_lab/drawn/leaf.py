@@ -1,4 +1,4 @@
-"""Data that are drawn, not read: LEAF's synthetic federated classification."""
+"""LEAF's synthetic federated classification, drawn and not read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.data.catalogue import Layout, Request, add_dataset
-from fedaudit.data.dataset import Dataset, Split
-from fedaudit.data.images import table_dataset
-from fedaudit.modalities.table import standardise
+from fedaudit.data import Dataset, Layout, Request, Split, add_dataset
+from fedaudit.modalities import example_kind
 
 # The clients of Xu & Neglia 2021, Section 4.
 _SIZES = (280, 184, 1536, 256, 208)
@@ -58,10 +56,21 @@ def _leaf(_: list[Path], request: Request) -> Dataset:
     (x, y, groups), (x_test, y_test, groups_test) = (
         tuple(torch.cat(column) for column in zip(*part, strict=True)) for part in parts
     )
-    x, x_test = standardise(x, x_test)
+    x, x_test, mean, std = example_kind("table").prepare(x, x_test)
     source = f"drawn here by LEAF's generator (Caldas et al. 2018) with seed {request.seed}"
-    train, test = Split(x, y, groups), Split(x_test, y_test, groups_test)
-    return table_dataset(request, train, test, source, num_classes=_CLASSES, class_names=None)
+    return Dataset(
+        name=request.name,
+        summary=request.summary,
+        kind="table",
+        task="classification",
+        train=Split(x, y, groups),
+        test=Split(x_test, y_test, groups_test),
+        num_classes=_CLASSES,
+        class_names=None,
+        mean=mean,
+        std=std,
+        source=source,
+    )
 
 
 add_dataset(

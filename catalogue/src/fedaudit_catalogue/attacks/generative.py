@@ -13,17 +13,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import functional_call
 
-from fedaudit.attacks.base import Progress, register
-from fedaudit.attacks.findings import Trace
-from fedaudit.attacks.inversion.objectives import Objective, flatten, unflatten
-from fedaudit.attacks.inversion.reconstruct import reconstruct
-from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Schedule
-from fedaudit.models.generator import Generator, TrainedGenerator
-from fedaudit.simulation.local_training import local_randomness
-from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.observation import Observation
-from fedaudit.utils.errors import MissingData, NotApplicable
-from fedaudit.utils.validation import Fraction, NonNegative, Positive
+from fedaudit.attacks import Observation, Progress, Trace, register
+from fedaudit.attacks.inversion import GradientInversion, Objective, Prepared, Schedule, flatten, optimise, unflatten
+from fedaudit.models import Generator
+from fedaudit.simulation import local_randomness
+from fedaudit.task import TaskInfo
+from fedaudit.utils import Fraction, MissingData, NonNegative, NotApplicable, Positive
+from fedaudit_catalogue.generators import TrainedGenerator
 
 
 @register
@@ -125,7 +121,7 @@ class GIAS(GradientInversion):
             decode: Callable[[Tensor], Tensor], initial: Tensor, done: int, **settings: Any
         ) -> tuple[Tensor, Trace]:
             with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
-                (found,), trace = reconstruct(
+                (found,), trace = optimise(
                     through(decode, objective),
                     [initial],
                     prepared.pixel_range,

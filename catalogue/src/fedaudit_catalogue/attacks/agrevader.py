@@ -10,13 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.attacks.base import Attack, Case, register
-from fedaudit.attacks.records.target import MembershipFinding, upper_half, whole
-from fedaudit.simulation.behaviour import Behaviour, ClientStep
-from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.observation import Observation
-from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.validation import Number, Positive, Whole
+from fedaudit.attacks import Attack, Case, MembershipFinding, Observation, register, upper_half, whole
+from fedaudit.simulation import Behaviour, ClientStep
+from fedaudit.task import TaskInfo
+from fedaudit.utils import BadInput, NotApplicable, Number, Positive, Whole
 
 _LOSSES = "agrevader/losses"
 _SMALL = 1e-6  # loss below which a record counts as fitted to the last

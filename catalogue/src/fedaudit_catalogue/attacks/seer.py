@@ -10,18 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedaudit.attacks.analytic.first_layer import ClosedForm
-from fedaudit.attacks.base import Case, Progress, register
-from fedaudit.attacks.findings import Finding
-from fedaudit.attacks.standards import ALTERED_MODELS
-from fedaudit.attacks.victim import one_batch_gradient
-from fedaudit.simulation.local_training import FAILURES, local_randomness
-from fedaudit.simulation.server_behaviour import SERVER_LOG, ServerBehaviour, ServerStep
-from fedaudit.task.info import TaskInfo
-from fedaudit.task.training import LocalPlan, Loss
-from fedaudit.transcript.observation import Observation
-from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.validation import Count, NonNegative, Positive, Whole
+from fedaudit.attacks import (
+    ALTERED_MODELS,
+    Case,
+    ClosedForm,
+    Finding,
+    Observation,
+    Progress,
+    one_batch_gradient,
+    register,
+)
+from fedaudit.simulation import FAILURES, SERVER_LOG, ServerBehaviour, ServerStep, local_randomness
+from fedaudit.task import LocalPlan, Loss, TaskInfo
+from fedaudit.utils import BadInput, Count, NonNegative, NotApplicable, Positive, Whole
 
 _LOG = f"{SERVER_LOG}seer/"
 _LEAST = 64  # public examples

@@ -14,14 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.inversion.generative import from_codes, from_weights, through
 from fedaudit.attacks.inversion.objectives import flatten
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.modalities.image import IMAGE
-from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
+from fedaudit.models import Generator, GeneratorSpec
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import check_public_examples, record, run_audit
-from fedaudit.pipeline.train_generator import TrainingPlan, public_examples, sample_sheet, train_generator
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
@@ -29,6 +27,9 @@ from fedaudit.transcript.observation import Observation, observe
 from fedaudit.utils.errors import BadInput, MissingData, NotApplicable
 from fedaudit.utils.progress import Quiet
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.attacks.generative import from_codes, from_weights, through
+from fedaudit_catalogue.generators import TrainedGenerator, trunk
+from fedaudit_catalogue.train_generator import TrainingPlan, public_examples, sample_sheet, train_generator
 from tests.conftest import Command, refused
 
 OBJECTIVES = ["autoencoder", "gan"]

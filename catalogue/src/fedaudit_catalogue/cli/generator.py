@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.options import DataDir, check_data_dir, check_folder
-from fedaudit.utils.errors import BadInput
+from fedaudit.cli import DataDir, check_data_dir, check_folder
+from fedaudit.utils import BadInput
 
 
 def train_generator(
@@ -34,9 +34,9 @@ def train_generator(
         raise BadInput("--out is empty; give a file, for example generator.safetensors")
     check_folder(out.parent)
     from fedaudit.data import load_dataset
-    from fedaudit.pipeline.train_generator import TrainingPlan, save_samples
-    from fedaudit.pipeline.train_generator import train_generator as train
-    from fedaudit.utils.progress import live_display
+    from fedaudit.utils import live_display
+    from fedaudit_catalogue.train_generator import TrainingPlan, save_samples
+    from fedaudit_catalogue.train_generator import train_generator as train
 
     plan = TrainingPlan(objective, steps, batch_size, learning_rate, seed)
     dataset = load_dataset(data, image_size=image_size, data_dir=data_dir, limit=limit)

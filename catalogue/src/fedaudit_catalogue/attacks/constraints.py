@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.chain import Block, Step, chain
-from fedaudit.task.training import Loss
-from fedaudit.utils.errors import NotApplicable
+from fedaudit.task import Loss
+from fedaudit.utils import NotApplicable
+from fedaudit_catalogue.attacks.chain import Block, Step, chain
 
 TOLERANCE = 1e-7  # relative; smaller singular values drown in the rounding of single precision
 _INVERSE_ITERATIONS = 5

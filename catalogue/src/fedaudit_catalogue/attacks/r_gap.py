@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.chain import Block, chain, identity, refuse
-from fedaudit.attacks.analytic.constraints import adjoint, check_size, gradient_constraints, solve, weight_constraints
-from fedaudit.attacks.analytic.first_layer import ClosedForm
-from fedaudit.attacks.base import Progress, register
-from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.victim import need_signal, need_training, one_batch_gradient
-from fedaudit.models import set_training_mode
-from fedaudit.task.info import TaskInfo
-from fedaudit.task.training import Loss, class_logits
-from fedaudit.transcript.observation import Message, Observation
-from fedaudit.utils.errors import NotApplicable
+from fedaudit.attacks import (
+    ClosedForm,
+    ImageFinding,
+    Message,
+    Observation,
+    Progress,
+    as_trained,
+    need_signal,
+    need_training,
+    one_batch_gradient,
+    register,
+)
+from fedaudit.task import Loss, class_logits
+from fedaudit.utils import NotApplicable
+from fedaudit_catalogue.attacks.chain import Block, chain, identity, refuse
+from fedaudit_catalogue.attacks.constraints import adjoint, check_size, gradient_constraints, solve, weight_constraints
 
 _TIE = 1e-4  # relative; below, two candidates for the last layer's derivative can't be told apart by themselves
 _SUSPECT = 1e-2  # relative gradient mismatch from which the user is warned
@@ -120,14 +123,6 @@ class RGap(ClosedForm):
             objective=distance,
             notes=tuple(notes),
         )
-
-
-def as_trained(module: nn.Module, task_info: TaskInfo, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy of ``module`` with ``weights``, in float64 on the CPU, in the mode of the client's training."""
-    own = copy.deepcopy(module).cpu()
-    own.load_state_dict(dict(weights))
-    set_training_mode(own, task_info.batch_norm, dropout=task_info.dropout)
-    return own.double()
 
 
 def _exact_gradient(message: Message) -> dict[str, Tensor]:

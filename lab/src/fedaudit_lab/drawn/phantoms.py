@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.data.catalogue import Layout, Request, add_dataset
-from fedaudit.data.dataset import Dataset
+from fedaudit.data import Dataset, Layout, Request, add_dataset
 
 Array = np.ndarray[Any, Any]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,15 +14,20 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from fedaudit.data import Dataset
 from fedaudit.modalities import example_kind, save_png
-from fedaudit.modalities.image import IMAGE
-from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
-from fedaudit.simulation.checkpoint import Checkpoint, State
-from fedaudit.utils.errors import BadInput, unknown_name
-from fedaudit.utils.fingerprint import computation
-from fedaudit.utils.finite import all_finite
-from fedaudit.utils.machine import one_thread
-from fedaudit.utils.progress import Display, Quiet
-from fedaudit.utils.seeds import derive_seed, generator
+from fedaudit.models import Generator, GeneratorSpec
+from fedaudit.simulation import Checkpoint
+from fedaudit.utils import (
+    BadInput,
+    Display,
+    Quiet,
+    all_finite,
+    computation,
+    derive_seed,
+    generator,
+    one_thread,
+    unknown_name,
+)
+from fedaudit_catalogue.generators import TrainedGenerator, trunk
 
 _OBJECTIVES = ("gan", "autoencoder")
 _AVERAGE = 0.995  # of the generator's weights over the steps of adversarial training
@@ -104,7 +110,7 @@ def train_generator(
     images = public_examples(dataset)
     channels, height, breadth = dataset.input_shape
     spec = GeneratorSpec((channels, height, breadth), latent, width)
-    key = computation("generator", spec, plan, images)
+    key = computation("generator", _Run, spec, plan, images)
     if out.exists() and not again:
         return _same(out, key)
     run = _Run(spec, plan, images)
@@ -125,7 +131,7 @@ def train_generator(
         run.result.eval(),
         dataset.name,
         f"{plan.objective}, {plan.steps} steps of {plan.batch_size} on {len(images)} train examples, seed {plan.seed}",
-        IMAGE.fingerprints(images).sort().values,
+        example_kind(dataset.kind).fingerprints(images).sort().values,
         key,
     )
     if not all_finite(run.result.state_dict().values()):
@@ -211,7 +217,7 @@ class _Run:
         for optimiser in self.optimisers:
             optimiser.step()
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> dict[str, Any]:
         """Return what changes from step to step, for a checkpoint."""
         return {
             "networks": [part.state_dict() for part in self._networks],
@@ -220,7 +226,7 @@ class _Run:
             "done": self.done,
         }
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
         for part, kept in zip(self._networks, state["networks"], strict=True):
             part.load_state_dict(kept)

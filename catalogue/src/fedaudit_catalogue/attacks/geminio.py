@@ -9,12 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedaudit.simulation.local_training import FAILURES, local_randomness, trainable
-from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep, register
-from fedaudit.task.info import TaskInfo
-from fedaudit.task.training import LocalPlan
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.validation import Count, Positive, Whole
+from fedaudit.attacks import register
+from fedaudit.simulation import FAILURES, ServerBehaviour, ServerStep, local_randomness, trainable
+from fedaudit.task import LocalPlan, TaskInfo
+from fedaudit.utils import BadInput, Count, Positive, Whole
 
 _LEAST, _MATCHING = 64, 8  # public examples, and those of the class among them
 _TINY = 1e-8  # what the authors' code adds to every loss

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.data.catalogue import Layout, Request, add_dataset
-from fedaudit.data.dataset import Dataset
+from fedaudit.data import Dataset, Layout, Request, add_dataset
 
 RHYTHMS = ("normal", "bradycardia", "tachycardia", "ectopic beat", "atrial fibrillation")
 LEADS = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")

@@ -9,17 +9,14 @@ from typing import Any
 from rich.table import Table
 from torch import nn
 
-from fedaudit.attacks.analytic.constraints import VERDICTS, RankAnalysis, rank_analysis
-from fedaudit.attacks.analytic.r_gap import as_trained
+from fedaudit.attacks import as_trained
 from fedaudit.data import Dataset
 from fedaudit.models import MODELS
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.scenario.scenario import Scenario, load_scenario
-from fedaudit.task.training import Loss
-from fedaudit.utils.errors import NotApplicable
-from fedaudit.utils.machine import one_thread
-from fedaudit.utils.progress import wide_console
-from fedaudit.utils.seeds import generator
+from fedaudit.pipeline import resolve
+from fedaudit.scenario import Scenario, load_scenario
+from fedaudit.task import Loss
+from fedaudit.utils import NotApplicable, generator, one_thread, wide_console
+from fedaudit_catalogue.attacks.constraints import VERDICTS, RankAnalysis, rank_analysis
 
 
 def load(scenario: str | None, overrides: list[str], seed: int | None) -> Scenario:

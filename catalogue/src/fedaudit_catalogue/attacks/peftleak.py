@@ -9,18 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.first_layer import ClosedForm
-from fedaudit.attacks.base import Case, Progress, register
-from fedaudit.attacks.findings import Finding
-from fedaudit.attacks.standards import ALTERED_MODELS
-from fedaudit.attacks.victim import one_batch_gradient
-from fedaudit.models.vit import AdaptedBlock, ViT
-from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
-from fedaudit.task.info import TaskInfo
-from fedaudit.task.training import LocalPlan
-from fedaudit.transcript.observation import Observation
-from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.validation import Positive
+from fedaudit.attacks import (
+    ALTERED_MODELS,
+    Case,
+    ClosedForm,
+    Finding,
+    Observation,
+    Progress,
+    one_batch_gradient,
+    register,
+)
+from fedaudit.models import AdaptedBlock, ViT
+from fedaudit.simulation import ServerBehaviour, ServerStep
+from fedaudit.task import LocalPlan, TaskInfo
+from fedaudit.utils import BadInput, NotApplicable, Positive
 
 _FLAG = 4.0  # of a position, in lengths of a patch of standard normal pixels
 _CODES = (4, 16)  # entries of embeddings that hold an image's code: at least, at most

@@ -9,8 +9,8 @@ from scipy.integrate import solve_ivp
 from scipy.signal import find_peaks
 
 from fedaudit.data import load_dataset
-from fedaudit.data.ecg import LEADS, RATE, RHYTHMS, pushed, synthetic_ecgs
-from fedaudit.data.phantoms import FINDINGS, TISSUES, chest_phantom, head_phantoms, xray_phantoms
+from fedaudit_lab.drawn.ecg import LEADS, RATE, RHYTHMS, pushed, synthetic_ecgs
+from fedaudit_lab.drawn.phantoms import FINDINGS, TISSUES, chest_phantom, head_phantoms, xray_phantoms
 
 # --- heads ---------------------------------------------------------------------------------------------------------
 

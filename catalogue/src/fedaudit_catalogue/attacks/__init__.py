@@ -1,0 +1,19 @@
+"""Attacks, and behaviours of malicious clients and servers: an observation in, a finding out."""
+
+# They add themselves, in the order in which they are listed.
+from fedaudit_catalogue.attacks.geminio import GeminioServer
+from fedaudit_catalogue.attacks.generative import GIAS
+from fedaudit_catalogue.attacks.peftleak import PeftLeak
+from fedaudit_catalogue.attacks.r_gap import RGap
+from fedaudit_catalogue.attacks.seer import Seer
+
+from fedaudit_catalogue.attacks.agrevader import AgrEvader  # isort: skip
+
+__all__ = [
+    "GIAS",
+    "AgrEvader",
+    "GeminioServer",
+    "PeftLeak",
+    "RGap",
+    "Seer",
+]
