@@ -513,6 +513,7 @@ def test_nothing_unforeseen_ends_like_a_limit_or_like_a_success(
 def test_a_package_whose_commands_cant_be_loaded_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         name = "broken"
+        dist = None
 
         def load(self) -> None:
             raise ImportError("no such thing")
