@@ -40,6 +40,7 @@ def test_a_limit_on_images_that_nobody_set_blocks_no_table() -> None:
     assert gives_away(attacks=ROWS) == "left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

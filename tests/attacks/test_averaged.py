@@ -88,6 +88,7 @@ def test_a_number_that_wasn_t_sent_is_left_out_of_its_mean() -> None:
     assert found[:3].tolist() == [0.0, 3.0, 2.0]
 
 
+@pytest.mark.slow
 def test_it_recovers_what_no_single_update_shows() -> None:
     attacks = [{"name": "invg", "iterations": 200}, {"name": "averaged", "attack": {"name": "invg", "iterations": 200}}]
     changes = {"federations": [{**NOISY["federations"][0], "rounds": 80}], "evaluation": {"updates": 4}, "seed": 2}
@@ -112,6 +113,7 @@ def test_signs_and_several_clients_have_no_mean() -> None:
         mean_of(dataclasses.replace(seen, messages=(seen.messages[0], second)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "status"),
     [({"knows_labels": True, "knows_training": False}, "not applicable"), ({"knows_labels": False}, "done")],

@@ -47,6 +47,7 @@ def clients_of(values: dict[str, Any]) -> tuple[list[Observation], Truth]:
     return observe(recording.transcript, scenario_from(values).threat).split("client"), recording.truth
 
 
+@pytest.mark.slow
 def test_the_mean_of_sixty_noisy_rounds_shows_labels_that_no_single_update_shows() -> None:
     result = audited(0.6)
     alone, together = result.summaries

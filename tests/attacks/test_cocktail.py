@@ -86,6 +86,7 @@ def test_mixed_images_are_told_apart_whatever_the_mixture():
     assert float(found.mean()) > 0.97
 
 
+@pytest.mark.slow
 def test_where_a_relu_follows_the_batch_is_exact_and_certified():
     seen, images = gradient(24, 256, nn.ReLU())
     found = cocktail(seen)
@@ -112,6 +113,7 @@ def test_batches_that_spear_does_not_find_come_out():
     assert float(nearest(cocktail(seen, rounds=1), images).median()) > 25 > 15 > float(nearest(spear, images).median())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.GELU(), nn.Sigmoid()], ids=lambda a: type(a).__name__)
 def test_without_a_relu_images_are_likely_and_never_certified(activation: nn.Module):
     seen, images = gradient(16, 128, activation)
@@ -130,6 +132,7 @@ def test_noise_is_never_certified_away():
     assert not bool((found.certified & wrong).any())
 
 
+@pytest.mark.slow
 def test_a_single_example_and_a_whole_audit():
     result = fedaudit.audit(
         {

@@ -39,6 +39,7 @@ def recovered(made: Scenario) -> tuple[Observation, Tensor, SequenceFinding]:
     return seen, examples(recording)[0], found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "model", "rest"),
     [

@@ -114,6 +114,7 @@ def test_several_of_a_class_are_counted_and_inverted_together():
     assert found.images[0].equal(found.images[2])
 
 
+@pytest.mark.slow
 def test_one_example_is_fished_from_many_of_a_class_by_a_feature():
     alone = 0
     for seed in range(4):

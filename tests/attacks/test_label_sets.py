@@ -86,6 +86,7 @@ def test_of_one_example_every_label_is_told(bias):
         assert torch.equal(run.labels, truth.labels[0, seen.messages[0].client])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [None, torch.linspace(0.5, 8, K)])
 def test_of_a_batch_whole_label_sets_are_told(weights):
     transcript, truth = recorded(6, loss=nn.BCEWithLogitsLoss(pos_weight=weights) if weights is not None else None)
@@ -144,6 +145,7 @@ def test_what_one_mean_of_the_features_misses_shows_in_the_counts():
         assert (off_whole(counts) < 1e-6) == fits
 
 
+@pytest.mark.slow
 def test_local_steps_are_taken_as_one_batch():
     transcript, truth = recorded(4, algorithm="fedavg", local_steps=3, examples=40)
     for run, seen in found_of(transcript):
@@ -240,6 +242,7 @@ def test_a_label_that_was_missed_and_one_that_is_not_there_are_marked():
     assert DrawnSet(1, "", _labels({"true": [2], "found": [2]}, None)).whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "said"), [("counts", True), ("span", False)])
 def test_of_counts_alone_the_verdict_does_not_speak_of_sets(method: str, said: bool) -> None:
     transcript, truth = recorded(6)

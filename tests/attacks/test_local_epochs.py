@@ -211,6 +211,7 @@ def test_rounds_of_several_local_epochs_are_evaluated_once_an_example(method):
     assert len(finding.images) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["agic", "invg", "dlg-adam"])
 def test_an_example_is_evaluated_once_however_often_it_was_used(method):
     attacks = [{"name": method, "iterations": 3}]

@@ -69,6 +69,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", core(CASES, "fedsgd, a sum of two", "fedavg, a sum"))
 def test_every_image_that_is_alone_in_its_client_s_unit_is_recovered(case):
     spec, sees = CASES[case]

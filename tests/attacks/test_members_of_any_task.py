@@ -91,11 +91,13 @@ def auc(name: str, seen: Observation, truth: Truth) -> float:
     return metrics["membership_auc"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overfitted", "name"), CASES, indirect=["overfitted"])
 def test_an_overfitted_model_of_any_task_gives_its_members_away(name, overfitted):
     assert auc(name, *overfitted) > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overfitted", "name"), CASES, indirect=["overfitted"])
 def test_of_examples_that_nobody_trained_on_nothing_is_told(name, overfitted):
     seen, truth = overfitted

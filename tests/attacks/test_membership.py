@@ -203,6 +203,7 @@ def test_who_reads_sums_is_asked_about_all_clients_in_them():
     assert counts[0]["membership_auc"][1] == 60
 
 
+@pytest.mark.slow
 def test_a_regression_has_losses_too():
     values = scenario().model_dump(mode="json")
     values["data"] = {"name": "diabetes", "split": "train"}

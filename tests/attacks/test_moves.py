@@ -69,6 +69,7 @@ def run(true: Tensor, first: Tensor, rounds: int = 1) -> tuple[Tensor, list[floa
     return images, trace.objective, trace.iterations, counted.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flipped", "down", "right"), [(False, 4, -2), pytest.param(True, 0, 4, marks=pytest.mark.slow), (True, -4, 2)]
 )
@@ -140,6 +141,7 @@ def test_the_start_of_least_objective_is_kept_and_what_starts_cost_is_counted():
     assert psnr_from_mse(mse(images, true)).item() > 30
 
 
+@pytest.mark.slow
 def test_starts_descend_what_they_are_given_in_turn_and_the_objective_chooses():
     """The objective of every other start has its image elsewhere; what is chosen is near the true one, first or not."""
     true = things(1)

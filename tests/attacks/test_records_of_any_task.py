@@ -62,6 +62,7 @@ def test_what_a_batch_made_layers_receive_gives_it_away(task: str) -> None:
     assert metric("span", {}, seen, truth, "membership_auc") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_records_are_pushed_and_repaired(task: str) -> None:
     threat = {"adversary": "client", "records": 40}

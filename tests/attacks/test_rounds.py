@@ -204,6 +204,7 @@ def trained(members: int) -> Observation:
     return dataclasses.replace(seen, weights=tuple(states), messages=tuple(messages))
 
 
+@pytest.mark.slow
 def test_members_are_found_better_than_by_the_loss_and_nobody_is_where_there_are_none():
     def aucs(seen: Observation) -> list[float]:
         attacks: tuple[tuple[str, dict[str, str]], ...] = (

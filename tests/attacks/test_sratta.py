@@ -115,6 +115,7 @@ def test_the_evaluation_of_groups_is_that_of_sklearn_and_luck_is_told(recording,
     assert "p = 0.001" in " ".join(result.notes)
 
 
+@pytest.mark.slow
 def test_groups_at_random_are_luck(recording, seen, found):
     rejected = 0
     assert found.groups is not None

@@ -217,6 +217,7 @@ DEFENCES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [None, *DEFENCES])
 def test_a_defence_that_leaves_no_subspace_leaves_the_rest_of_the_attack(name):
     """Numbers that weren't sent, only signs, or noise: the prior isn't there, as with a weight of zero."""

@@ -153,6 +153,7 @@ def test_the_closed_form_is_double_backward(n: int, width: int, biases: bool) ->
     assert torch.allclose(gradient, wanted, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_rows_of_a_gradient_come_out_with_their_labels_inferred() -> None:
     found, result = attacked()
     assert share(result) > 0.9

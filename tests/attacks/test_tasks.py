@@ -54,6 +54,7 @@ def audited(
     return done.result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["multi-label", "regression"])
 @pytest.mark.parametrize("granted", [False, True])
 def test_images_come_out_whether_targets_are_granted_or_sought(task: str, granted: bool) -> None:
@@ -77,6 +78,7 @@ def soft_dice(outputs: Tensor, targets: Tensor) -> Tensor:
     return 1 - (2 * (likely * targets).sum() + 1) / (likely.sum() + targets.sum() + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [None, nn.BCEWithLogitsLoss(), soft_dice])
 @pytest.mark.parametrize("granted", [False, True])
 def test_masks_of_one_logit_give_the_image(loss: Any, granted: bool) -> None:

@@ -38,6 +38,7 @@ def first(recording: Recording) -> tuple[Tensor, Tensor]:
     return weights[name].double(), weights[name.replace("weight", "bias")].double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "threat"), [(SGD, {}), (AVG, {}), (SUM, {"sees": "sum"})])
 def test_every_image_that_is_alone_in_a_neuron_comes_out(spec, threat):
     made = scenario(spec, threat=threat)

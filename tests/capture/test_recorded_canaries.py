@@ -107,6 +107,7 @@ def test_a_sound_server_keeps_its_promise(recorded: Path) -> None:
     assert not any("Gaussian" in note for note in result.findings[0].notes)
 
 
+@pytest.mark.slow
 def test_bounds_left_out_as_nobody_said_that_noise_is_gaussian_are_named(recorded: Path, tmp_path: Path) -> None:
     run(tmp_path / "r", gaussian=False)
     finding, known = audited(tmp_path / "r").findings[0], audited(recorded).findings[0]
@@ -114,6 +115,7 @@ def test_bounds_left_out_as_nobody_said_that_noise_is_gaussian_are_named(recorde
     assert finding.epsilon.demonstrated < known.epsilon.demonstrated
 
 
+@pytest.mark.slow
 def test_a_server_that_forgets_its_noise_is_found(tmp_path: Path) -> None:
     run(tmp_path / "r", noise=0.0)
     summary = audited(tmp_path / "r").summaries[0]

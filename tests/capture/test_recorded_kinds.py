@@ -51,6 +51,7 @@ def padded(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets.where(targets >= 0, 0), ignore_index=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [nn.functional.cross_entropy, padded])
 def test_text_is_recorded_replayed_and_read(loss: Any, tmp_path: Path) -> None:
     data = [sentences(0), sentences(1)]
@@ -104,6 +105,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(table(1)[0][0][0].shape[1], 50), nn.ReLU(), nn.Linear(50, 1))
 
 
+@pytest.mark.slow
 def test_columns_that_are_declared_reach_tableak(tmp_path: Path) -> None:
     data, columns = table(2)
     assert any(column.kind == "categorical" for column in columns)

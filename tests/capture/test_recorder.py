@@ -101,6 +101,7 @@ OPTIMISERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_and_dropout_replay_without_error(name: str, tmp_path: Path) -> None:
     federation(tmp_path / "r", make=lambda: Net(0.5), optimiser=OPTIMISERS[name], rounds=1)

@@ -67,6 +67,7 @@ def test_before_its_start_it_is_honest_and_then_it_stays_as_long_as_an_honest_up
     assert flat(honest.rounds[2].updates[0].tensors).equal(flat(pushed.rounds[2].updates[0].tensors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
 def test_a_push_raises_the_loss_of_records_that_the_model_fits(algorithm):
     steps: dict[str, Any] = {"local_epochs": None} if algorithm == "fedsgd" else {}

@@ -41,6 +41,7 @@ def brightest(recording: Recording, share: float) -> Tensor:
     return values >= values.quantile(1 - share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"most": 5.0}])
 def test_the_class_has_the_gradient_of_a_batch_of_clients_examples(settings):
     recording, honest = (played(scenario(target=3, start=start, **settings)) for start in (0, 1))
@@ -53,12 +54,14 @@ def test_the_class_has_the_gradient_of_a_batch_of_clients_examples(settings):
     assert cosine > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chosen", "low", "high"), [("bright", 0.2, 1.0), ("dark", 0.0, 0.1)])
 def test_bright_examples_have_it_where_they_are_asked_for_and_not_where_dark_ones_are(chosen, low, high):
     recording = played(scenario(chosen=chosen, epochs=40))
     assert low < outweighs(recording, brightest(recording, 1 / 8)) < high
 
 
+@pytest.mark.slow
 def test_without_a_bound_the_loss_of_the_class_grows_beyond_it():
     largest = []
     for most in (5.0, None):

@@ -39,6 +39,7 @@ def recovered(made: Scenario) -> tuple[Observation, Tensor, Tensor, ImageFinding
     return seen, *examples(recording), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rest", [{}, {"data": {"name": "photos"}, "model": {"name": "vit-adapters"}}], ids=["digits", "photos"]
 )

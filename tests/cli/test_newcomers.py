@@ -94,6 +94,7 @@ def record(model: Any) -> None:
         recorder.candidates(others if len(others) > 1 else others[0], targets[CLIENTS:KNOWN])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", core(CASES, "regression", "lstm", "two_inputs", "volume", "ecg"))
 def test_a_model_in_a_loop_of_one_s_own_gives_a_report_or_a_line(name: str, folder: Path, command: Command) -> None:
     case = CASES[name]

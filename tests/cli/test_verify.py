@@ -61,6 +61,7 @@ def state(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.slow
 def test_an_audit_follows_from_its_findings(folder: Path, command: Command) -> None:
     before = state(folder)
     outcome = command("verify", folder, "--workers", 1)
@@ -69,6 +70,7 @@ def test_an_audit_follows_from_its_findings(folder: Path, command: Command) -> N
     assert state(folder) == before  # nothing is written
 
 
+@pytest.mark.slow
 def test_limits_and_pages_that_are_gone_are_not_vouched_for(folder: Path, tmp_path: Path, command: Command) -> None:
     shutil.copytree(folder, tmp_path / "a")
     rewritten(lambda values: values.update(thresholds=[]))(tmp_path / "a")
@@ -164,6 +166,7 @@ def test_every_changed_value_is_named(folder: Path, command: Command) -> None:
         assert any(line.startswith(words) for line in lines), (words, lines)
 
 
+@pytest.mark.slow
 def test_every_changed_file_is_named(folder: Path, command: Command) -> None:
     for change, _ in FILES:
         change(folder)

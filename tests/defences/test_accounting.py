@@ -65,6 +65,7 @@ def divergence(one: list[tuple[float, float]], other: list[tuple[float, float]],
     return float(trapezoid(np.maximum(0.0, p - math.exp(epsilon) * q), x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "n", "noise"),
     [
@@ -102,6 +103,7 @@ def test_replacement_moves_the_sum_by_twice_the_clip(k, n, noise):
     assert divergence(*pair, noise, replaced.spent(1, "pld")) <= 1.001e-5
 
 
+@pytest.mark.slow
 def test_drawing_few_of_many_hides_even_so():
     """A fixed number, too: with much noise, and few of many, ε is well below that of taking part always."""
     dp = DifferentialPrivacy(noise=4.0, delta=1e-5, level="client", where="central")

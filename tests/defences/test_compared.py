@@ -279,6 +279,7 @@ def psnr(seen: Observation, original: Tensor, settings: dict[str, Any], attack: 
     return -10 * math.log10(float((finding.images[0] - original[0]).square().mean()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defence", "attack", "gain"),
     [

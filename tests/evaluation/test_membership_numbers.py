@@ -61,6 +61,7 @@ def noise(k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(2 * k, 5, generator=rng), (torch.arange(k) % 2).repeat(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pairs", "told"), [(99, []), (100, [0.01]), (999, [0.01]), (1000, [0.01, 0.001])])
 def test_rates_are_told_where_there_are_others_enough(pairs, told):
     inputs, labels = noise(pairs)

@@ -292,6 +292,7 @@ def test_whole_rows_count_even_where_other_updates_bring_noise() -> None:
     assert FINDING_TYPES["rows"].verdict(results[1:]).verdict != "recovered"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", [0, 1, 3])
 def test_rows_of_a_site_of_its_own_are_held_against_others_of_the_same_site(column: int) -> None:
     """Its patients are older, or have another unit; elsewhere nobody is like them."""

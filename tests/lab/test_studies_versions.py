@@ -63,6 +63,7 @@ def test_another_version_is_refused_and_the_rows_stay(
     assert [(row.status, row.attempts) for row in rows(tmp_path)] == [("done", 1)] * 2
 
 
+@pytest.mark.slow
 def test_again_runs_the_old_ones_anew(
     study: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_again_runs_the_old_ones_anew(
     assert attempts(tmp_path) == [2, 2]
 
 
+@pytest.mark.slow
 def test_keep_old_keeps_them_and_the_result_says_which(
     study: Callable[..., Outcome], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

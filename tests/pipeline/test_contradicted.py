@@ -183,6 +183,7 @@ def deep() -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.7, 1.0])
 def test_rounding_that_training_amplifies_contradicts_nothing(rate, tmp_path):
     train = steps(rate, 60)
@@ -196,6 +197,7 @@ def test_rounding_that_training_amplifies_contradicts_nothing(rate, tmp_path):
     assert "facts unverified" in " ".join(c for s in done.summaries for c in s.cautions)
 
 
+@pytest.mark.slow
 def test_a_wrong_fact_is_told_where_training_amplifies_a_little(tmp_path):
     done = audited(tmp_path / "r", steps(1.0, 200), lambda moved: {name: 1.2 * t for name, t in moved.items()})
     (replay,) = done.federations[0].recording.replays

@@ -121,6 +121,7 @@ def test_noise_that_hides_the_images_stops_an_attack_that_recovers_them_without_
     assert (margin.steps, margin.factor) == ([], None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harder", "here"),
     [
@@ -273,6 +274,7 @@ def test_an_undefended_federation_is_the_control_for_nothing(ran):
     assert sorted(ran) == ["a-noise"] * 2 + ["a-plain"] * 2
 
 
+@pytest.mark.slow
 def test_federations_share_an_easy_case_but_not_their_power(ran):
     table = {**RECORDS, "federations": [{**RECORDS["federations"][0], "name": name} for name in ("f", "g")]}
     result = audited("loss-threshold", **table)

@@ -196,6 +196,7 @@ def test_a_plan_gives_every_attack_what_it_looks_at():
     assert [trial.outcome is None for trial in blind] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_an_attack_on_whole_clients_goes_through_the_audit(tmp_path):
     quick = {"name": "invg", "iterations": 5}
     finished = audit("drift-client", "drift-client-half", "drift-federation", quick)

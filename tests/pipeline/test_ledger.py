@@ -366,6 +366,7 @@ def of_steps(*each: tuple[float, float, int]) -> float:
     return float(accountant.get_epsilon(1e-5))
 
 
+@pytest.mark.slow
 def test_private_steps_are_composed_over_rounds_with_their_own_noise_and_sampling(tmp_path: Path) -> None:
     code, (found,) = run(recorded(tmp_path / "r", {}, {"noise": 0.9}, {"rate": 0.05, "steps": 10}))
     assert code == 0

@@ -146,6 +146,7 @@ def test_a_loss_of_several_outputs_gets_them_and_its_targets_as_its_owner_has_th
         assert torch.equal(update.tensors[name], torch.zeros(1).expand(()) if gradient is None else gradient)
 
 
+@pytest.mark.slow
 def test_all_parts_of_an_example_come_out_of_its_gradient() -> None:
     recording = simulated(Two(), ((IMAGES, NUMBERS), LABELS))
     attacks: Any = [

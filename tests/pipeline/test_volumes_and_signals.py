@@ -51,6 +51,7 @@ def recorded(kind: str) -> Recording:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SIDES)
 def test_an_audit_goes_from_a_user_s_arrays_to_the_page(kind: str, tmp_path: Path):
     finished = fedaudit.audit(

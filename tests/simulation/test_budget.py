@@ -51,6 +51,7 @@ def test_the_federation_goes_on_while_any_client_may_send(per_round: int, rounds
     assert len(history.sent) >= min(rounds, math.ceil(10 * ALLOWED / per_round))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("local", "steps"), [({"local_steps": 2}, 2), ({"local_epochs": 1}, 3)], ids=["2 steps", "a pass over 7 by 3"]
 )
@@ -69,6 +70,7 @@ def test_the_account_is_that_of_whoever_is_drawn_most_often(local: dict[str, int
     assert history.epsilon[-1] == pytest.approx(renyi, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_account_s_passes_are_those_that_are_made() -> None:
     """No example is used more often than the account reckons with, and one is as often."""
     for local, rounds in (({"local_steps": 2}, 5), ({"local_epochs": 2}, 2)):

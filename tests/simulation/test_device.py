@@ -77,6 +77,7 @@ def there(federation: Federation, **options: Any) -> tuple[Recording, list[tuple
         return simulate(dataclasses.replace(federation, device=DEVICE), **options), moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_all_that_trains_is_on_the_device_and_nothing_of_it_is_left(name: str) -> None:
     federation = federation_of(CASES[name]())

@@ -136,6 +136,7 @@ def test_it_survives_the_disk(hijacked: bool, tmp_path: Path) -> None:
 # --- what attacks find ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_unsplit_with_the_clients_weights_solves_its_equations() -> None:
     recording, observation = played(
         "hidden", model={"name": "mlp", "width": 80}, federation={"batch_size": 8, "rounds": 1}
@@ -257,6 +258,7 @@ def test_a_hijacked_client_is_read() -> None:
     assert float((found.images - true).square().mean()) < 0.6 * usual  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_model_completion_tells_labels_from_few() -> None:
     recording, observation = played(
         "fc1",
