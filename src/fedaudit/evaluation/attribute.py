@@ -76,10 +76,7 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
 
 
 def most_frequent(values: Tensor, labels: Tensor) -> Tensor:
-    """Return (n,) for each record the most frequent of the (n,) values among the records of its class.
-
-    Real-valued labels are all of one class. Of several that are as frequent, the least.
-    """
+    """Return (n,) each record's most frequent value in its class, of ties the least; real-valued labels are one."""
     classes = torch.zeros_like(values) if labels.is_floating_point() else labels
     found = torch.zeros_like(values)
     for label in classes.unique():
