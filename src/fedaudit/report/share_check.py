@@ -1,9 +1,9 @@
 """Whether what a site is about to share holds a victim: an example, its name or its hash, whatever it is written as.
 
 The examples are those that lie beside the audit: true and recovered pictures, findings, and the ground truth where
-there is one. They are looked for as bytes, in hexadecimal and in base64, as numbers and as words; their names and those
-of files, clients and this machine as words; and their hashes, cut short or not. No search finds everything (an example
-that is encrypted, or told in other words): the first rule is that nothing is written that isn't listed
+there is one. The search takes them as bytes, in hexadecimal and in base64, as numbers and as words; their names and
+those of files, clients and this machine as words; and their hashes, even cut short. No search finds everything (an
+example that is encrypted, or told in other words): the first rule is that nothing is written that isn't listed
 (:mod:`fedaudit.report.share`).
 """
 
@@ -114,11 +114,9 @@ class Traces:
 
 
 def traces_of(result: AuditResult, folder: Path, truth: Path | None = None) -> Traces:
-    """Return what mustn't be shared of the audit in ``folder``, which ``result`` was read from.
+    """Return what mustn't be shared of the audit in ``folder``, whose whole ``result`` is given, not a shared version.
 
-    Args:
-        result: all of it, not a shared version.
-        truth: file or folder of the ground truth; None: what lies beside the audit, if anything does.
+    ``truth``: file or folder of the ground truth; None: what lies beside the audit, if anything does.
     """
     from fedaudit.transcript.truth import examples_in, truth_beside
 

@@ -53,10 +53,7 @@ def noun(n: int, things: str) -> str:
 
 
 def rests_on(metric: MetricSummary, summary: AttackSummary, result: AuditResult) -> tuple[int, str]:
-    """Return on how many a metric's value rests, and of what.
-
-    That is what its interval is over, or in a single run, which has none over runs, what the run itself counts.
-    """
+    """Return on how many of what a metric's value rests: what its interval is over, else what a single run counts."""
     runs = [f for f in result.findings if (f.attack, f.federation) == (summary.attack, summary.federation)]
     found = [m for f in runs for m in f.metrics if m.name == metric.name]
     n, of = metric.value.n, metric.of or ""
@@ -130,7 +127,7 @@ def place_of(finding: FindingResult, result: AuditResult) -> str:
 def shared(told: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, int]]:
     """Return of which attacks, and on which federations (empty: none), each text is told, the text, and how often.
 
-    What is told of several attacks has "each" where the attack's own name stands.
+    What is told of several attacks has "each" in place of the attack's name.
     """
     groups: dict[str, list[tuple[str, str]]] = {}
     for attack, federation, text in told:
