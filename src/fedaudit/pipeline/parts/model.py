@@ -21,11 +21,7 @@ from fedaudit.utils.seeds import generator
 
 
 def network_of(scenario: Scenario, task_info: TaskInfo, module: nn.Module | None) -> nn.Module:
-    """Return the model with its first weights: a user's own ``module``, or the scenario's.
-
-    Raises:
-        BadInput: the scenario's federations have no such model, or a user's own is missing.
-    """
+    """Return the model with its first weights: a user's ``module``, or the scenario's; BadInput: there is none."""
     spec = scenario.model
     first = scenario.federations[0]  # all have the same model
     protocol = protocol_of(first)
@@ -141,7 +137,7 @@ def model_record(
 def with_modes(spec: ModelSpec, module: nn.Module | None) -> ModelSpec:
     """Return ``spec`` with BatchNorm's mode and dropout spelled out: as it says, else as the module is, else on.
 
-    Of a module whose BatchNorm layers are in both modes each keeps its own (:func:`fedaudit.models.keep_modes`).
+    Where a module's BatchNorm layers are in both modes, each keeps its own (:func:`fedaudit.models.keep_modes`).
     """
     batch_norm, dropout = spec.batch_norm, spec.dropout
     if batch_norm is None:
