@@ -26,10 +26,7 @@ Rows = NDArray[np.float32]
 
 
 def play(federation: Federation, report: Callable[[float], None] | None = None) -> tuple[Transcript, Truth, History]:
-    """Run the rounds of a federation of trees, see :func:`grow`.
-
-    Args:
-        federation: checked by :func:`check_trees`.
+    """Run the rounds of a federation of trees that :func:`check_trees` checked, see :func:`grow`.
 
     Returns:
         What travelled; the truth, in which all rows of client c are under (0, c); how it went.
