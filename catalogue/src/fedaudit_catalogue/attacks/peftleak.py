@@ -68,7 +68,7 @@ def _blocks(model: ViT) -> list[AdaptedBlock]:
 def _bins(model: ViT) -> list[_Bins]:
     """Return the bins of all positions, which take turns at the adapters of all blocks but the last.
 
-    Logits are read at the class token alone, so no gradient comes from what the last block's adapter gets of patches.
+    The class token alone gives the logits, so what the last block's adapter gets of patches has no gradient.
     """
     blocks = _blocks(model)
     adapters, positions = len(blocks) - 1, model.position.num_embeddings - 1
