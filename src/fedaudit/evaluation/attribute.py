@@ -105,7 +105,7 @@ _judge_attribute = by_test(
 
 
 def _attribute_verdict(findings: Sequence[FindingResult]) -> Judgement:
-    """Return the verdict; where members differ from the others by themselves, it doesn't conclude."""
+    """Return the verdict, which is inconclusive where members differ from the others by themselves."""
     judged = _judge_attribute(findings)
     p_value = min((f.blind_p_value for f in findings if f.blind_p_value is not None), default=1.0)
     if p_value > SURE or judged.verdict != "inferred":

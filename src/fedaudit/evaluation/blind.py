@@ -105,7 +105,7 @@ def evaluated(truth: Truth, client: int | None) -> Tensor:
 
 
 def client_of(observation: Observation) -> int | None:
-    """Return the client whose messages were received; None where there are several, in a sum, too."""
+    """Return the client whose messages were received; None where there are several, or a sum of several."""
     clients = {client for m in observation.messages for client in m.update.members or (m.client,)}
     return clients.pop() if len(clients) == 1 else None
 

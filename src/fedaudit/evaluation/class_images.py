@@ -203,7 +203,7 @@ def _classifier(vectors: Tensor, labels: Tensor, target: int) -> Callable[[Tenso
 
 
 class _ToMeans(NamedTuple):
-    """Of some images the share that are closest to the class, and the mean correlation with its mean image."""
+    """The share of some images that are closest to the class, and their mean correlation with its mean image."""
 
     closest: float
     own: float

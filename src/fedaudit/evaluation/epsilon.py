@@ -127,7 +127,7 @@ def _scores(
 
 
 def _sure(canaries: Canaries, finding: EpsilonFinding, coins: Tensor, counted: Sequence[str], claimed: float) -> bool:
-    """Return whether the claim is refuted at the level of a leak, too, over all observers that count."""
+    """Return whether an observer refutes the claim at the level of a leak, too, corrected for how many count."""
     for name, scores in zip(finding.observers, finding.scores, strict=True):
         if name in counted:
             bound = demonstrated(_bounds(canaries, name, scores, coins, 1 - SURE / len(counted)))

@@ -159,7 +159,7 @@ def type_of(finding: FindingResult | AttackSummary) -> FindingType:
 
 
 def known_type(kind: str | None) -> FindingType:
-    """Return the type of that kind; of none, or one whose package isn't installed, one of which nothing is known."""
+    """Return the type of that kind; for none, or one whose package isn't installed, a type that knows nothing of it."""
     return FINDING_TYPES.get(kind or "", _UNKNOWN)
 
 

@@ -339,7 +339,7 @@ def _flat(state: dict[str, Tensor]) -> Tensor:
 
 
 def _rebuilt(finding: FindingResult) -> bool:
-    """Return whether a client's own model counts as rebuilt, be luck excluded or not."""
+    """Return whether a client's own model counts as rebuilt, even if luck isn't excluded."""
     found = {m.name: m for m in finding.metrics}
     if LOCAL_ACCURACY.name in found:
         accuracy, over_global = found[LOCAL_ACCURACY.name], found[OVER_GLOBAL.name]

@@ -186,7 +186,7 @@ def _several(labels: Sequence[Tensor]) -> bool:
 
 
 def _labels(observation: Observation, truth: Truth, client: int) -> Tensor:
-    """Return what a client's examples are of; of masks the classes of all their pixels, one after the other."""
+    """Return the labels of a client's examples; for masks those of all their pixels, one after the other."""
     own = torch.cat([truth.labels[m.round, m.client] for m in observation.messages if m.client == client])
     return own[own != NOTHING] if observation.task_info.task_kind.dense else own
 
@@ -280,7 +280,7 @@ _judge = by_test(
 
 
 def _verdict(findings: Sequence[FindingResult]) -> Judgement:
-    """Return the verdict; where luck is excluded, but not labels and sizes, it says so and doesn't conclude."""
+    """Return the verdict; it says where luck is excluded, but not labels and sizes, and then is inconclusive."""
     judged = _judge(findings)
     explained = any(note.startswith(_EXPLAINED) for finding in findings for note in finding.notes)
     if judged.verdict == "inferred" or not explained:

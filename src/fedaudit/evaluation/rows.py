@@ -301,7 +301,7 @@ def _results(
     table: _Table,
     room: int,
 ) -> list[RowResult]:
-    """Return the true rows of one update against the found ones; of the first ``room``, the cells in words."""
+    """Return the true rows of one update against the found ones; the first ``room`` have their cells in words."""
     results = []
     found = cells(finding.rows, table.columns)
     for i, place in enumerate(order.tolist()):
@@ -410,7 +410,7 @@ def _places(names: Sequence[int | None], label: int | None) -> Tensor:
 
 
 def _most_frequent(pool: Tensor, table: _Table) -> Tensor:
-    """Return (c,) each column's most frequent value; of numbers, the one with most values within the tolerance."""
+    """Return (c,) each column's most frequent value; for numbers, the one with most values within the tolerance."""
     best = torch.empty(pool.shape[1], dtype=torch.float64)
     for i in range(pool.shape[1]):
         values = pool[:, i].sort().values

@@ -232,7 +232,7 @@ _judge_source = by_test(
 
 
 def _source_verdict(findings: Sequence[FindingResult]) -> Judgement:
-    """Return the verdict; where luck is excluded, but not that classes explain it, it says so and doesn't conclude."""
+    """Return the verdict; it says where luck is excluded, but not that classes explain it, and then is inconclusive."""
     judged = _judge_source(findings)
     explained = any(note.startswith(_EXPLAINED) for finding in findings for note in finding.notes)
     best = max(f.p_value_at_best or 0.0 for f in findings)

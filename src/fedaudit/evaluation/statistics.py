@@ -58,7 +58,7 @@ def proportion(count: int, n: int) -> tuple[float, float]:
 
 
 def combined(p_values: Sequence[float]) -> float:
-    """Return the p-value of several independent tests together (Fisher's method); of one it is that itself."""
+    """Return the p-value of several independent tests together (Fisher's method); a single one stays as it is."""
     if len(p_values) == 1:
         return p_values[0]
     return float(combine_pvalues([max(p, _LEAST) for p in p_values], method="fisher").pvalue)

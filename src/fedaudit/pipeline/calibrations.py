@@ -41,7 +41,7 @@ class OwnImages:
     source: str
 
     def labels_for(self, observation: Observation) -> Tensor:
-        """Return (m,) their labels; of images that have none, such as the model of one update takes them for."""
+        """Return (m,) their labels; images without labels get such as the model of one update takes them for."""
         if len(self.labels):
             return self.labels
         return likely_labels(observation, self.inputs, generator(0, "labels of own images"))

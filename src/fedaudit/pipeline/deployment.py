@@ -77,7 +77,7 @@ def _many(number: float) -> str:
 
 
 def together(facts: Sequence[Facts]) -> Facts:
-    """Return what decides of several findings together: of each fact the one that is furthest from a deployment."""
+    """Return what decides about several findings together: of each fact the one furthest from a deployment."""
     return Facts(
         recorded=all(f.recorded for f in facts),
         unlearnt=next((f.unlearnt for f in facts if f.unlearnt), ""),

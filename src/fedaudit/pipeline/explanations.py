@@ -101,7 +101,7 @@ class Difference:
         return found
 
     def _snapped(self, made: Tensor, base: Tensor, grids: Sequence[tuple[float, float]]) -> Tensor:
-        """Return an update of which every number is the nearest of its tensor's grid."""
+        """Return an update whose every number is the nearest on its tensor's grid."""
         parts = zip(self.parts(base + made), grids, strict=True)
         return (
             torch.cat([(((p - low) / step).round() * step + low if step else p).flatten() for p, (low, step) in parts])

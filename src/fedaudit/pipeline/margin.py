@@ -142,7 +142,7 @@ def _with(observation: Observation, **changes: object) -> Observation:
 
 
 def _smaller(observation: Observation, steps: int, batch: int) -> Observation:
-    """Return the observation of an update of so many steps, with so many examples in each."""
+    """Return the observation of an update of ``steps`` steps, with ``batch`` examples in each."""
     update = observation.single().update
     training: TrainingConfig | None = None
     if update.training is not None:

@@ -92,7 +92,7 @@ class Told:
 
     @property
     def alarm(self) -> bool:
-        """Whether members are told."""
+        """Whether the test tells members."""
         return self.p_value <= self.level
 
     def __str__(self) -> str:
@@ -311,7 +311,7 @@ class MemberWatch:
         return [self._tested("span", scores[:many], scores[many:], (inputs, labels))]
 
     def _tested(self, by: str, own: Tensor, others: Tensor, records: Examples) -> Told:
-        """Test, and spend a level; BadInput where members are told, but the records alone tell them as well."""
+        """Test, and spend a level; BadInput where members show, but the records alone tell them as well."""
         self._tests[by] += 1
         auc = float(((own[:, None] > others) + 0.5 * (own[:, None] == others)).mean())
         told = Told(by, auc, exact_test(own, others), level(self._tests[by]), len(own), len(others))

@@ -338,7 +338,7 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
 
 
 def _of_first(trials: Sequence[Trial], count: int) -> list[Trial]:
-    """Return the trials, of which those on one client alone that isn't among the first ``count`` are refused."""
+    """Return the trials; those on one client alone that isn't among the first ``count`` are refused."""
     alone = [{m.client for m in trial.observation.messages} for trial in trials]
     first = sorted({next(iter(own)) for own in alone if len(own) == 1})[:count]
     refusal = NotApplicable(f"not run: it is beyond the first {count} clients")
@@ -468,7 +468,7 @@ def _sums(transcript: Transcript) -> list[int]:
 
 
 def _summed(transcript: Transcript, group_size: int) -> tuple[Transcript, dict[tuple[int, int], list[Update]]]:
-    """Return a transcript with sums in place of updates, weighed as FedAvg does, and of which updates each is made."""
+    """Return a transcript with sums in place of updates, weighed as FedAvg does, and each sum's updates."""
     alone = transcript.task_info.batch_norm == "train" and has_batch_norm(transcript.module)
     rounds, members = sums_only(transcript.rounds, group_size, weighted=True, batch_norm=alone)
     return replace(transcript, rounds=rounds), members

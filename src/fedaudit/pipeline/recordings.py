@@ -322,7 +322,7 @@ def _beside_noise(
 
 
 def _rounded(start: Mapping[str, Tensor], dice: torch.Generator, update: Update) -> dict[str, Tensor]:
-    """Return weights of which each is moved by one unit in its last place, up or down or not at all."""
+    """Return weights that are each moved by one unit in the last place, up or down or not at all."""
     own = torch.finfo(getattr(torch, update.training.weights) if update.training else torch.float32).eps
 
     def moved(value: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Written:
         return [one for one in self.rounds if one.done in LEFT and one.job == job and site in (None, one.site)]
 
     def sent(self, job: str, site: str | None) -> int:
-        """Return how many updates a site has sent in a job; any may be one of which the line can't be read."""
+        """Return how many updates a site has sent in a job; any line that can't be read may be one."""
         return self.torn + len(self.left(job, site))
 
 

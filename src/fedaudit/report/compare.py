@@ -303,7 +303,7 @@ def _independent(old: MetricSummary, new: MetricSummary, of: str) -> Difference:
 
 
 def _mean(summary: AttackSummary | None, metric: str | None) -> float | None:
-    """Return a summary's mean of the metric; of images over all tries, which are what is compared."""
+    """Return a summary's mean of the metric; for images over all tries, which are what is compared."""
     if summary and metric == "psnr" and summary.psnr_of_tries is not None:
         return summary.psnr_of_tries
     return next((m.value.mean for m in summary.measured if m.name == metric), None) if summary else None

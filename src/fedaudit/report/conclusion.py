@@ -175,7 +175,7 @@ def control_text(control: ControlResult) -> str:
 
 
 def different_controls(result: AuditResult) -> list[ControlResult]:
-    """Return the positive controls that were run, once each: of several defences of a federation it is one."""
+    """Return the positive controls that were run, once each: several defences of a federation share one."""
     return [c for i, c in enumerate(result.controls) if c.won is not None and c not in result.controls[:i]]
 
 

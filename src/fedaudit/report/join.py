@@ -403,7 +403,7 @@ def _different(sites: dict[str, tuple[AuditResult, bool]]) -> list[str]:
 
 
 def _incomparable(rows: Sequence[Site]) -> list[str]:
-    """Return a caution where sites' ε aren't told at one δ, of one unit, by one adjacency; they are never added up."""
+    """Return a caution where sites' ε have another δ, unit or adjacency; they are never added up."""
     said: dict[str, list[str]] = {}
     for row in rows:
         if row.demonstrated is None and row.claimed is None:

@@ -106,7 +106,7 @@ LEFT_OUT = (
 
 
 def shareable(result: AuditResult) -> AuditResult:
-    """Return what may be shared of ``result``; of what is shared already, the same."""
+    """Return what may be shared of ``result``; if that was shared already, the same."""
     cut: AuditResult = _cut(result)
     what_if = bool(result.scenario.get("evaluation", {}).get("what_if"))
     settings = {a.name: {k: v for k, v in a.settings.items() if isinstance(v, int | float)} for a in result.attacks}

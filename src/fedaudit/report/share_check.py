@@ -242,7 +242,7 @@ def _shares(example: np.ndarray[Any, Any]) -> bool:
 
 
 def _forms(example: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> Iterator[tuple[np.ndarray[Any, Any], float]]:
-    """Yield a run of numbers in the example's scale, and how far each may be off: of pixels in 8 bits and in [0, 1]."""
+    """Yield numbers in the example's scale, and how far each may be off; pixels are taken in 8 bits and in [0, 1]."""
     yield part, _NEAR * max(1.0, float(np.abs(example).max()))
     if _shares(example):
         yield part / 255, _ROUNDED / 255
@@ -296,7 +296,7 @@ def _tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _add_examples(found: Traces, values: np.ndarray[Any, Any], what: str) -> None:
-    """Look for each example of an array (n, ...): of one axis, such as scores, for the whole."""
+    """Look for each example of an array (n, ...); an array of one axis, such as scores, counts as one."""
     least = _LEAST_RUN if values.ndim > 1 else _RUN
     for one in values if values.ndim > 1 else [values]:
         if one.size >= least and one.dtype.kind in "fiu":

@@ -46,7 +46,7 @@ def counted(summary: AttackSummary) -> str:
 
 
 def noun(n: int, things: str) -> str:
-    """Return ``things``, of which the first word that ends in s is a plural, as they are called where there are n."""
+    """Return what n of ``things`` are called; their first word that ends in s is a plural."""
     if n == 1:
         return re.sub(r"(ie)?s\b", lambda ending: "y" if ending[1] else "", things, count=1)
     return things
@@ -119,7 +119,7 @@ def rounds_of(finding: FindingResult) -> str:
 
 
 def place_of(finding: FindingResult, result: AuditResult) -> str:
-    """Return whose update an attack received, and of which rounds; empty where there is none such."""
+    """Return whose update an attack received, and in which rounds; empty where it received none."""
     whose, rounds = client_of(finding, result), rounds_of(finding)
     return ", ".join([f"client {whose}"] * (whose is not None) + [f"round {rounds}"] * (rounds != "–"))
 

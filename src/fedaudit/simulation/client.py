@@ -182,7 +182,7 @@ class Client:
     def _clipped(
         self, dp: DifferentialPrivacy, model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]
     ) -> list[Tensor]:
-        """Return the gradient of a batch, each example's clipped: of the canaries, too, that ride along."""
+        """Return the gradient of a batch, with each example's clipped, also the canaries' that ride along."""
         canaries = self.canaries
         if canaries is None:
             return dp.gradients(model, loss, batch, self.noise)

@@ -34,7 +34,7 @@ def local_randomness(seed: int) -> Iterator[None]:
 
 
 def on_device(loss: Loss, device: str) -> Loss:
-    """Return a loss whose own tensors, of a module that has some, are where training computes."""
+    """Return a loss whose own tensors, if it is a module with some, are where training computes."""
     return copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) and device != "cpu" else loss
 
 

@@ -209,7 +209,7 @@ class Writer:
         self.write_header()
 
     def write_tensors(self, file: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a file of the open round; of one that can't be written (OSError, ValueError) nothing stays."""
+        """Write a file of the open round; nothing stays of one that can't be written (OSError, ValueError)."""
         try:
             with (self.folder / file).open("wb") as opened:
                 write(opened, pieces({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
@@ -220,7 +220,7 @@ class Writer:
         self._digests[file] = self._beside.submit(file_sha256, self.folder / file)
 
     def close_round(self, entry: RoundEntry | None) -> None:
-        """Write the index of the round whose files were written; of a round without one (None) nothing stays."""
+        """Write the index of the round whose files were written; nothing stays of a round without one (None)."""
         digests, self._digests = self._digests, {}
         if self._beside is not None:
             self._beside.shutdown()

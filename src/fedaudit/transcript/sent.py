@@ -58,7 +58,7 @@ class ProtocolSpec(Spec):
             raise ValueError(f"{self.kind}.observer is {observer}, but {self.members} are 0 to {clients - 1}")
 
     def of_model(self, clients: int) -> tuple[Any, ...]:  # noqa: ARG002
-        """Return what of it decides the model of a federation of so many clients."""
+        """Return the settings that decide the model of a federation of so many clients."""
         return ()
 
     def case(self) -> dict[str, Any]:
@@ -170,12 +170,12 @@ class HasSent:
 
     @property
     def vertical(self) -> Any:
-        """``sent``, of a vertical federation or split learning; None of another."""
+        """``sent``, if the federation is vertical or split learning; else None."""
         return self._of("vertical")
 
     @property
     def trees(self) -> Any:
-        """``sent``, of a federation of boosted trees; None of another."""
+        """``sent``, if the federation is of boosted trees; else None."""
         return self._of("trees")
 
     def _of(self, kind: str) -> Sent | None:

@@ -238,7 +238,7 @@ def load_truth(path: Path, transcript: Transcript) -> Truth:
 
 
 def _files(path: Path, updates: Collection[tuple[int, int]]) -> tuple[list[Path], list[Path]]:
-    """Return a truth's files: those that are read, and others of which candidates are taken."""
+    """Return the files of a truth that are read, and others that candidates are taken from."""
     if not path.is_dir():
         return [path], []
     own = [path / truth_file(*key) for key in sorted(updates)]
@@ -359,7 +359,7 @@ def unused_candidates(path: Path, transcript: Transcript) -> tuple[Tensor, Tenso
 
 
 def used_in(path: Path, info: TaskInfo) -> set[int]:
-    """Return the fingerprints of all that any recorded update used, of rounds that aren't read, too."""
+    """Return the fingerprints of all that any recorded update used, also in rounds that aren't read."""
     used = set[int]()
     for file in sorted(p for p in path.iterdir() if _OF_UPDATE.fullmatch(p.name)):
         for name, seen in _read(file)[1].items():

@@ -50,7 +50,7 @@ class Replay(NamedTuple):
 
     @property
     def verifies(self) -> bool:
-        """Whether the facts are told from others: where rounding alone explains any update, they aren't."""
+        """Whether the replay can tell the facts from others: it can't where rounding alone explains any update."""
         if self.explanation:
             return self.left < _ANYTHING
         return self.reproduces and (self.error <= CONTRADICTED or BEYOND_ROUNDING * self.rounding < _ANYTHING)

@@ -213,7 +213,7 @@ class VerticalRecord(Sent):
         )
 
     def _auxiliary(self) -> Tensor | None:
-        """Return the labels that the observing party knows: of the first ``known_labels`` examples of each class."""
+        """Return the labels that the observing party knows: those of each class's first ``known_labels`` examples."""
         if not self.spec.known_labels or self.labels is None:
             return None
         known = torch.full((self.examples,), -1)

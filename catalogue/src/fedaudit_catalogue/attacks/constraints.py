@@ -293,7 +293,7 @@ class RankAnalysis:
 
     @property
     def verdict(self) -> Verdict:
-        """Of the whole network: as its worst layer's."""
+        """The whole network's, which is its worst layer's."""
         worst = {layer.verdict for layer in self.layers}
         if "deficient" in worst:
             return "deficient"

@@ -63,7 +63,7 @@ class GIAS(GradientInversion):
     weights_learning_rate: Annotated[Positive, Field(le=1e36)] = 1e-3
 
     def check(self, observation: Observation) -> None:
-        """Refuse an adversary without public data or generator, too."""
+        """Refuse also an adversary without public data or generator."""
         super().check(observation)
         if not observation.threat.knows_public_data:
             raise NotApplicable(

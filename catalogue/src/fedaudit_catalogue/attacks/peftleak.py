@@ -164,7 +164,7 @@ class PeftLeakServer(ServerBehaviour):
         output[entries.added, 0] = 1
 
     def _drawn(self, model: ViT, step: ServerStep, draws: torch.Generator) -> Tensor:
-        """Return images of which each patch has one brightness."""
+        """Return images whose patches have one brightness each."""
         assert isinstance(model.cut, nn.Conv2d)
         shape = step.task_info.input_shape
         grid = [side // patch for side, patch in zip(shape[1:], model.cut.kernel_size, strict=True)]

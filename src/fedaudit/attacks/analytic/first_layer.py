@@ -113,9 +113,9 @@ class FirstLayer:
 
 
 def first_layer(model: nn.Module, shape: tuple[int, ...]) -> FirstLayer:
-    """Return the first layer, with a bias, that takes the inputs of a model, float64, in the mode of its training.
+    """Return the first layer of a model in float64, which has a bias and takes the inputs as they are.
 
-    What it does to probes shows which it is, so a user's own is recognised, too.
+    What it does to probes shows it, so a user's own is recognised, too. The model is in the mode of its training.
     """
     numbers = torch.Size(shape).numel()
     calls: list[tuple[str, Tensor, Tensor]] = []

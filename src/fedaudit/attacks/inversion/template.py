@@ -574,7 +574,7 @@ class Composed(Attack):
 
     @property
     def iterations(self) -> int:
-        """Of the method: what a run costs, for the progress display."""
+        """What a run of the method costs, for the progress display."""
         return self.method.iterations
 
     def settings(self) -> dict[str, Any]:

@@ -292,7 +292,7 @@ def _with_one(gram: Tensor, parts: Tensor, seen: Tensor | None) -> tuple[Tensor,
 
 
 def _possible(k: int) -> Tensor:
-    """Return (m, k) float64 all sets of k labels; of many labels those with few, as many as can be tried."""
+    """Return (m, k) float64 all sets of k labels; where k is large those with few, as many as can be tried."""
     rows: list[tuple[int, ...]] = []
     for size in range(k + 1):
         if rows and len(rows) + math.comb(k, size) > _MOST:

@@ -58,7 +58,7 @@ class Span:
 
     @property
     def width(self) -> int:
-        """Of the inputs."""
+        """How many numbers the inputs have."""
         return int(self.basis.shape[0])
 
     @property

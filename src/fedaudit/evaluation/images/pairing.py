@@ -10,7 +10,7 @@ from fedaudit.evaluation.images.space import Case
 
 
 def pair(case: Case, images: Tensor) -> Tensor:
-    """Return (k,) which of the (n, ...) images stand for the true ones: of least total squared error in each part."""
+    """Return (k,) which of the (n, ...) images stand for the true ones, by least total squared error in each part."""
     chosen = []
     for part in case.parts:
         true = case.kind.vectors(case.truth.inputs[part.key])

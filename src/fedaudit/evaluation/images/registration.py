@@ -36,7 +36,7 @@ class Move(NamedTuple):
     deep: int = 0
 
     def along(self, axes: int) -> tuple[int, ...]:
-        """Return the shift along each of so many last axes."""
+        """Return the shift along each of the last ``axes`` axes."""
         return (self.deep, self.down, self.right)[-axes:]
 
 
@@ -97,7 +97,7 @@ def ways(image: Tensor) -> tuple[int, ...]:
 
 
 def channel_means(examples: Tensor, axes: int) -> Tensor:
-    """Return the mean of each channel over so many last axes, which stay, of length 1."""
+    """Return the mean of each channel over the last axes, which stay with length 1."""
     return examples.mean(dim=tuple(range(-axes, 0)), keepdim=True)
 
 

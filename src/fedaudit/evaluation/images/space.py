@@ -54,7 +54,7 @@ class Case:
 
     @property
     def kind(self) -> ExampleKind:
-        """Of the examples."""
+        """The examples' kind."""
         return self.info.example_kind
 
     @cached_property
@@ -74,7 +74,7 @@ class Case:
 
     @cached_property
     def places(self) -> list[tuple[tuple[int, int], int]]:
-        """Of each its part's key, and its position there."""
+        """The key of each example's part, and its position there."""
         return [(part.key, i) for part in self.parts for i in range(len(self.truth.inputs[part.key]))]
 
     @cached_property

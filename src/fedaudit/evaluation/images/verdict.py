@@ -161,7 +161,7 @@ def _judged(
 
 
 def _by_victim(images: Sequence[ImageResult]) -> list[list[ImageResult]]:
-    """Return the images of each victim; of results that don't say which that is, each is one."""
+    """Return the images of each victim; a result that doesn't name its victim is a victim of its own."""
     groups: dict[str | int, list[ImageResult]] = {}
     for i, image in enumerate(images):
         groups.setdefault(image.victim or i, []).append(image)

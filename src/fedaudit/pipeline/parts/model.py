@@ -39,7 +39,7 @@ def network_of(scenario: Scenario, task_info: TaskInfo, module: nn.Module | None
 
 
 def check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, *, own: bool) -> None:
-    """Refuse a model that doesn't fit the task, or nothing of which can travel; ``own``: the data are a user's."""
+    """Refuse a model that doesn't fit the task, or has nothing that can travel; ``own``: the data are a user's."""
     sample = task_info.normalise(dataset.test.inputs[:2])
     parameters = dict(model.named_parameters())
     if len(dict(model.named_parameters(remove_duplicate=False))) > len(parameters):
@@ -173,6 +173,6 @@ def _batch_norm_mode(module: nn.Module) -> Literal["eval", "train"] | None:
 
 
 def _dropout_mode(module: nn.Module) -> Literal["eval", "train"]:
-    """Return the mode of the dropout layers, ``train`` if any is; of a module without such layers its own."""
+    """Return the mode of the dropout layers, ``train`` if any is; without such layers the module's own."""
     modes = [part.training for part in module.modules() if isinstance(part, _DropoutNd)]
     return "train" if (any(modes) if modes else module.training) else "eval"

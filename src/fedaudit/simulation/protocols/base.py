@@ -147,6 +147,6 @@ def protocol_of(of: Transcript | FederationSpec) -> Protocol:
 
 
 def protocol_by(algorithm: str) -> Protocol:
-    """Return the protocol of federations whose ``algorithm`` is this; of one that nobody names, the usual one."""
+    """Return the protocol of federations whose ``algorithm`` is this; if nobody names it, the usual one."""
     named = (p.value for p in PROTOCOLS if algorithm in p.value.settings.algorithms)
     return next(named, PROTOCOLS[ProtocolSpec.kind].value)
