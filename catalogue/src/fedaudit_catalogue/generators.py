@@ -38,7 +38,7 @@ class TrainedGenerator:
     Attributes:
         network: in evaluation mode.
         data: name of the data set.
-        training: how it was trained, in words.
+        training: in words.
         examples: (n,) int64 sorted fingerprints of what it was trained on.
         computation: fingerprint of its training: plan, examples, code; None where the file is older than that.
     """

@@ -37,7 +37,7 @@ def rank_of(
 ) -> RankAnalysis:
     """Return the rank analysis of the model of ``scenario``, in the state in which round 0 begins.
 
-    Of the scenario its model, its seed, and the shape and classes of its data are used, its attacks aren't.
+    It uses the scenario's model and seed, and its data's shape and classes, but no attacks.
     NotApplicable: the model is no chain of affine layers and invertible activations; the message says why.
     """
     resolved = resolve(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss)

@@ -39,17 +39,14 @@ _MADE = ("image",)  # kinds of examples
 class TrainingPlan:
     """How a generator is trained.
 
+    BadInput: no such objective, or a number that isn't allowed.
+
     Attributes:
         objective: ``gan``: non-saturating adversarial loss, with a discriminator under spectral normalisation
             (Goodfellow et al. 2014, Miyato et al. 2018), and the running mean of the generator's weights as the result.
             ``autoencoder``: an encoder's standardised codes, with noise, and the squared error of what is decoded.
-        steps: of the optimiser.
-        batch_size: examples a step.
         learning_rate: of Adam, with β = (0.5, 0.99) for ``gan``.
         seed: of everything that is drawn.
-
-    Raises:
-        BadInput: no such objective, or a number that isn't allowed.
     """
 
     objective: str = "autoencoder"
@@ -68,8 +65,8 @@ class TrainingPlan:
 def public_examples(dataset: Dataset) -> Tensor:
     """Return the train split's images without those that are in the test split, too, (n, C, H, W).
 
-    The clients of a scenario hold the test split (or the audit refuses the generator), so the adversary's public data
-    and the victims have no image in common.
+    A scenario's clients hold the test split (or the audit refuses the generator), so the adversary's public data and
+    the victims have no image in common.
     """
     kind = example_kind(dataset.kind)
     if kind.name not in _MADE:
@@ -92,14 +89,13 @@ def train_generator(
     again: bool = False,
     display: Display | None = None,
 ) -> TrainedGenerator:
-    """Train a generator on the train split of ``dataset`` and write it to ``out``.
+    """Train a generator on the train split of ``dataset`` and write it to ``out``, a .safetensors file.
 
-    What has been done is kept beside ``out`` now and then: whoever is interrupted goes on from there with the same
-    arguments, to the same bits. Where ``out`` holds the generator of this very training it is returned as it is.
+    Progress is kept beside ``out`` now and then: an interrupted training goes on from there with the same arguments, to
+    the same bits. Where ``out`` holds the generator of this very training, it is returned as it is.
 
     Args:
         dataset: of the victims' domain.
-        out: a .safetensors file.
         latent: elements of a latent code.
         width: channels at the image's own size.
         again: train in any case, and write over what ``out`` holds.

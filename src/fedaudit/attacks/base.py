@@ -350,10 +350,7 @@ class Attack(Plugin, ABC):
     def _run(self, observation: Observation, generator: torch.Generator, device: str, progress: Progress, /) -> Finding:
         """Return what is recovered from ``observation``, which :meth:`check` has let through.
 
-        Arguments as in :meth:`__call__`, which fills in name and time.
-
-        Raises:
-            NotApplicable: it turned out on the way.
+        Arguments as in :meth:`__call__`, which fills in name and time. NotApplicable: it turned out on the way.
         """
 
     def scope(self) -> str:

@@ -176,7 +176,7 @@ class GANClient(Behaviour):
         self.kept[index] = self._draw(self.codes).cpu()
 
     def _draw(self, codes: Tensor) -> Tensor:
-        """Return the images of ``codes``, none of which depends on the others."""
+        """Return the images of ``codes``; none of them depends on the others."""
         assert self.generator is not None
         with torch.no_grad():
             images: Tensor = self.generator.eval()(codes.to(next(self.generator.parameters()).device))

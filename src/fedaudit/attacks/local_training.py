@@ -346,8 +346,8 @@ def _momentum(training: TrainingConfig) -> bool:
 def image_way(fedavg: str, message: Message) -> Way:
     """Return how an attack that optimises images uses an update.
 
-    A gradient, a single step that isn't plain SGD, and what ``simulation`` gets are replayed; a single step of plain
-    SGD is divided by its rate.
+    It replays a gradient, a single step that isn't plain SGD, and what ``simulation`` gets; it divides a single step of
+    plain SGD by its rate.
     """
     training = message.update.training
     if message.update.kind == "gradient":
@@ -367,9 +367,9 @@ def treatments(training: TrainingConfig, names: Iterable[str]) -> list[Parameter
 
 
 def whole_epochs(num_examples: int, training: TrainingConfig | None, labels: Tensor | None = None) -> tuple[int, int]:
-    """Return how many examples an update is of, each counted once, and how often it used them: its local epochs.
+    """Return how many different examples an update is of, and how often it used them: its local epochs.
 
-    Where it isn't known to be of whole epochs, each ending with a batch, every use counts as an example. ``labels``
+    Unless it is known to be of whole epochs, each ending with a batch, every use counts as an example. ``labels``
     (num_examples,), in the order of use: those of every epoch are the same.
     """
     if training is None or training.data_size is None or num_examples % training.data_size:
@@ -467,8 +467,8 @@ def invert(update: Update, weights: Mapping[str, Tensor]) -> AdaptiveGradient:
     """Return what one step of Adam from fresh state tells of the gradient (for Adam, with its weight decay in it).
 
     The step is r = g/(|g| + ε), so g = ε·r/(1 − |r|). How well r is known follows from how W + ΔW and ΔW were rounded,
-    to half precision perhaps, and from a defence's noise; where that would make g uncertain by more than half, it is
-    known only that |g| isn't smaller than such a value. Where r is rounding alone, g is 0.
+    to half precision perhaps, and from a defence's noise; where that would make g uncertain by more than half, only a
+    lower bound of |g| is known. Where r is rounding alone, g is 0.
     """
     training = update.training
     assert training is not None  # is_adaptive() saw to it

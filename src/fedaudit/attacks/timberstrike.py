@@ -421,10 +421,7 @@ def _values(
 
 
 def _donors(rows: _Rows, held: Floats, labels: Floats) -> Floats:
-    """Return (n, d) for each row a held one of its label, as little outside its box as can be, used equally often.
-
-    By the Hungarian method.
-    """
+    """Return (n, d) for each row a held one of its label, least outside its box, used equally often (Hungarian)."""
     inside = np.clip(held[None], rows.low[:, None], rows.high[:, None])
     cost = np.square(held[None] - inside).sum(axis=2) + 1e3 * np.square(rows.labels[:, None] - labels[None])
     times = -(-len(rows.low) // len(held))

@@ -66,7 +66,7 @@ def load_victim(
 
     BatchNorm is in the mode that clients use, or takes ``running`` statistics; dropout is off, because the client's
     masks are unknown and without them is the expectation. The parameters are those that local training changes and that
-    arrived; what its optimiser leaves as it is, at rate 0, is constant. What the client's examples went through before
+    arrived; what its optimiser leaves as it is, at rate 0, is constant. What the client did to its examples before
     (ATS) is a part of the module: it is given the original ones.
     """
     task_info = observation.task_info

@@ -76,10 +76,7 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
 
 
 def most_frequent(values: Tensor, labels: Tensor) -> Tensor:
-    """Return (n,) for each record the most frequent of the (n,) values among the records of its class.
-
-    Real-valued labels are all of one class. Of several that are as frequent, the least.
-    """
+    """Return (n,) each record's most frequent value in its class, of ties the least; real-valued labels are one."""
     classes = torch.zeros_like(values) if labels.is_floating_point() else labels
     found = torch.zeros_like(values)
     for label in classes.unique():
@@ -108,7 +105,7 @@ _judge_attribute = by_test(
 
 
 def _attribute_verdict(findings: Sequence[FindingResult]) -> Judgement:
-    """Return the verdict; where members differ from the others by themselves, it doesn't conclude."""
+    """Return the verdict, which is inconclusive where members differ from the others by themselves."""
     judged = _judge_attribute(findings)
     p_value = min((f.blind_p_value for f in findings if f.blind_p_value is not None), default=1.0)
     if p_value > SURE or judged.verdict != "inferred":

@@ -40,16 +40,13 @@ _told_blindly: dict[str, tuple[Tensor, Tensor, float]] = {}  # by the records an
 def blind_scores(members: Tensor, others: Tensor, seed: int) -> tuple[Tensor, Tensor, float]:
     """Return the scores (k,) of members and others by a classifier of the data alone, and the p-value of their AUC.
 
-    The classifier is ridge regression with the mean of two Gaussian kernels, each as wide as its median distance:
-    on the features, and on what the inputs' values are like (:func:`summary`), which augmentation and another
-    normalisation change. It is cross-validated over five folds that keep pairs together. Its scores are linear in
-    the labels, so the permutation test, which swaps member and other within pairs 999 times at random and learns
-    anew each time, costs one matrix product. It is exact: whatever the data are, it gives 1 % or less with a
-    probability of at most 1 % where member and other are exchangeable.
-
-    Args:
-        members: (k, d) features; see :func:`features`.
-        others: (k, d) of the matched non-members.
+    Both are (k, d), see :func:`features`, and row i of ``others`` is matched to row i of ``members``. The classifier is
+    ridge regression with the mean of two Gaussian kernels, each as wide as its median distance: one on the features,
+    one on what the inputs' values are like (:func:`summary`), which augmentation and another normalisation change. It
+    is cross-validated over five folds that keep pairs together. Its scores are linear in the labels, so the permutation
+    test, which swaps member and other within pairs 999 times at random and learns anew each time, costs one matrix
+    product. The test is exact: where member and other are exchangeable, it gives 1 % or less with a probability of at
+    most 1 %, whatever the data are.
     """
     k = len(members)
     rng = seeds.generator(seed, "blind")
@@ -108,7 +105,7 @@ def evaluated(truth: Truth, client: int | None) -> Tensor:
 
 
 def client_of(observation: Observation) -> int | None:
-    """Return the client whose messages were received; None where there are several, in a sum, too."""
+    """Return the client whose messages were received; None where there are several, or a sum of several."""
     clients = {client for m in observation.messages for client in m.update.members or (m.client,)}
     return clients.pop() if len(clients) == 1 else None
 
@@ -119,10 +116,7 @@ def none_used(truth: Truth, own: int | None) -> str:
 
 
 def told_blindly(observation: Observation, truth: Truth) -> tuple[list[MetricResult], float | None]:
-    """Return the AUC of a classifier of the records alone, and its p-value, over all pairs, whoever's model was asked.
-
-    How records were drawn is one question, however many clients and attacks there are.
-    """
+    """Return a records-only classifier's AUC over all pairs, and its p-value: the same for all clients and attacks."""
     records = observation.records
     rows = evaluated(truth, None)
     members = rows[truth.owners[rows] != NOBODY]

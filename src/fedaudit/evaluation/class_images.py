@@ -194,17 +194,16 @@ def _divided(own: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _classifier(vectors: Tensor, labels: Tensor, target: int) -> Callable[[Tensor], float]:
-    """Return a function of images' vectors, the share of them that are taken for the class ``target``.
+    """Return a function: the share of image vectors taken for class ``target``, which is told from all others together.
 
-    One that chooses among the classes must name one whatever it is shown, and calls patterns a three that look like
-    nothing; so this one tells the class from all others.
+    A classifier that chooses among the classes names one whatever it sees, and so calls meaningless patterns a three.
     """
     machine = SVC(C=10.0).fit(vectors.numpy(), (labels == target).numpy())
     return lambda vectors: float(machine.predict(vectors.numpy()).mean())
 
 
 class _ToMeans(NamedTuple):
-    """Of some images the share that are closest to the class, and the mean correlation with its mean image."""
+    """The share of some images that are closest to the class, and their mean correlation with its mean image."""
 
     closest: float
     own: float
@@ -247,9 +246,9 @@ def likeness(generated: Tensor, real: Tensor) -> dict[str, float]:
 
 
 def nearest_ssim(images: Tensor, real: Tensor, *, apart: bool) -> float | None:
-    """Return the mean SSIM of (r, C, H, W) images to the one of (k, C, H, W) real images that is nearest to each.
+    """Return the mean SSIM of (r, C, H, W) images to the nearest of (k, C, H, W) real ones; None where none is left.
 
-    None where no real one is left. ``apart``: ``images`` are the first of ``real``, and none is compared with itself.
+    ``apart``: ``images`` are the first of ``real``, and none is compared with itself.
     """
     if len(real) <= apart:
         return None

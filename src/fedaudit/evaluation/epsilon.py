@@ -127,7 +127,7 @@ def _scores(
 
 
 def _sure(canaries: Canaries, finding: EpsilonFinding, coins: Tensor, counted: Sequence[str], claimed: float) -> bool:
-    """Return whether the claim is refuted at the level of a leak, too, over all observers that count."""
+    """Return whether an observer refutes the claim at the level of a leak, too, corrected for how many count."""
     for name, scores in zip(finding.observers, finding.scores, strict=True):
         if name in counted:
             bound = demonstrated(_bounds(canaries, name, scores, coins, 1 - SURE / len(counted)))
@@ -137,10 +137,10 @@ def _sure(canaries: Canaries, finding: EpsilonFinding, coins: Tensor, counted: S
 
 
 def _detectable(canaries: Canaries, name: str, count: int, claimed: float, observers: int, seed: int) -> float | None:
-    """Return the least of some larger ε than is claimed that observer ``name`` would show as broken 9 times in 10.
+    """Return the least of some ε above the claimed one that observer ``name`` would show as broken 9 times in 10.
 
-    By drawing scores: of a Gaussian mechanism whose noise is a share of the promised one, where that is the promise;
-    else of randomised response, whose scores tell as much as any mechanism's of that ε.
+    Scores are drawn from a Gaussian mechanism with a share of the promised noise, where noise is promised; else from
+    randomised response, whose scores tell as much as any mechanism's of that ε.
     """
     if not math.isfinite(claimed) or not claimed > 0:
         return None

@@ -33,13 +33,10 @@ class _Group(NamedTuple):
 
 
 def by_group(observation: Observation, pairs: Tensor, scores: Tensor, seed: int) -> list[GroupExposure]:
-    """Return how exposed the members of each class are, and of each category of each column; p-values by Holm.
+    """Return how exposed the members of each class, and of each category of each column, are; p-values by Holm.
 
     Members of a class are compared with their matched non-members, those of a category with the non-members of it.
-
-    Args:
-        pairs: (2, k) members among the records, and their matched non-members.
-        scores: (n,) of all records.
+    ``pairs`` are (2, k) places of members and of their matched non-members in the (n,) ``scores`` of all records.
     """
     records = observation.records
     if records is None:
@@ -88,11 +85,9 @@ def surest(pairs: Tensor, scores: Tensor, again: Tensor, owners: Tensor, labels:
     """Return the members that the fewest non-members score as high as, the most exposed first.
 
     Args:
-        pairs: (2, k) members among the records, and their matched non-members.
-        scores: (n,) of all records.
-        again: (b, n) the same with halves of the shadow models; b is 0 where there are none.
+        pairs: (2, k) members among the n records, and their matched non-members.
+        again: (b, n) scores with halves of the shadow models; b is 0 where there are none.
         owners: (n,) the client of each.
-        labels: (n,) classes; None where they have none.
     """
     members, others = pairs
     above = _as_high(scores, pairs)

@@ -85,14 +85,7 @@ class Metric:
 
 
 class Scores(NamedTuple):
-    """What one finding is compared by with another attack's on the same update, client or federation.
-
-    Attributes:
-        metric: its name.
-        unit: of it.
-        higher_is_better: whether a higher value means that the attack did better.
-        values: what is compared with what; the same keys are the same thing, such as one victim in several rounds.
-    """
+    """A metric of one finding, to compare with another attack's; values of equal keys are of the same thing."""
 
     metric: str
     unit: str
@@ -166,7 +159,7 @@ def type_of(finding: FindingResult | AttackSummary) -> FindingType:
 
 
 def known_type(kind: str | None) -> FindingType:
-    """Return the type of that kind; of none, or one whose package isn't installed, one of which nothing is known."""
+    """Return the type of that kind; for none, or one whose package isn't installed, a type that knows nothing of it."""
     return FINDING_TYPES.get(kind or "", _UNKNOWN)
 
 
@@ -238,10 +231,7 @@ def refused(finding: Finding, observation: Observation, reason: str = NOT_FINITE
 def done(
     finding: Finding, observation: Observation, notes: Sequence[str] = (), detail: Record | None = None, **rest: Any
 ) -> FindingResult:
-    """Return the result of a run that was done; ``notes`` come after the finding's own.
-
-    ``detail`` are its kind's own columns (one of the bases of :class:`FindingResult`), ``rest`` what all kinds have.
-    """
+    """Return a completed run's result: ``detail`` are its kind's own columns, ``rest`` what every kind has."""
     return entry(
         finding.attack,
         observation,

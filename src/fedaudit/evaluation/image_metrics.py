@@ -46,9 +46,9 @@ def psnr_from_mse(error: Tensor) -> Tensor:
 def ssim(a: Tensor, b: Tensor) -> Tensor:
     """Return the (n,) structural similarities (Wang et al. 2004, equation 13) of (n, C, H, W) images.
 
-    Means, variances and the covariance are over an 11×11 Gaussian window, σ = 1.5, wherever it fits into the image, as
-    in the authors' code: no pixel is made up beyond the border. Images smaller than the window are compared with the
-    largest odd uniform window that fits them. Of volumes (n, C, D, H, W) the window has three axes, as long in each.
+    As in the authors' code, means, variances and the covariance are over an 11×11 Gaussian window, σ = 1.5, wherever it
+    fits into the image: no pixel is made up beyond the border. For smaller images it is the largest odd uniform window
+    that fits. For volumes (n, C, D, H, W) it has three axes of the same length.
     """
     side = min(a.shape[2:])
     if side >= _SSIM_WINDOW:
@@ -82,9 +82,9 @@ def _window_means(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Return the (n,) Pearson correlations of signals (n, C, T): each channel's mean is taken off, all channels as one.
+    """Return the (n,) Pearson correlations of signals (n, C, T), less each channel's mean, all channels as one.
 
-    A signal that doesn't vary, by a ten-thousandth of its channels' range, correlates with others that don't alone: 1
+    A signal that varies by less than a ten-thousandth of its channels' range correlates with others like it alone: 1
     with these, and 0 with all else.
     """
     own, other = ((x.double() - x.double().mean(dim=-1, keepdim=True)).flatten(1) for x in (a, b))
@@ -96,7 +96,7 @@ def correlation(a: Tensor, b: Tensor) -> Tensor:
 def likeness(images: Tensor, true: Tensor, usual: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
     """Return the (n,) SSIM of images or volumes, and the correlation of signals; None for what they aren't.
 
-    Of examples of several inputs (n, p) it is the correlation after the ``usual`` one (p,) is taken off.
+    Examples of several inputs (n, p) have the correlation of what differs from the ``usual`` one (p,).
     """
     if true.ndim == 2:
         assert usual is not None
@@ -120,10 +120,10 @@ def lpips_missing() -> str | None:
 
 
 def lpips(a: Tensor, b: Tensor) -> Tensor | None:
-    """Return the (n,) LPIPS distances (Zhang et al. 2018, AlexNet) of (n, C, H, W) images; None where missing.
+    """Return the (n,) LPIPS distances (Zhang et al. 2018, AlexNet) of (n, C, H, W) images, grey or colour; else None.
 
-    Of other bands than grey or colours, of volumes and of signals there is none. Grey images are compared as colour
-    images with equal channels; sides below 64 pixels are enlarged to 64, because AlexNet's pooling needs it.
+    None, too, where the package is missing. Grey images are compared as colour images with equal channels; sides below
+    64 pixels are enlarged to 64, because AlexNet's pooling needs it.
     """
     if lpips_missing() is not None or a.ndim != 4 or a.shape[1] not in (1, 3):
         return None

@@ -110,7 +110,7 @@ def _as_numbers(found: Tensor, true: Tensor) -> list[dict[str, list[int]]]:
 def _true(finding: LabelSetFinding, observation: Observation, truth: Truth) -> tuple[Tensor, Tensor]:
     """Return (n, k) the labels that were to be found, and how often each different example's are among them.
 
-    Of several updates these are the client's, each once, or as often as an update over all of them uses them.
+    Those of several updates are the client's, each once, or as often as an update over all of them uses them.
     """
     key = observation.messages[0].round, observation.messages[0].client
     if len(observation.messages) > 1:
@@ -150,9 +150,7 @@ def _precisions(found: Tensor, batches: np.ndarray) -> np.ndarray:
 
 
 def matched(found: Tensor, true: Tensor) -> tuple[int, int, Tensor]:
-    """Return how many labels (n, k) that were found are right in the order that fits best, how many whole rows, and
-    (n,) which row found belongs to each true one, by that order.
-    """
+    """Return how many labels (n, k) are right in the best order, how many rows, and (n,) the row found for each."""
     if len(true) > _ASSIGNED:
         return int(torch.minimum(found.sum(dim=0), true.sum(dim=0)).sum()), 0, torch.arange(len(true))
     ours, theirs = found.numpy(), true.numpy()
@@ -164,10 +162,7 @@ def matched(found: Tensor, true: Tensor) -> tuple[int, int, Tensor]:
 
 
 def average_precision(found: Tensor, true: Tensor, hits: int) -> float:
-    """Return that of (n, k) labels found, of which so many are right: the area under two steps of the recall.
-
-    It is 1 where there is no label and none was found, and where there is none else 0.
-    """
+    """Return (n, k) labels' area under the recall's two steps; without true ones 1 if none was found, else 0."""
     named, there = float(found.sum()), float(true.sum())
     if not there:
         return float(not named)

@@ -104,7 +104,7 @@ def label_accuracy(inferred: Tensor, true: Tensor) -> float:
 def class_accuracies(inferred: Tensor, true: Tensor, classes: int) -> tuple[float, float]:
     """Return of how many of the ``classes``, as a share, the number of labels is right, and whether there are any.
 
-    As the logs and the code of iLRG's authors have it (Ma et al. 2023: LnAcc, LeAcc), absent classes included.
+    As in the logs and the code of iLRG's authors (Ma et al. 2023: LnAcc, LeAcc), absent classes included.
     """
     found, there = (torch.bincount(labels, minlength=classes) for labels in (inferred, true))
     return float((found == there).double().mean()), float(((found > 0) == (there > 0)).double().mean())
@@ -113,7 +113,7 @@ def class_accuracies(inferred: Tensor, true: Tensor, classes: int) -> tuple[floa
 def _true(finding: LabelFinding, observation: Observation, truth: Truth) -> tuple[Tensor, Tensor]:
     """Return (n,) the labels that were to be found, and how often each different example's is among them.
 
-    Of several updates these are the client's, each once, or as often as an update over all of them uses them.
+    Those of several updates are the client's, each once, or as often as an update over all of them uses them.
     """
     key = observation.messages[0].round, observation.messages[0].client
     if len(observation.messages) > 1:
@@ -135,11 +135,9 @@ def _independent(weights: Tensor, uses: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _other_batches(found: Tensor, candidates: Tensor, uses: Tensor, seed: int) -> Tensor:
-    """Return (draws, classes) how often each label found is in other batches, in which no candidate is twice.
+    """Return (draws, classes) how often each found label is in other batches, which use no candidate twice.
 
-    Args:
-        candidates: (classes,) how many candidates have each label.
-        uses: of each of a batch's examples.
+    ``candidates``, (classes,): how many have each label; ``uses``: how often each of a batch's examples is used.
     """
     if len(uses) >= int(candidates.sum()):
         return _independent(candidates, uses, generator(seed, "labels of other batches"))
@@ -181,10 +179,7 @@ def _at_least(by_luck: np.ndarray, found: int) -> float:
 
 
 def _together(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
-    """Return the p-value of all labels that were found, and the one if all had been.
-
-    Of several updates of a client with the same labels the mean counts as one.
-    """
+    """Return the p-value of all labels found, and if all had been; a client's updates with equal labels are one."""
     if not all(f.by_luck for f in findings):
         return by_fisher(findings)
     found, total, by_luck = 0, 0, []

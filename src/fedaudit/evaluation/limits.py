@@ -95,7 +95,7 @@ def read_policy(path: Path) -> Limits:
 
 
 def limitable() -> list[str]:
-    """Return the metrics that a user may set a limit for: those of which more is more leakage."""
+    """Return the metrics that a user may set a limit for: those where more is more leakage."""
     ATTACKS.names()  # other packages' kinds of findings come with their attacks
     kinds = FINDING_TYPES.values()
     limits = [name for kind in kinds for name in kind.limits]

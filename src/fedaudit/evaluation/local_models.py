@@ -68,13 +68,10 @@ _NOBODY = (
 
 @dataclass(frozen=True)
 class Local:
-    """A client's data and what a model is worth on them, in float64.
+    """A client's (n, ...) normalised data and (n,) or (n, 1) targets, and what a model is worth on them, in float64.
 
     Attributes:
-        module: the architecture.
         loss: mean over all of the client's examples.
-        inputs: (n, ...) normalised.
-        targets: (n,) or (n, 1).
         buffers: of the last round.
     """
 
@@ -205,7 +202,7 @@ def _compared(finding: LocalModelFinding, observation: Observation, truth: Truth
 def as_good_by_luck(value: float, others: Sequence[float]) -> float:
     """Return the probability that one more of ``others`` is as small as ``value``: Student's test of the logarithms.
 
-    It is 1 where one of them isn't finite, or there are fewer than two others.
+    1 where one of them isn't finite, or there are fewer than two others.
     """
     if not math.isfinite(value) or len(others) < 2 or not np.isfinite(others).all():
         return 1.0
@@ -221,8 +218,8 @@ def _anybodys(
 ) -> list[list[dict[str, Tensor]]]:
     """Return ten models of as many held-out examples as the client has, of its classes, and ten of all.
 
-    Of all, that is of 512 at most, or four times as many as the client has, drawn with replacement.
-    In a recording, where nobody held any out, other clients' examples stand for them; there are no models without.
+    "All" are 512 at most, or four times as many as the client has, drawn with replacement. In a recording, where nobody
+    held any out, other clients' examples stand for them; without these there are no models.
     """
     inputs, labels = held_out(truth)
     client = observation.messages[-1].client
@@ -253,11 +250,9 @@ def _anybodys(
 
 
 def as_near_by_luck(ratio: float, dimensions: int) -> float:
-    """Return the probability that a step in a random direction, of the best length, ends as near to the target.
+    """Return the probability that a random direction's best step ends as near: a cap's share of the sphere.
 
-    Args:
-        ratio: of the distances to the target, after and before.
-        dimensions: of the space; the share of the sphere that a cap of that angle has.
+    ``ratio``: the distance to the target after the step, over the one before it; ``dimensions``: of the space.
     """
     if ratio >= 1 or dimensions < 2:
         return 1.0
@@ -344,7 +339,7 @@ def _flat(state: dict[str, Tensor]) -> Tensor:
 
 
 def _rebuilt(finding: FindingResult) -> bool:
-    """Return whether a client's own model counts as rebuilt, be luck excluded or not."""
+    """Return whether a client's own model counts as rebuilt, even if luck isn't excluded."""
     found = {m.name: m for m in finding.metrics}
     if LOCAL_ACCURACY.name in found:
         accuracy, over_global = found[LOCAL_ACCURACY.name], found[OVER_GLOBAL.name]

@@ -163,7 +163,7 @@ def _membership_headline(findings: Sequence[FindingResult], evidence: Evidence) 
 def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
     """Return the verdict, with what is found where few others may be taken for members: what an average hides.
 
-    Where the records alone tell members from others, it doesn't conclude.
+    It is inconclusive where the records alone tell members from others.
     """
     judged = _by_auc(findings)
     for metric, low in LOW.items():

@@ -51,9 +51,7 @@ class Batches(NamedTuple):
 def paired(cost: Tensor, batches: Batches) -> Tensor:
     """Return (1 + d, p) costs of each batch's pairs with what was found, one to one, with as little as can be.
 
-    Args:
-        cost: (n + m, k) of each example with each of k that were found; p is the smaller one of n and k.
-        batches: of these examples.
+    ``cost`` is (n + m, k), of each example with each of k that were found; p is the smaller one of n and k.
     """
     costs = cost.numpy()
     parts = [costs[batch] for batch in batches.dealt.numpy()]
@@ -70,10 +68,10 @@ def other_batches(truth: Truth, kept: Truth, key: tuple[int, int], *, seed: int,
     """Return the batch of an update and others, of candidates of the same labels where those are classes.
 
     Args:
-        kept: the same with the candidates that may stand for the client's examples, by
+        kept: the truth with the candidates that may stand for the client's, see
             :func:`fedaudit.evaluation.shift.comparable`.
         key: the update's round and client.
-        once: whether examples that anybody else has, too, count for nothing, such as a form that nobody filled in.
+        once: examples that anybody else has, too, count for nothing, such as a form that nobody filled in.
     """
     places = truth.different(key)[0]
     own, labels = truth.inputs[key][places], truth.labels[key][places]
@@ -99,8 +97,7 @@ def other_batches(truth: Truth, kept: Truth, key: tuple[int, int], *, seed: int,
 def dealt(own: Tensor, others: Tensor, rng: torch.Generator) -> Tensor:
     """Return (1 + 999, n) places of batches among examples of (n,) own and (m,) other labels, the own batch first.
 
-    Each has as many of every label as the own one; of any labels, where they are no classes, or leave fewer batches
-    than are dealt.
+    Each has the own one's labels; any, where they aren't classes or leave fewer batches than are dealt.
     """
     if own.ndim != 1 or own.is_floating_point():
         own, others = (torch.zeros(len(x), dtype=torch.int64) for x in (own, others))

@@ -111,15 +111,15 @@ def partial_test(
 ) -> tuple[float, float]:
     """Return the partial correlation of scores and property given covariates, and its one-sided p-value.
 
-    By 9,999 permutations of the scores' residuals, the observed one counted as one (Freedman and Lane 1983); without
-    covariates it is the exact permutation test of the correlation. They are 0 and 1 where the covariates determine
-    scores or property, or leave fewer than four clients to tell by.
+    By 9,999 permutations of the scores' residuals, with the observed one counted as one (Freedman and Lane 1983);
+    without covariates it is the exact permutation test of the correlation. They are 0 and 1 where the covariates
+    determine scores or property, or leave fewer than four clients to tell by.
 
     Args:
         scores: (k,) of clients.
         has: (k,) 1 with the property and 0 without.
         others: (k, c) covariates, with a column of ones.
-        deals: how many of them, beside the observed one.
+        deals: how many, beside the observed one.
     """
     basis = np.linalg.qr(others)[0]
 
@@ -186,7 +186,7 @@ def _several(labels: Sequence[Tensor]) -> bool:
 
 
 def _labels(observation: Observation, truth: Truth, client: int) -> Tensor:
-    """Return what a client's examples are of; of masks the classes of all their pixels, one after the other."""
+    """Return the labels of a client's examples; for masks those of all their pixels, one after the other."""
     own = torch.cat([truth.labels[m.round, m.client] for m in observation.messages if m.client == client])
     return own[own != NOTHING] if observation.task_info.task_kind.dense else own
 
@@ -199,8 +199,8 @@ def _examples(observation: Observation, client: int) -> int:
 def _log_ratios(observation: Observation, labels: Sequence[Tensor]) -> np.ndarray:
     """Return (k,) the mean log-likelihood ratio of each client's labels, with and without the property.
 
-    How often each class occurs with it and without is counted in the public examples, one added to every count; of
-    several labels how often each is there, and isn't, as if they came independently.
+    The public examples with and without it give each class's count, plus one. Several labels of an example count as
+    independent, and each by whether it is there.
     """
     records = observation.records
     if records is None:
@@ -229,8 +229,8 @@ def _auc(scores: np.ndarray, has: np.ndarray) -> float:
 def _interval(scores: np.ndarray, has: np.ndarray, seed: int) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of the AUC over clients, drawn anew with and without the property.
 
-    Where the AUC is 0 or 1 the open end is that of the exact interval of as many coin tosses as there are clients of
-    the rarer sort.
+    Where the AUC is 0 or 1, the open end is that of the exact interval of as many coin tosses as the rarer sort has
+    clients.
     """
     rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
     above = (np.sign(np.round(scores[has][:, None] - scores[~has][None], 12)) + 1) / 2
@@ -280,7 +280,7 @@ _judge = by_test(
 
 
 def _verdict(findings: Sequence[FindingResult]) -> Judgement:
-    """Return the verdict; where luck is excluded, but not labels and sizes, it says so and doesn't conclude."""
+    """Return the verdict; it says where luck is excluded, but not labels and sizes, and then is inconclusive."""
     judged = _judge(findings)
     explained = any(note.startswith(_EXPLAINED) for finding in findings for note in finding.notes)
     if judged.verdict == "inferred" or not explained:

@@ -26,10 +26,10 @@ def record_epsilon(
     """Return the lower bound of ε that the scores (k,) of members and of their matched others give; None: no bound.
 
     A pair is a canary in the game of one run (Steinke, Nasr and Jagielski 2023), and the neighbours are federations in
-    which one of its records stands in the other's place: which of the two took part is its coin, and the difference of
-    their scores, the one that comes first less the other, is its score. Which one comes first is drawn here. Where
-    members and others were drawn alike, the coins are fair and independent given the pairs. How many pairs are guessed
-    at is corrected for, as for canaries, so that no scores are spent on a threshold.
+    which one of its records stands in the other's place: its coin is which of the two took part, and its score is the
+    difference of the two scores, the first less the second. Which one is first is drawn here. Where members and others
+    were drawn alike, the coins are fair and independent given the pairs. The bound is corrected for the choice of how
+    many pairs to guess at, as for canaries, so that no scores are spent on a threshold.
 
     What is claimed is the ε of ``dp`` for replacement, which is larger than that for adding or removing.
     """

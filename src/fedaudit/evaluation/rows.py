@@ -75,10 +75,9 @@ class _Table:
     """The table that rows are of.
 
     Attributes:
-        columns: of it.
-        numeric: (c,) which hold numbers.
+        numeric: (c,) which columns hold numbers.
         tolerance: (c,) how far off a number may be.
-        vary: (c,) whose numbers differ by more than rounding: by the others' ones a row can't be told.
+        vary: (c,) which columns' numbers differ by more than rounding: the others can't tell rows apart.
     """
 
     columns: tuple[Column, ...]
@@ -88,7 +87,7 @@ class _Table:
 
     @classmethod
     def of(cls, task_info: TaskInfo, truth: Truth) -> _Table:
-        """Return it; the candidates' standard deviations stand for those of columns of which they aren't known.
+        """Return it; where columns' standard deviations aren't known, those of the candidates stand for them.
 
         A column that doesn't vary has none: it is compared absolutely, by a tenth of the usual deviation of the others
         (of 1 at most, for which models' inputs are made), or by rounding, where that is more.
@@ -114,7 +113,7 @@ class _Table:
     def vouched(self, true: Tensor, found: Tensor) -> Tensor:
         """Return (m,) which of m found rows are one of n true ones, as far as a certificate says and rounding allows.
 
-        A column that doesn't vary has to be as near as the certificate says.
+        A column that doesn't vary must be as near as the certificate says.
         """
         numbers = true[:, self.numeric]
         own = CERTIFIED_ERROR * numbers.square().mean(dim=1, keepdim=True).sqrt().clamp(max=1.0)
@@ -137,8 +136,8 @@ class _Table:
     def pairs(self, true: Tensor, found: Tensor) -> Tensor:
         """Return (n,) for each of n true rows the one of m found that is paired with it, or −1 where there are fewer.
 
-        One to one, with as few wrong cells as can be (Hungarian method; Vero et al. 2023), and among such pairings the
-        nearest numbers.
+        One to one, with as few wrong cells as can be (Hungarian method; Vero et al. 2023); of such pairings, the one
+        with the nearest numbers.
         """
         rows, columns = linear_sum_assignment(self.cost(true, found).numpy())
         order = torch.full((len(true),), -1)
@@ -302,7 +301,7 @@ def _results(
     table: _Table,
     room: int,
 ) -> list[RowResult]:
-    """Return the true rows of one update against the found ones; of the first ``room``, the cells in words."""
+    """Return the true rows of one update against the found ones; the first ``room`` have their cells in words."""
     results = []
     found = cells(finding.rows, table.columns)
     for i, place in enumerate(order.tolist()):
@@ -367,8 +366,8 @@ class _Guess:
     def exact_by_luck(self, true: Tensor, own: list[int | None], found: list[int | None]) -> list[float]:
         """Return for each true row, of its ``own`` label, the probability that a found one has all its cells by luck.
 
-        That is a row that really occurs, drawn from the candidates of its label for each of the labels ``found``; the
-        person's own row doesn't count, equal rows of others do.
+        Luck draws a row that really occurs from the candidates of each of the ``found`` labels; the person's own row
+        doesn't count, equal rows of others do.
         """
         bounds = []
         for row, label in zip(true, own, strict=True):
@@ -382,10 +381,10 @@ class _Guess:
         return bounds
 
     def frequent(self, true: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the most frequent values have in common: of (draws,) other rows, which (n,) wholly, and how much.
+        """Return what the most frequent values share with (draws,) other rows: which (n,) wholly, and how much.
 
-        The other rows are candidates of the same labels, drawn anew each time: how well naming the most frequent
-        values does for as many rows that have nothing to do with the update.
+        The other rows are candidates of the same labels, drawn anew each time: how well the guess does for as many rows
+        that have nothing to do with the update.
         """
         names = self.names(labels)
         others = torch.zeros(DRAWS, len(true), dtype=torch.float64)
@@ -411,7 +410,7 @@ def _places(names: Sequence[int | None], label: int | None) -> Tensor:
 
 
 def _most_frequent(pool: Tensor, table: _Table) -> Tensor:
-    """Return (c,) each column's most frequent value; of numbers, the one with most values within the tolerance."""
+    """Return (c,) each column's most frequent value; for numbers, the one with most values within the tolerance."""
     best = torch.empty(pool.shape[1], dtype=torch.float64)
     for i in range(pool.shape[1]):
         values = pool[:, i].sort().values
@@ -443,10 +442,7 @@ def _surest(hits: Tensor) -> float:
 
 
 def verdict_of(findings: Sequence[FindingResult]) -> Judgement:
-    """Return the judgement on all findings of one attack on one federation, by the rules of its finding type.
-
-    Where the attack vouched for rows that it doesn't have, the judgement says so.
-    """
+    """Return the judgement on all of an attack's findings on a federation; it says where vouched rows are none."""
     judged = _by_rows(findings)
     wrong = sum(int(m.value) for finding in findings for m in finding.metrics if m.name == WRONGLY.name)
     if not wrong:

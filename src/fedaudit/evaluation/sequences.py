@@ -48,10 +48,7 @@ PRECISION = Metric("words_right", "share of the named words that occur in the up
 
 
 def rouge(found: Sequence[int], true: Sequence[int], n: int) -> float:
-    """Return ROUGE-n: the F1 of the n-grams that two sequences share, counted with repetition (Lin 2004).
-
-    Our own, on tokens: without stemming, and 1 for two sequences that both have none.
-    """
+    """Return ROUGE-n (Lin 2004), the F1 of shared n-grams, on tokens and without stemming; 1 where neither has any."""
     own, theirs = (Counter(tuple(s[i : i + n]) for i in range(len(s) - n + 1)) for s in (found, true))
     total = sum(own.values()) + sum(theirs.values())
     return 2 * sum((own & theirs).values()) / total if total else 1.0
@@ -132,7 +129,7 @@ def _notes(batches: Batches, shift: float) -> list[str]:
 def _fits(found: Tensor, batches: Batches, tokens: TokenInfo) -> tuple[Tensor, float]:
     """Return (1 + d,) how well (k, length) sequences fit each batch, paired one to one, and their mean ROUGE-1.
 
-    That is the mean ROUGE-1, and one more for each that has all words right.
+    A fit is the mean ROUGE-1, plus one for each sequence with all words right.
     """
     nothing = torch.tensor([t for t in (tokens.padding, tokens.end) if t is not None])
     sizes = (~torch.isin(batches.inputs, nothing)).sum(dim=1)

@@ -1,10 +1,10 @@
 """Whether held-out examples may stand for a client's own, and what does where they may not.
 
-What an attack found is judged by what somebody could say who hasn't seen the update. Held-out examples tell that only
+An attack's findings are judged by what somebody could say who hasn't seen the update. Held-out examples tell that only
 where they are like the clients': a mark in the corner, a softer scanner, a site's own words or older patients bring any
-other example of the same site nearer to a victim than all of them. So a test that knows nothing but the examples is
-asked first (:func:`shift_test`); where it tells the two apart, only what the same clients used stands for others of
-theirs (:func:`comparable`).
+other example of the same site nearer to a victim than all of them. So a test that knows nothing but the examples comes
+first (:func:`shift_test`); where it tells the two apart, only what the same clients used stands for others of theirs
+(:func:`comparable`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ _WORDS = 1000  # words, and words at their places, that are compared: the most f
 def comparable(truth: Truth, keys: Collection[tuple[int, int]], *, seed: int) -> tuple[Truth, float]:
     """Return the truth with the candidates that may stand for the clients' own examples, and the p-value of the test.
 
-    As it is, unless :func:`shift_test` tells the clients' examples from all other candidates: then what these clients
-    used alone is left. What occurs more than once, such as a form that nobody filled in, isn't compared.
+    The truth stays as it is, unless :func:`shift_test` tells the clients' examples from all other candidates: then only
+    what these clients alone used is left. What occurs more than once, such as a form that nobody filled in, isn't
+    compared.
 
     ``keys`` are rounds and clients of the attacked updates.
     """
@@ -60,10 +61,7 @@ def told_apart(p_value: float) -> str:
 
 
 def of_clients(truth: Truth, keys: Collection[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Return the different examples (n, ...) that the clients of these updates used, in any update, and their labels.
-
-    The attacked updates' come first; other rounds' examples of the same clients weren't attacked.
-    """
+    """Return (n, ...) the different examples that these updates' clients ever used, attacked ones first, and labels."""
     clients = {client for _, client in keys}
     order = [*keys, *sorted(key for key in truth.inputs if key[1] in clients and key not in keys)]
     inputs, labels = (torch.cat([of[key] for key in order]) for of in (truth.inputs, truth.labels))
@@ -78,10 +76,10 @@ def shift_test(own: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor
     """Return the p-value of own examples and others being exchangeable: small where the others may not serve.
 
     A permutation test of the data alone, given the classes: which examples of a class are the own ones is dealt anew
-    999 times, or, where there are fewer than as many deals, which of all classes are. What is compared is the rank of
-    every trait (:func:`traits`) among both, each class's mean taken off: by the trait that differs most, which finds a
-    mark of a few pixels in four examples, and by the sum of squares over all, which finds what differs everywhere a
-    little. The smaller of the two p-values is tested against what dealing makes of it, so that its level is exact.
+    999 times, or, where there are fewer deals than that, which examples of all classes are. It compares the rank of
+    every trait (:func:`traits`) among both, with each class's mean taken off: by the trait that differs most, which
+    finds a mark of a few pixels in four examples, and by the sum of squares over all, which finds a small difference
+    everywhere. The smaller of the two p-values is tested against what dealing makes of it, so that its level is exact.
 
     Args:
         own: (n, ...) different examples of the clients.

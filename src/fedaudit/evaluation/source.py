@@ -107,10 +107,8 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
 def expected(named: Tensor, owners: Tensor, strata: Tensor | None = None) -> float:
     """Return the share that is named rightly on average where owners are dealt anew within strata, in closed form.
 
-    Σ_s Σ_k named_sk · owned_sk / n_s, over n: named_sk of the n_s records of stratum s are taken for client k's, and
-    owned_sk are.
-
-    All are (n,), of each record; all are of one stratum if None.
+    Σ_s Σ_k named_sk · owned_sk / n_s, over n: of the n_s records of stratum s, named_sk are taken for client k's, and
+    owned_sk are. All arguments are (n,); None: one stratum.
     """
     groups = torch.zeros_like(owners) if strata is None else strata
     total = 0.0
@@ -124,7 +122,7 @@ def expected(named: Tensor, owners: Tensor, strata: Tensor | None = None) -> flo
 def permutation_test(
     worth: np.ndarray, owners: np.ndarray, *, seed: int, deals: int = _DEALS, strata: Tensor | None = None
 ) -> float:
-    """Return the Monte Carlo p-value of Σ_i worth[i, owners[i]], one-sided, the observed deal counted as one.
+    """Return the Monte Carlo p-value of Σ_i worth[i, owners[i]], one-sided, with the observed deal counted as one.
 
     Exact in level: where owners are exchangeable within strata, P(p ≤ α) ≤ α for every α (Phipson and Smyth 2010).
 
@@ -132,7 +130,7 @@ def permutation_test(
         worth: (n, k) what it is worth to give record i to owner k.
         owners: (n,) in 0 … k − 1.
         deals: how many, beside the observed one.
-        strata: (n,) of each record; owners are dealt among those of one stratum; all are of one if None.
+        strata: (n,); owners are dealt among the records of one stratum. None: one stratum.
     """
     groups = [records_of.numpy() for records_of in _strata(strata, len(owners))]
     rng = np.random.default_rng(derive_seed(seed, "deals of owners"))
@@ -149,7 +147,7 @@ def permutation_test(
 
 
 def _worth(finding: SourceFinding, rows: Tensor) -> np.ndarray:
-    """Return (n, k + 1): 1 where the client is named, and less than 1/n for its place in the attack's order.
+    """Return (n, k + 1): 1 for the named client, and less than 1/n for each by its place in the attack's order.
 
     So all places together weigh less than one record that is named rightly. The last column is for clients of whom
     no update is known.
@@ -189,10 +187,7 @@ def _classes(observation: Observation, rows: Tensor) -> Tensor | None:
 
 
 def _largest(observation: Observation, owners: Tensor) -> float:
-    """Return the share that is right by always naming the client whose update is over most examples.
-
-    Where several are, one of them is named at random, which is right as often on average.
-    """
+    """Return the share that is right by naming always the client with most examples, of several one at random."""
     sizes: dict[int, int] = {}
     for message in observation.messages:
         sizes[message.client] = max(sizes.get(message.client, 0), message.update.num_examples)
@@ -237,7 +232,7 @@ _judge_source = by_test(
 
 
 def _source_verdict(findings: Sequence[FindingResult]) -> Judgement:
-    """Return the verdict; where luck is excluded, but not that classes explain it, it says so and doesn't conclude."""
+    """Return the verdict; it says where luck is excluded, but not that classes explain it, and then is inconclusive."""
     judged = _judge_source(findings)
     explained = any(note.startswith(_EXPLAINED) for finding in findings for note in finding.notes)
     best = max(f.p_value_at_best or 0.0 for f in findings)

@@ -58,7 +58,7 @@ def proportion(count: int, n: int) -> tuple[float, float]:
 
 
 def combined(p_values: Sequence[float]) -> float:
-    """Return the p-value of several independent tests together (Fisher's method); of one it is that itself."""
+    """Return the p-value of several independent tests together (Fisher's method); a single one stays as it is."""
     if len(p_values) == 1:
         return p_values[0]
     return float(combine_pvalues([max(p, _LEAST) for p in p_values], method="fisher").pvalue)
@@ -76,7 +76,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def difference_test(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of Student's test of the mean of paired differences; 1 of fewer than two.
 
-    Of equal differences, which tell nothing of their spread, it is the sign test's.
+    Equal differences tell nothing of their spread: for them it is the sign test's.
     """
     data = np.asarray(differences, dtype=float)
     if len(data) < 2 or not data.any():
@@ -102,9 +102,9 @@ def rank_test(members: Tensor, others: Tensor) -> tuple[float, float]:
 
 
 def _of_tied_ranks(ranks: np.ndarray, n: int) -> float:
-    """Return the probability that n of the ranks, drawn at random, have at least the sum of the first n; exactly.
+    """Return the exact probability that n of the ranks, drawn at random, have at least the sum of the first n.
 
-    The normal approximation, which scipy takes of ties, is much too sure where either side is few.
+    scipy takes the normal approximation for ties, which is much too sure where either side is few.
     """
     few = min(n, len(ranks) - n)
     own = np.rint(2 * ranks).astype(int)  # midranks are halves
@@ -121,14 +121,9 @@ def auc_interval(
 ) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of the AUC over matched pairs of records.
 
-    Where the AUC is 0 or 1 resampling shows no spread: then the end that is open is that of the exact interval of as
-    many coin tosses as there are pairs.
-
-    Args:
-        members: (n,) scores.
-        others: (n,) scores of the matched non-members; unpaired (m,).
-        resamples: of the pairs.
-        paired: whether they are pairs; if not, members and others are drawn each by themselves.
+    Where the AUC is 0 or 1 resampling shows no spread: then the open end is that of the exact interval of as many coin
+    tosses as there are pairs. ``members`` are (n,) scores, ``others`` (n,) those of the matched non-members; unless
+    they are ``paired``, ``others`` are (m,), and each side is drawn by itself.
     """
     n, m = len(members), len(others)
     rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
@@ -150,10 +145,10 @@ def auc_interval(
 
 
 def pooled(metrics: Sequence[MetricResult], least: float = -math.inf, most: float = math.inf) -> Interval | None:
-    """Return the mean of a metric over several runs with the interval that each run's own interval gives it.
+    """Return the mean of a metric over several runs, with the interval that each run's own interval gives it.
 
-    ``n`` counts what the runs' intervals count (records, labels), summed. It ends at what a value can be, from
-    ``least`` to ``most``. None unless every run has an interval.
+    ``n`` is the sum over the runs. The interval ends at what a value can be, from ``least`` to ``most``. None unless
+    every run has an interval.
     """
     values = [m.value for m in metrics]
     ends = [(m.low, m.high, m.n) for m in metrics]

@@ -16,7 +16,7 @@ class Judgement(NamedTuple):
         verdict: "not demonstrated" where nothing was found; only a control that is won lets it stand.
         text: what it rests on, in a sentence.
         evidence: the number behind it.
-        headline: where something was found: the answer in a sentence, with ``{who}`` and ``{things}`` to fill in.
+        headline: the answer in a sentence, where something was found, with ``{who}`` and ``{things}`` to fill in.
         advice: what to change, where it is inconclusive.
     """
 
@@ -47,7 +47,7 @@ def by_leaks(
         what: says how many: "{} of {} … were …".
         headline: of a leak; see :class:`Judgement`; ``{text}`` stands for what ``what`` says.
         of: what is counted, in the plural.
-        counts: whether a finding does, be luck excluded or not.
+        counts: whether a finding does, even where luck isn't excluded.
     """
 
     def verdict(findings: Sequence[FindingResult]) -> Judgement:
@@ -72,7 +72,7 @@ def share_of(what: str, count: int, n: int, of: str, *, test: str = "", **rest: 
 
 
 def by_fisher(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
-    """Return the findings' p-values together, and those that they would have if all were right.
+    """Return the findings' p-values together, and what they would be if all were right.
 
     Findings on the same victims, such as those of several rounds, are one test (:func:`repeated`); others are
     independent (Fisher's method).
@@ -87,8 +87,8 @@ def by_fisher(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
 def repeated(p_values: Sequence[float]) -> float:
     """Return the p-value of several tests of the same, however they depend on each other.
 
-    Twice the smaller one of two that hold: the least times their number (Bonferroni), which finds what one of them
-    shows; and twice their mean (Rüschendorf 1982), which finds what all show.
+    Twice the smaller one of two valid p-values: the least times their number (Bonferroni), which finds what one of them
+    shows, and twice their mean (Rüschendorf 1982), which finds what all show.
     """
     if len(p_values) == 1:
         return p_values[0]
@@ -113,8 +113,8 @@ def by_test(
 ) -> Callable[[Sequence[FindingResult]], Judgement]:
     """Return a verdict that rests on the findings' p-values together and on one metric over all that was tested.
 
-    The effect is there where the metric's mean, each finding weighted by its n, is above what there is without the
-    attack. It also is where one finding is a leak by itself: a client's leak isn't undone by the others'.
+    The effect is there where the metric's mean, with each finding weighted by its n, is above what there is without the
+    attack. It is also there where one finding is a leak by itself: the others don't undo one client's leak.
 
     Args:
         name: of the metric, whose results have intervals.
@@ -123,7 +123,7 @@ def by_test(
         headline: of a leak; see :class:`Judgement`; ``{value}``, ``{share}`` and ``{guess}`` (in percent), ``{n}`` and
             ``{updates}`` are filled in from the evidence.
         together: the p-value of all findings, and the one that they would have if all were right.
-        least: the metric's mean must be as high, too.
+        least: the metric's mean must be at least that, too.
     """
 
     def verdict(findings: Sequence[FindingResult]) -> Judgement:
@@ -176,10 +176,7 @@ def _gain(metrics: Sequence[MetricResult], least: float) -> bool:
 
 
 def decide(leak: bool, p: float | None, best: float | None, text: str, evidence: Evidence, headline: str) -> Judgement:
-    """Return the judgement on an effect that is there (``leak``) or not, and whose test gave ``p``.
-
-    ``best`` is what the test would give if everything had been told rightly.
-    """
+    """Return the judgement on an effect, there (``leak``) or not; ``best`` is ``p`` if all had been told rightly."""
     if leak and (p is None or p <= SURE):
         return Judgement("inferred", text, evidence, headline)
     too_few = f"{evidence.n} are too few to exclude luck" if best is not None and best > SURE else ""

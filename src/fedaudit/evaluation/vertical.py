@@ -121,9 +121,9 @@ def area(own: np.ndarray, others: np.ndarray) -> float:
 
 
 def area_interval(own: np.ndarray, others: np.ndarray) -> tuple[float, float]:
-    """Return the AUC's 95 % interval (DeLong et al. 1988); where it shows no spread, that of as many coin tosses.
+    """Return the AUC's 95 % interval (DeLong et al. 1988).
 
-    Those are as many as the smaller class has examples.
+    Without a spread it is that of as many coin tosses as the smaller class has examples.
     """
     auc = area(own, others)
     above = (own[:, None] > others[None]) + 0.5 * (own[:, None] == others[None])

@@ -41,7 +41,7 @@ class OwnImages:
     source: str
 
     def labels_for(self, observation: Observation) -> Tensor:
-        """Return (m,) their labels; of images that have none, such as the model of one update takes them for."""
+        """Return (m,) their labels; images without labels get such as the model of one update takes them for."""
         if len(self.labels):
             return self.labels
         return likely_labels(observation, self.inputs, generator(0, "labels of own images"))
@@ -50,8 +50,8 @@ class OwnImages:
 def own_images(observation: Observation, *, held_out: bool = False) -> OwnImages:
     """Return the images that an adversary tries its attacks on: its public ones if enough, else fedaudit's photographs.
 
-    These are mirrored, so that none is a victim's even where clients hold the same photographs. Volumes and signals are
-    made up: drawn shapes and curves. ``held_out`` gives every second one, which no attack is calibrated on.
+    The photographs are mirrored, so that none is a victim's even where clients hold the same ones. Volumes and signals
+    are made up: drawn shapes and curves. ``held_out`` gives every second one, which no attack is calibrated on.
     NotApplicable: the examples are no images.
     """
     chosen = slice(int(held_out), None, 2)
@@ -91,11 +91,10 @@ def _photographs(shape: tuple[int, ...]) -> Tensor:
 
 
 def calibrated(trials: Sequence[Trial], means: Means) -> list[Trial]:
-    """Return the trials, those of attacks that are to be calibrated with the settings that fit.
+    """Return the trials; those of attacks that are to be calibrated have the settings that fit.
 
-    One calibration serves all updates of the same facts: it is made on the first of them, and kept like any trial.
-    Where nobody can repeat the clients' training with other examples, the attack stays as it is, and the reason is
-    noted.
+    One calibration, on the first of them, serves all updates of the same facts, and is kept like any trial. Where
+    nobody can repeat the clients' training with other examples, the attack stays as it is, and the reason is noted.
     """
     groups: dict[str, list[int]] = {}
     targets: dict[str, tuple[Attack, Observation]] = {}

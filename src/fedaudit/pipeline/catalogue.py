@@ -27,10 +27,7 @@ def settings_of_attack(name: str) -> list[str]:
 
 
 def entries(kind: str) -> list[dict[str, Any]] | None:
-    """Return name, summary, what else is declared and the distribution (``package``) of everything of ``kind``.
-
-    None where there is no such kind.
-    """
+    """Return name, summary, other declarations and distribution (``package``) of all of a kind; None: no such kind."""
     if kind not in _KINDS:
         return None
     return [

@@ -65,8 +65,8 @@ def one_example(
 ) -> Case:
     """Return updates over one known example each: undefended, one step, from the audited model as clients run it.
 
-    The model is that of the first recorded round, or the ``reference`` network. The examples are the candidates, of the
-    class ``label`` if one is given, that are most like their mean, apart from the victims: typical ones. Where
+    The model is that of the first recorded round, or the ``reference`` network. The examples are typical: the
+    candidates, of the class ``label`` if one is given, that are most like their mean, apart from the victims. Where
     BatchNorm can't take a single example, an update is over two. BadInput: the model can't be trained on so few.
     """
     transcript = recording.transcript
@@ -130,9 +130,9 @@ def memorised(recording: Recording) -> Case | None:
 
 
 def each_by_heart(recording: Recording) -> Case | None:
-    """Return a round of which every client's model has learnt its own members by heart; None with fewer than two.
+    """Return a round in which every client's model has learnt its own members by heart; None with fewer than two.
 
-    The five clients with most members hold these and nothing else; each trains the audited model on its own.
+    The five clients with most members hold these alone; each trains the audited model on its own.
     """
     transcript, truth = recording.transcript, recording.truth
     owners, counts = truth.owners[truth.owners >= 0].unique(return_counts=True)
@@ -177,7 +177,7 @@ def _learnt_by(
 
 
 def with_and_without(recording: Recording) -> Case | None:
-    """Return a round of known clients of which half have nothing but the property, and half nothing of it.
+    """Return a round of known clients; half have nothing but the property, and half nothing of it.
 
     They are made of half of the adversary's public examples, class for class alike, and send one gradient; the
     adversary has the other half. None where it knows too few.
@@ -209,8 +209,8 @@ def with_and_without(recording: Recording) -> Case | None:
 def one_client(recording: Recording) -> Case:
     """Return the messages of one known client: undefended, one step of all its examples, and models that differ much.
 
-    The client holds typical candidates. It is sent as many models as the adversary saw rounds, the audited one with
-    every parameter moved at random by half its tensor's spread, so that what it answers tells most about its data.
+    The client holds typical candidates. It is sent as many models as the adversary saw rounds: the audited one, with
+    every parameter moved at random by half its tensor's spread, so that its answers tell most about its data.
     """
     transcript, truth = recording.transcript, recording.truth
     known = _training(transcript.rounds)
@@ -233,10 +233,7 @@ def one_client(recording: Recording) -> Case:
 
 
 def without_noise(recording: Recording) -> Case | None:
-    """Return as many canaries of one round in which nobody adds noise, beside one client's update.
-
-    None where the federation has no canaries.
-    """
+    """Return as many canaries of one round without noise, beside one client's update; None: there are no canaries."""
     transcript, canaries = recording.transcript, recording.transcript.canaries
     if canaries is None or not transcript.rounds:
         return None
@@ -334,7 +331,7 @@ def _takes_one(transcript: Transcript, inputs: Tensor) -> bool:
 
 
 def _learn(module: nn.Module, transcript: Transcript, inputs: Tensor, labels: Tensor, steps: int) -> None:
-    """Train ``module`` in place on the members until it fits them, for so many steps at most."""
+    """Train ``module`` in place on the members until it fits them, for ``steps`` steps at most."""
     optimiser = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=1e-3)
     rng = generator(0, "control", "by heart")
     losses: list[float] = []

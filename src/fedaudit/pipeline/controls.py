@@ -97,12 +97,12 @@ def run_controls(
 ) -> Controls:
     """Run a control for every attack that found nothing.
 
-    First choice: the same federation without its defences, if it is in this audit and the same attack got out of it
-    the worst that it can; that costs nothing. Else, of images, known examples under the very same conditions: the
-    attack's power there. Where nobody can repeat the clients' training with other examples, and for other kinds, the
-    easiest case of the audited model, once for all federations, and where that is lost, of the reference network. Easy
-    cases together take a quarter of the attacks' time at most, but one is always run. Time is counted in iterations,
-    not by the clock: on a busy machine the same controls are run.
+    First choice: the same federation without its defences, if it is in this audit and the same attack got the worst out
+    of it that it can; that costs nothing. Else, for images, known examples under the very same conditions: the attack's
+    power there. Where nobody can repeat the clients' training with other examples, and for other kinds, the easiest
+    case of the audited model, once for all federations, and where that is lost, of the reference network. Easy cases
+    together take a quarter of the attacks' time at most, but one always runs. Time is counted in iterations, not by the
+    clock: a busy machine runs the same controls.
     """
     found, attacks = Controls(), scenario.attacks
     runs = {name: (spec, defences.undefended) for name, spec, defences in scenario.runs()}
@@ -222,8 +222,8 @@ def _labels_known(
 ) -> ControlResult | None:
     """Return what an attack on labels finds of as many known clients, with updates made under the same conditions.
 
-    Where it finds nothing, and clients defend themselves: whether it does without the defence alone. None where nobody
-    can repeat the clients' training.
+    If that is nothing, and clients defend themselves: what it finds without the defence alone. None where nobody can
+    repeat the clients' training.
     """
     if summary.kind not in ("labels", "label-sets") or recording.transcript.sent.no_updates:
         return None
@@ -291,7 +291,7 @@ def _of_defence(attack: str, power: Power, bare: Power) -> ControlResult:
 def _winner(
     summary: AttackSummary, summaries: Sequence[AttackSummary], runs: Mapping[str, tuple[FederationSpec, bool]]
 ) -> AttackSummary | None:
-    """Return the same attack on the same federation without its defences, if it got out the worst that it can there.
+    """Return the same attack on the same federation without its defences, if it got the worst out of it that it can.
 
     Another federation is no control: batch size, local steps, BatchNorm or the model's state make it easier or harder.
     """
@@ -397,10 +397,7 @@ def _none(attack: str, reason: str) -> ControlResult:
 
 
 class Conditions(NamedTuple):
-    """What the updates of a federation are over, at most: examples in a step, and steps.
-
-    ``noisy``: of a client's updates, how many have noise of their own. ``defended``: whether clients defend any.
-    """
+    """What a federation's updates are over, at most, and how many of a client's, ``noisy``, have noise of their own."""
 
     batch: int
     steps: int
@@ -448,7 +445,7 @@ def judged_by_control(
         controls: None where they were turned off.
         who: the adversary, as a sentence begins with it.
         things: the examples, in the plural.
-        wrong: why the recorded local training doesn't reproduce the federation's updates, where it doesn't; else None.
+        wrong: why the recorded local training doesn't give the federation's updates; None: it does.
     """
     if summary.verdict in LEAKS or summary.verdict == "not applicable":
         return summary

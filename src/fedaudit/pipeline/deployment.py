@@ -1,8 +1,8 @@
 """Diagnostic or deployment: does a finding rest on updates such as federations in use send? By stated criteria.
 
-A finding is of a *deployment* if every criterion below is met, or if the federation really ran and was recorded: that
-is what it is. Else it is a *diagnostic*: it shows what can leak at worst, and that the pipeline works. What each
-criterion asks stands in docs/explanation/verdicts.md.
+A finding is of a *deployment* if it meets every criterion below, or if the federation really ran and was recorded. Else
+it is a *diagnostic*: it shows what can leak at worst, and that the pipeline works. What each criterion asks stands in
+docs/explanation/verdicts.md.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _many(number: float) -> str:
 
 
 def together(facts: Sequence[Facts]) -> Facts:
-    """Return what decides of several findings together: of each fact the one that is furthest from a deployment."""
+    """Return what decides about several findings together: of each fact the one furthest from a deployment."""
     return Facts(
         recorded=all(f.recorded for f in facts),
         unlearnt=next((f.unlearnt for f in facts if f.unlearnt), ""),
@@ -91,11 +91,8 @@ def together(facts: Sequence[Facts]) -> Facts:
 class Settings:
     """Says of every finding of an audit which it is; a network's accuracy is measured once a round.
 
-    Attributes:
-        recordings: of the federations.
-        scenario: of the audit.
-        trained: what was done to the network before the first round, as results describe it.
-        accuracy: held-out accuracy at the end, by federation, where it was measured.
+    ``trained``: what was done to the network before the first round, as results describe it. ``accuracy``: held-out at
+    the end, by federation, where it was measured.
     """
 
     recordings: Sequence[Recording]
@@ -197,10 +194,7 @@ class Settings:
 
         The network is trained, BatchNorm is in train mode, clients take batches, and two epochs where they train
         themselves. Of large updates one a federation is attacked. Empty where no finding is a diagnostic, or where
-        there is no such scenario.
-
-        Args:
-            data: of the clients.
+        there is no such scenario. ``data`` are the clients'.
         """
         facts: dict[str, list[Facts]] = {}
         for (name, _), own in self._of.items():
@@ -258,7 +252,7 @@ def _possible(scenario: Scenario, settings: Sequence[str]) -> bool:
 def _held_out(recording: Recording) -> list[Split]:
     """Return at most 200 examples, evenly spread over the candidates, that no update used, in small parts.
 
-    All of them where every candidate was used.
+    All of them, where updates used every one.
     """
     truth, kind = recording.truth, recording.transcript.task_info.example_kind
     rows = torch.linspace(0, len(truth.candidates) - 1, min(_MEASURED, len(truth.candidates))).long()

@@ -123,7 +123,7 @@ def federation_record(
 
 
 def _part(seen: Observation) -> str:
-    """Return in words of which rounds an adversary that sees a part reads how many updates."""
+    """Return in words how many updates, and of which rounds, an adversary reads that sees a part."""
     if not seen.threat.partial:
         return ""
     read = seen.messages
@@ -134,7 +134,7 @@ def _part(seen: Observation) -> str:
 
 
 def with_device(record: FederationRecord, truth: Truth) -> FederationRecord:
-    """Return the record; of a federation that was simulated on a GPU it says so, and on which."""
+    """Return the record, which for a federation that was simulated on a GPU says so, and on which."""
     device = truth.about.get("device")
     if not isinstance(device, str):
         return record

@@ -1,7 +1,7 @@
-"""What explains that training, repeated, gives another update than was sent: ordinary things, searched for.
+"""Ordinary things that may explain why repeated training gives another update than was sent.
 
 Each but noise predicts every number that was sent of the repeated training, so that a wrong fact doesn't pass for it;
-noise is told by how it is spread.
+noise shows by how it is spread.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ class Difference:
     """An update that was sent beside the one that repeated training gives.
 
     Args:
-        sent: by name.
-        made: likewise, by training repeated.
+        sent, made: by name; sent, and made by repeated training.
         start: weights that the client was sent.
-        weights: whether clients send weights, or their difference; else gradients.
+        weights: clients send weights, or their difference; else gradients.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Difference:
         return found
 
     def _snapped(self, made: Tensor, base: Tensor, grids: Sequence[tuple[float, float]]) -> Tensor:
-        """Return an update of which every number is the nearest of its tensor's grid."""
+        """Return an update whose every number is the nearest on its tensor's grid."""
         parts = zip(self.parts(base + made), grids, strict=True)
         return (
             torch.cat([(((p - low) / step).round() * step + low if step else p).flatten() for p, (low, step) in parts])
@@ -126,9 +125,9 @@ class Difference:
         """Return what clients make of their update before they send it, if that explains the difference.
 
         Args:
-            points: what was trained after each step; empty: not known.
+            points: parameters after each step; empty: not known.
             lengths: norms of the other updates.
-            seen: whether the facts were seen, so that an update that is too short isn't one of a smaller rate.
+            seen: the facts were seen, so that an update that is too short isn't one of a smaller rate.
         """
         if not self.usable or not bool(self.sent.any()):
             return None
@@ -268,9 +267,9 @@ def _rounded(made: Tensor, base: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _grid(value: Tensor, slack: Tensor, bits: int) -> tuple[float, float] | None:
-    """Return where a grid of so many bits on which all of a tensor's numbers lie begins, and its step.
+    """Return the start and step of a grid of ``bits`` on which all numbers lie, around zero or from least to largest.
 
-    It is one around zero or between the least and the largest number; a step of 0: all numbers are the same.
+    A step of 0: all numbers are the same.
     """
     low, high, most = float(value.min()), float(value.max()), 2.0**bits - 1
     if low == high:

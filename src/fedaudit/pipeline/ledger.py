@@ -67,8 +67,8 @@ class _Sent:
 def of_federation(federation: Federation, question: Question) -> Ledger:
     """Return the ledger of a scenario's federation as it is planned; nothing is trained.
 
-    Who takes part is drawn as in the simulation. Against central noise all rounds count for everybody, because a
-    global model is made of the messages of all.
+    Who takes part is drawn as in the simulation. Against central noise all rounds count for everybody: all clients'
+    messages make a global model.
     """
     sanitiser, aggregator = federation.defences.sanitiser, federation.defences.aggregator
     budget = PrivacyBudget(federation, History())
@@ -112,8 +112,8 @@ def of_filters(
     """Return a ledger for all sites that send through the same filters of NVFlare, or mods of Flower.
 
     Args:
-        sites: by name, the filters of each in the order in which they work: a class's name, and its settings; a class
-            of neither NVFlare, Flower nor ours with its module, and it isn't known.
+        sites: by name, its filters in the order in which they work: a class's name, and its settings; an unknown class
+            (of neither NVFlare, Flower nor ours) with its module.
         rounds: that are planned; every site sends in each.
         elements: of the model's whole state; None: not known.
         whole: the sites that may send whole weights.
@@ -165,7 +165,7 @@ class Chain:
         account: of the noise in it; None: nothing bounds ε.
         shown: each filter, in words.
         notes: what else a reader must know.
-        searched: the account's noise is a setting of the user's, so that more of it can be asked for.
+        searched: the noise is a user's setting, so that more of it can be asked for.
     """
 
     account: PrivacyAccount | None
@@ -185,7 +185,7 @@ def known_sanitiser(kind: str, settings: Mapping[str, Any]) -> Sanitiser | None:
 def of_whole_weights(filters: Sequence[Filter]) -> str:
     """Return what NVFlare's filters that clip each number leave of whole weights, in a line; empty: they don't matter.
 
-    They are made for differences of one local step. Larger clips than 1 aren't told: hardly a weight is above that.
+    They are made for differences of one local step. Clips above 1 don't matter: hardly a weight is above that.
     """
     for kind, settings in filters:
         if "WEIGHTS" not in (settings.get("data_kinds") or ["WEIGHTS"]):
@@ -200,10 +200,10 @@ def of_whole_weights(filters: Sequence[Filter]) -> str:
 
 
 def chain_account(name: str, filters: Sequence[Filter], elements: int | None, sites: int = 1) -> Chain:
-    """Return what filters promise for each site's messages.
+    """Return what filters, in the order in which they work, promise for each site's messages.
 
-    Filters stand in the order in which they work; ``elements`` are the model's whole state's, None: not known.
-    BadInput: an ε depends on what isn't known, the settings aren't possible, or two noises are on one message.
+    ``elements`` are the model's whole state's; None: not known. BadInput: an ε depends on what isn't known, the
+    settings aren't possible, or two noises are on one message.
     """
     accounts: dict[str, PrivacyAccount] = {}
     notes, shown = [], []
@@ -247,10 +247,7 @@ def chain_account(name: str, filters: Sequence[Filter], elements: int | None, si
 
 
 def of_recording(folder: Path, question: Question) -> Ledger:
-    """Return the ledger of what travelled: for every client, of the noise that its messages have on record.
-
-    BadInput: there is no transcript, or it has no single clients' updates.
-    """
+    """Return the ledger of what travelled, by the noise on record; BadInput: it has no single clients' updates."""
     header = read_header(folder)
     messages: dict[int, list[tuple[int, SanitiserInfo | None]]] = {}
     rounds, names = read_rounds(folder, header), dict[int, str]()
@@ -333,10 +330,7 @@ def _recorded(messages: Sequence[tuple[int, SanitiserInfo | None]], missing: Seq
 
 
 def _filled(ledger: Ledger, sent: Mapping[str, _Sent], question: Question, *, searched: bool = False) -> Ledger:
-    """Return the ledger with its clients and the answer to the question.
-
-    ``searched``: the account's noise is a setting of the user's, so that more of it can be asked for.
-    """
+    """Return the ledger with its clients and the answer to the question; ``searched`` as in :class:`Chain`."""
     accounts = [one.account for one in sent.values() if one.account is not None]
     delta = question.delta or (accounts[0].delta if accounts else ledger.delta)
     adjacency = question.adjacency or ledger.adjacency

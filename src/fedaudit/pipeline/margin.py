@@ -118,7 +118,7 @@ def ladder(observation: Observation, seed: int) -> list[Step]:
 def nearest(steps: Sequence[Step], has_power: Callable[[int], bool], first: int) -> int | None:
     """Return the hardest step from ``first`` on in which an attack has power, by bisection; None: it has it in none.
 
-    Steps stand the hardest first; ``has_power`` is asked of few positions.
+    ``steps`` begin with the hardest, and ``has_power`` is asked of few positions.
     """
     ends = [len(steps) - 1]
     if steps[-1].changes[-1:] == (_UNTRAINED,):  # which may be harder than the clients', if these began in another way
@@ -142,7 +142,7 @@ def _with(observation: Observation, **changes: object) -> Observation:
 
 
 def _smaller(observation: Observation, steps: int, batch: int) -> Observation:
-    """Return the observation of an update of so many steps, with so many examples in each."""
+    """Return the observation of an update of ``steps`` steps, with ``batch`` examples in each."""
     update = observation.single().update
     training: TrainingConfig | None = None
     if update.training is not None:
@@ -176,7 +176,7 @@ def margin_of(
 ) -> tuple[MarginResult, dict[str, Tensor]] | str:
     """Return the nearest conditions in which an attack has power, and the images of known examples that show it.
 
-    Where none could be tried, the reason. The easiest conditions are always tried; where the effort is spent, the
+    The reason, where none could be tried. The easiest conditions are always tried; once the effort is spent, the
     nearest that were tried are told, and which weren't.
 
     Args:
@@ -291,11 +291,8 @@ def run_margins(
     """Return the margins of federations whose images no attack recovered, nor had the power to, and their images.
 
     One a federation, of the attack that fits its victims, or has most effort; and of closed forms, which cost nothing,
-    where they are nearer. Where it can't be told, it says why.
-
-    Args:
-        summaries: of all attacks, judged by their controls.
-        wrong: federation to why its recorded training isn't what was done, where that is so.
+    where they are nearer. Where it can't be told, it says why. ``summaries`` are judged by controls; ``wrong`` says of
+    federations why their recorded training isn't what was done.
     """
     found: list[MarginResult] = []
     files: dict[str, Tensor] = {}

@@ -64,7 +64,7 @@ def level(number: int) -> float:
 def exact_test(members: Tensor, others: Tensor) -> float:
     """Return the exact one-sided p-value of the Mann-Whitney test that members' scores are above others'.
 
-    A member's score counts as below those of others that equal it, so that ties never make it smaller.
+    A member's score counts as below equal ones of others, so that ties never make it smaller.
     """
     order = sorted([(float(score), 0) for score in members] + [(float(score), 1) for score in others])
     ranks = [[rank for rank, (_, whose) in enumerate(order) if whose == group] for group in (0, 1)]
@@ -92,7 +92,7 @@ class Told:
 
     @property
     def alarm(self) -> bool:
-        """Whether members are told."""
+        """Whether the test tells members."""
         return self.p_value <= self.level
 
     def __str__(self) -> str:
@@ -108,7 +108,6 @@ class MembershipCheck:
         told: by the tests that could be made.
         notes: why others couldn't, where that is no fault of the guard's.
         unable: why the round counts as one that wasn't watched; None: it was.
-        seconds: that it took.
         share: of the time that the site trained.
         needs: seconds that it takes to test something, where there were fewer; else 0.
     """
@@ -312,7 +311,7 @@ class MemberWatch:
         return [self._tested("span", scores[:many], scores[many:], (inputs, labels))]
 
     def _tested(self, by: str, own: Tensor, others: Tensor, records: Examples) -> Told:
-        """Test, and spend a level; BadInput where members are told, but the records alone tell them as well."""
+        """Test, and spend a level; BadInput where members show, but the records alone tell them as well."""
         self._tests[by] += 1
         auc = float(((own[:, None] > others) + 0.5 * (own[:, None] == others)).mean())
         told = Told(by, auc, exact_test(own, others), level(self._tests[by]), len(own), len(others))
@@ -372,7 +371,7 @@ class _Case:
         inputs, labels: of the training, as the model saw them, with repetitions.
         seconds: that it took.
         distinct: how many different examples it was over.
-        widest: of how many the span attack finds room in a layer, at most.
+        widest: how many of them the span attack finds room for in a layer, at most.
         target: the model that the site was sent.
     """
 
@@ -443,7 +442,7 @@ class _Case:
     ) -> tuple[Examples, Examples]:
         """Return up to ``many`` examples of the training, and ``ratio`` times as many held-out ones, as many a class.
 
-        None that the site trained on passes for a held-out one, none occurs twice, and none is ``known``.
+        No example of the site passes for a held-out one, none occurs twice, and none is ``known``.
         """
         taken = set(known or ())
         inputs, labels = self.held_out

@@ -80,12 +80,9 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRequest:
-    """What is asked of attacks on a transcript, by Python, the command line, a Flower app's audit or ``verify``.
+    """What is asked of attacks on a transcript; the fields are :func:`fedaudit.attack`'s.
 
-    The fields are as of :func:`fedaudit.attack`.
-
-    Raises:
-        BadInput: one is of another kind; nothing has been read or run then.
+    BadInput: one is of another kind; nothing has been read or run then.
     """
 
     transcript: Recording | Transcript | Path | str
@@ -114,11 +111,7 @@ class AttackRequest:
 
     @contextmanager
     def means(self) -> Iterator[Means]:
-        """Enter with what the work is done with, its progress shown.
-
-        Raises:
-            BadInput: ``max_minutes`` is no time.
-        """
+        """Enter with what does the work, its progress shown; BadInput: ``max_minutes`` is no time."""
         deadline = deadline_of(self.max_minutes)
         with live_display(self.progress) as display:
             yield Means(self.workers, display=display, deadline=deadline)
@@ -133,11 +126,7 @@ class AttackRequest:
 
 
 def deadline_of(max_minutes: float | None) -> float | None:
-    """Return when so many minutes are over, in seconds since 1970; None: never.
-
-    Raises:
-        BadInput: it is no time.
-    """
+    """Return when so many minutes are over, in seconds since 1970; None: never. BadInput: it is no time."""
     if max_minutes is None:
         return None
     given: Any = max_minutes
@@ -262,12 +251,8 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
     """Run attacks on a transcript; of the ground truth they get nothing.
 
     A recording's records are drawn first (:mod:`fedaudit.pipeline.recorded_records`), where an attack may ask about
-    some.
-
-    Args:
-        request: what is asked for.
-        means: with what; findings are kept in the request's folder where they have no other store.
-        without_truth: what to say where there is no ground truth; None attacks all the same.
+    some. Findings are kept in the request's folder where ``means`` have no other store. ``without_truth``: what to say
+    where there is no ground truth; None attacks all the same.
     """
     started = time.time()
     out = Path(request.out) if request.out else None
@@ -353,7 +338,7 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
 
 
 def _of_first(trials: Sequence[Trial], count: int) -> list[Trial]:
-    """Return the trials, of which those on one client alone that isn't among the first ``count`` are refused."""
+    """Return the trials; those on one client alone that isn't among the first ``count`` are refused."""
     alone = [{m.client for m in trial.observation.messages} for trial in trials]
     first = sorted({next(iter(own)) for own in alone if len(own) == 1})[:count]
     refusal = NotApplicable(f"not run: it is beyond the first {count} clients")
@@ -370,10 +355,9 @@ def evaluate_findings(
     means: Means,
     controls: bool = True,
 ) -> Audit:
-    """Evaluate what attacks made of a transcript.
+    """Evaluate what attacks made of a transcript, against ``truth``, or by default the one beside the transcript.
 
-    With no ``truth``, the one beside the transcript counts; it must be that of the transcript. With ``controls``
-    attacks that found nothing get a positive control.
+    It must be that of the transcript. With ``controls`` attacks that found nothing get a positive control.
     """
     transcript, attacks, adversary = found.transcript, found.attacks, found.threat
     drawn = transcript.recording is not None and transcript.records is not None  # from the truth that the attack had
@@ -484,7 +468,7 @@ def _sums(transcript: Transcript) -> list[int]:
 
 
 def _summed(transcript: Transcript, group_size: int) -> tuple[Transcript, dict[tuple[int, int], list[Update]]]:
-    """Return a transcript with sums in place of updates, weighed as FedAvg does, and of which updates each is made."""
+    """Return a transcript with sums in place of updates, weighed as FedAvg does, and each sum's updates."""
     alone = transcript.task_info.batch_norm == "train" and has_batch_norm(transcript.module)
     rounds, members = sums_only(transcript.rounds, group_size, weighted=True, batch_norm=alone)
     return replace(transcript, rounds=rounds), members

@@ -21,11 +21,10 @@ OWN_FILES = ("report.html", "results.json", "scenario.yaml", "findings.json", RE
 
 
 def holds_another(out: Path, wanted: Scenario | dict[str, Any], *, overwrite: bool) -> bool:
-    """Return whether ``out`` holds the results of something else than what is wanted.
+    """Return whether ``out``, which needn't exist, holds the results of something else than what is wanted.
 
-    ``wanted`` is an audit's scenario, spelled out, or what is asked of an attack on a transcript
-    (:func:`save_request`). The folder needn't exist. BadInput: it holds such, which may not go (:func:`clear`)
-    without ``overwrite``.
+    ``wanted`` is an audit's whole scenario, or what is asked of an attack on a transcript (:func:`save_request`).
+    BadInput: it holds such, which may not go (:func:`clear`) without ``overwrite``.
     """
     found = next((out / name for name in ("results.json", "findings.json") if (out / name).exists()), None)
     if found is None or _same(out, wanted):

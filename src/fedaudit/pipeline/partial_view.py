@@ -18,9 +18,9 @@ from fedaudit.utils.fingerprint import tensor_digest
 def truth_for(recording: Recording, seen: Observation) -> Truth:
     """Return the truth that belongs to what the adversary sees of a recording.
 
-    Of a sum that the adversary reads stands what all of its clients used. Records that its own clients hold, which it
-    knows, and those that were used only after the last round that it sees, are like those that nobody used: their pairs
-    are left out.
+    A sum that the adversary reads has what all of its clients used. Records that its own clients hold, which it knows,
+    and those that were used only after the last round that it sees, are like those that nobody used: their pairs are
+    left out.
     """
     transcript, truth, threat = recording.transcript, recording.truth, seen.threat
     if not threat.partial:

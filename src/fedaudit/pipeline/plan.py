@@ -16,9 +16,9 @@ _SAVED = 2.0  # times what a check takes, which it may put by
 class Plan:
     """Which checks a round pays for: all together take at most ``share`` of the time that the site has trained.
 
-    What is played for the first time measures what it costs. From then on training earns seconds: debts are paid first,
-    and what is left is put by for each check in equal parts, up to twice what it takes. A check is played once it has
-    what it takes, so that cheap ones are played often, dear ones seldom, and none never.
+    A check's first play measures what it costs. From then on training earns seconds: debts are paid first, and each
+    check puts by an equal part of what is left, up to twice what it takes. A check is played once it has what it takes,
+    so that cheap ones are played often, dear ones seldom, and none never.
 
     Attributes:
         share: of the training's time; None: everything is played in every round.
@@ -44,9 +44,9 @@ class Plan:
     drawing: float = 0.0
 
     def begin(self, checks: Sequence[str], trained: float) -> dict[str, float]:
-        """Begin a round in which the site trained so many seconds; return the checks to play, and what each may take.
+        """Begin a round with ``trained`` seconds of training; return the checks to play, and what each may take.
 
-        A check of which nobody knows what it takes may take any time.
+        A check whose cost nobody knows may take any time.
         """
         self.rounds += 1
         self.trained += trained
@@ -68,18 +68,12 @@ class Plan:
         return chosen
 
     def played(self, check: str, seconds: float, takes: float = 0.0) -> None:
-        """Pay for a check that was played.
-
-        ``takes``: seconds that it takes to say something, where these were too few, or it failed.
-        """
+        """Pay for a check; ``takes``: seconds it needs to say something, where these were too few, or it failed."""
         self.saved[check] = max(0.0, self.saved.get(check, 0.0) - seconds)
         self.costs[check] = max(seconds, takes)
 
     def end(self, one: SiteRound, beside: float = 0.0) -> None:
-        """End a round: what the guard took in it is spent, and a quiet one tells what is usual.
-
-        ``beside``: of the round's seconds, those that no check took.
-        """
+        """End a round: what the guard took is spent, ``beside`` of it in no check; a quiet one tells what is usual."""
         self.spent += one.spent
         self.beside = beside
         if one.quiet and one.norm is not None:

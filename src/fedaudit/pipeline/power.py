@@ -44,8 +44,8 @@ class Power:
     """What an attack recovered of known examples.
 
     Attributes:
-        recovered: of them came out visibly.
-        images: that were attacked.
+        recovered: how many came out visibly.
+        images: how many were attacked.
         results: of each.
         done: the attack's runs, evaluated.
         files: images of the results, by name.
@@ -105,7 +105,7 @@ def power_of(
     """Return what attacks recover of known examples in updates that were made as the observed ones were.
 
     The examples are held out: candidates that are no victims, or photographs that no calibration has seen. Clients are
-    attacked three by three, until it is plain whether there is power. An attack that is to be calibrated is, on the
+    attacked three by three, until it is plain whether there is power. An attack that needs calibration gets it on the
     first.
 
     Args:
@@ -175,13 +175,9 @@ def known_updates(
 ) -> tuple[list[Trial], Truth, str]:
     """Return trials of attacks on known clients whose updates were made as the observed ones were, and their truth.
 
-    Each client holds other draws of the same known examples. The third is whose examples these are, in the plural.
-
-    Args:
-        runs, truth, seed, device, name: as of :func:`power_of`.
-
-    Raises:
-        NotApplicable: nobody can repeat such training; the attack refuses it; there are too few held-out examples.
+    Each client holds other draws of the same known examples. The third is whose examples these are, in the plural. The
+    rest is as of :func:`power_of`. NotApplicable: nobody can repeat such training, the attack refuses it, or there are
+    too few held-out examples.
     """
     for _, observation in runs:
         for single in observation.split():
@@ -228,8 +224,8 @@ def _came_out(image: ImageResult) -> bool:
 def _known(truth: Truth, attack: Attack, observation: Observation, needed: int) -> tuple[Tensor, Tensor, str]:
     """Return known examples with labels: held-out ones of the same data, where there are enough, else photographs.
 
-    What the attack may have been fitted to isn't among them: the adversary's public examples, and those that its files
-    were made from. NotApplicable: there are too few of either.
+    What the attack may have been fitted to isn't among them: the adversary's public examples, and what its files were
+    made from. NotApplicable: there are too few of either.
     """
     victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
     if observation.records is not None:

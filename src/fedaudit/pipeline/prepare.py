@@ -34,7 +34,7 @@ class AuditRequest:
     """What is to be audited, with a user's own parts: what :func:`resolve` and ``run_audit`` take as keywords.
 
     Attributes:
-        scenario: that names the parts that aren't a user's own.
+        scenario: names the parts that aren't a user's own.
         data_dir: where data sets that aren't embedded lie.
         dataset, model, loss: a user's own; the model isn't changed, and the loss is the mean over a batch.
     """
@@ -111,7 +111,7 @@ def resolve(
 def spell_out(request: AuditRequest) -> AuditRequest:
     """Return the request with the scenario as :func:`resolve` has it, without making its parts.
 
-    The data set is read where attacks are left open only, and then stands in what is returned.
+    It reads the data set only where attacks are left open, and then returns it, too.
     """
     scenario, dataset, model = request.scenario, request.dataset, request.model
     _check(scenario)

@@ -65,13 +65,12 @@ def check_file(
     model: nn.Module | None = None,
     earlier: Sequence[Path] = (),
 ) -> list[Check]:
-    """Check the weights in a file against the network of a scenario, on a client's examples of it.
+    """Check the weights in a .safetensors, .pt or .pth file against a scenario's network, on a client's examples of it.
 
     Args:
-        path: a .safetensors, .pt or .pth file.
-        scenario: whose first federation says what was agreed on.
+        scenario: its first federation says what was agreed on.
         data_dir: where data sets that aren't embedded lie.
-        client: whose examples are used; None: none are, only weights are looked at.
+        client: whose examples are used; None: only weights are looked at.
         model: a user's own, instead of the scenario's.
         earlier: files with the models of the rounds before, in order: does this one go on from them?
 

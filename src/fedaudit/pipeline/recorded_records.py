@@ -46,12 +46,12 @@ def with_records(
     the share of each client's examples that have it, each counted once.
 
     Args:
-        path: folder of that, where the recorder's candidates lie; None: there is none.
+        path: folder of the truth, where the recorder's candidates lie; None: there is none.
         given: examples that nobody trained on, as the model sees them (:func:`fedaudit.data.own.pairs_of`); None: the
             recorder's candidates that no update used.
         threat: says how many records and public examples; by default 300 records, or as many as can be matched, and for
             a property 500 public examples, or as many as there are; half of them where records are drawn, too.
-        members: whether records are wanted, beside public examples for a property.
+        members: records are wanted, beside public examples for a property.
     """
     info = transcript.task_info
     if info.causal:

@@ -140,8 +140,7 @@ def with_labels(transcript: Transcript, truth: Truth) -> Transcript:
 def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, display: Display) -> Transcript:
     """Train every update again from what was recorded, on the truth, and return the transcript with the errors.
 
-    What an earlier check found is taken from ``folder``, the recording's, and the rest is kept there; None keeps
-    nothing.
+    ``folder``, the recording's, has what an earlier check found, and keeps the rest; None keeps nothing.
     """
     replays = dict(transcript.replays)
     if (errors := protocol_of(transcript).replay_errors(transcript, truth)) is not None:
@@ -323,7 +322,7 @@ def _beside_noise(
 
 
 def _rounded(start: Mapping[str, Tensor], dice: torch.Generator, update: Update) -> dict[str, Tensor]:
-    """Return weights of which each is moved by one unit in its last place, up or down or not at all."""
+    """Return weights that are each moved by one unit in the last place, up or down or not at all."""
     own = torch.finfo(getattr(torch, update.training.weights) if update.training else torch.float32).eps
 
     def moved(value: Tensor) -> Tensor:
@@ -361,9 +360,9 @@ def facts_in_words(transcript: Transcript) -> str:
 
 
 def why_contradicted(recording: Recording, replay: Replay) -> str:
-    """Return in words why training, repeated, gives other updates than those that travelled, and what to do.
+    """Return in words why repeated training gives other updates than those that travelled, and what to do.
 
-    What explains them, or was seen of the training and can't be repeated, says why. Else the update that is farthest
+    What explains them, or was seen of the training and can't be repeated, says why; else the update that is farthest
     off does, where it looks like another rate.
     """
     transcript, truth = recording.transcript, recording.truth

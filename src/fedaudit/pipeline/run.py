@@ -273,9 +273,9 @@ def plan(
 ) -> list[Trial]:
     """Return every attack on all in its scope, checked beforehand; one that does not apply has its outcome already.
 
-    That is every update that the adversary sees (or the first ``updates``), every client that it sees updates of (or
-    the first ``clients``), or the federation. Where it sees no update, an attack on updates or clients stands with the
-    reason.
+    The scope is every update that the adversary sees (or the first ``updates``), every client that it sees updates of
+    (or the first ``clients``), or the federation. Where it sees no update, an attack on updates or clients stands with
+    the reason.
     """
     trials: list[Trial] = []
     for whole, attack in itertools.product(observed, attacks):
@@ -305,10 +305,7 @@ def assess(
     started: float,
     repeat: str | None = None,
 ) -> Audit:
-    """Open the truth, now that every attack has been run; evaluate, and run the positive controls.
-
-    ``observed`` is what the adversary sees of each recording.
-    """
+    """Open the truth, now that every attack has run, evaluate, run controls; ``observed``: what of each is seen."""
     scenario, attacks, means = resolved.scenario, resolved.scenario.attacks, means or Means()
     replayed = {r.transcript.name: worst_replay(r) for r in recordings if r.history is None}
     recordings = [

@@ -31,12 +31,7 @@ _SAME = 1e-6  # by which an ε may differ that is computed again
 
 @dataclass(frozen=True)
 class Written:
-    """What stands in a site's file.
-
-    Attributes:
-        rounds: that can be read, in their order.
-        torn: lines that can't.
-    """
+    """The rounds in a site's file that can be read, in their order, and the ``torn`` lines that can't."""
 
     rounds: list[SiteRound]
     torn: int
@@ -46,7 +41,7 @@ class Written:
         return [one for one in self.rounds if one.done in LEFT and one.job == job and site in (None, one.site)]
 
     def sent(self, job: str, site: str | None) -> int:
-        """Return how many updates a site has sent in a job; any may be one of which the line can't be read."""
+        """Return how many updates a site has sent in a job; any line that can't be read may be one."""
         return self.torn + len(self.left(job, site))
 
 
@@ -73,12 +68,10 @@ def _read(file: IO[bytes]) -> Written:
 
 
 def append_round(folder: Path, make: Callable[[Written], SiteRound]) -> tuple[SiteRound, Written]:
-    """Append a line to a site's file; return it, and the file with it.
+    """Append the line that ``make`` gives, knowing the file, to a site's file; return it, and the file with it.
 
     Nobody else writes between reading and appending, and when this returns the line is on the disk; half a line is
-    taken away again, where that can be.
-
-    ``make`` gives the line, knowing what stands there; the folder is made. BadInput: the file is too large, or none.
+    taken away again, where that can be. The folder is made. BadInput: the file is too large, or none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
@@ -136,8 +129,8 @@ def filters_of(sanitised: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 def site_account(filters: Sequence[Filter], elements: int | None, delta: float | None) -> PrivacyAccount | None:
     """Return what a site's updates cost that go through these filters, as ``fedaudit ledger`` counts; None: no bound.
 
-    Filters stand in the order in which they work; ``elements`` are the model's whole state's, None: not known;
-    ``delta`` counts in place of the settings'. BadInput: it can't be accounted for.
+    Arguments are as of :func:`fedaudit.pipeline.ledger.chain_account`; ``delta`` counts in place of the settings'.
+    BadInput: it can't be accounted for.
     """
     account = chain_account("the site", filters, elements).account
     if account is None:
@@ -221,9 +214,8 @@ class Book:
     ) -> WrittenRound:
         """Write a round down, before its update leaves, and draw the page, if that is wanted.
 
-        Args:
-            through: as of :meth:`stops`; None: whatever the site says, nothing works on what leaves.
-            elements: of the model's whole state; None: not known.
+        ``through`` is as of :meth:`stops`; None: whatever the site says, nothing works on what leaves. ``elements`` are
+        the model's whole state's; None: not known.
         """
         if (folder := self.folder) is None:
             return WrittenRound(line.done)

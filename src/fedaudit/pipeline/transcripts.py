@@ -41,7 +41,7 @@ def simulate_all(
 ) -> list[Recording]:
     """Simulate every federation of ``scenario`` and write the transcript and the truth of each to ``out/NAME``.
 
-    ``out`` appears at once; where it takes long and is killed, the same call goes on from there.
+    ``out`` appears at once; the same call goes on where a long one was killed.
     """
     with new_folder(out) as partial:
         resolved = resolve(scenario, data_dir=data_dir, display=display)

@@ -27,11 +27,9 @@ class Trial:
     """One attack on one observation.
 
     Attributes:
-        attack: what to run.
         observation: what the attack receives: one update, one client, or the federation.
         seed: of the scenario; the attack's generator derives from it and from *what* is attacked, so that all attacks
             start from the same dummy image.
-        device: where to compute.
         outcome: the finding, or why the attack doesn't apply; None as long as it may still be run.
         calibration: by which the attack has its settings, or why it couldn't be calibrated; None: it wasn't to be.
     """
@@ -49,7 +47,7 @@ class Trial:
         return float(self.attack.effort() * max(1, sum(m.update.num_examples for m in self.observation.messages)))
 
     def key(self, native: str | None = None) -> str:
-        """Return a hash of everything that the finding depends on: the attack's input, not the scenario around it.
+        """Return a hash of the attack's input, not the scenario around it: all that the finding depends on.
 
         ``native`` is the native code that it was made with; None: this machine's.
         """
@@ -109,7 +107,6 @@ class Means:
         workers: processes for the simulation and the attacks; 1 means this one.
         store: folder where findings are kept as soon as they are made; those that are there are not made again.
         kept: returns what a trial came to; with it no attack is run, and ``store`` isn't looked into.
-        display: shows progress.
         deadline: seconds since 1970 after which no attack is begun, and those that run are stopped; None: none. The
             shortest are run first, and calibrations end after half of the time. What was stopped is refused with the
             reason, and isn't kept.
@@ -207,7 +204,7 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
 def _prepared(trials: Sequence[Trial], means: Means) -> list[Trial]:
     """Return the trials with what their attacks ask for beforehand: run once for all that ask for the same, and kept.
 
-    Where some of it fails, that is the trial's outcome. Within ``training_once`` the last ones are taken again.
+    Where some of it fails, that is the trial's outcome. Within ``training_once`` the last results are taken again.
     """
     first: dict[str, Trial] = {}
     keys: list[list[str]] = []

@@ -20,9 +20,9 @@ _NAMED = 3  # attacks of a group; the catalogue has the others
 def not_tried(
     kind: str, scenario: Scenario, recordings: Sequence[Recording], findings: Sequence[FindingResult]
 ) -> list[str]:
-    """Return which of the two first questions weren't tried, the examples themselves and membership, and why.
+    """Return which of the two first questions weren't tried, the examples and membership, and why.
 
-    And how many runs of attacks were left out by a limit on time or on clients.
+    Also how many runs a limit on time or on clients left out.
     """
     ran = {f.kind for f in findings if f.status == "done"}
     lines = []

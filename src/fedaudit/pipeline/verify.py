@@ -174,10 +174,10 @@ KNOWN_EXAMPLES = re.compile(r"-(power|margin)-")  # in the names of what is made
 
 
 class _KeptFindings:
-    """Returns the finding that is kept of a trial, or says why there is none.
+    """Returns the kept finding of a trial, or says why there is none.
 
     It lies under the trial's key. Where other arithmetic simulated the federation again, the trial's input has other
-    last bits, so another key: there a finding is known by the time that its attack took, which the results say.
+    last bits, so another key: there the time that its attack took, which the results say, tells which finding it is.
     """
 
     def __init__(self, stored: AuditResult, store: Path, found: Verification, *, exact: bool) -> None:

@@ -12,7 +12,7 @@ from fedaudit.utils.errors import BadInput
 def with_what_if(scenario: Scenario) -> Scenario:
     """Return ``scenario``, which compares no defences yet, under none and under three that fit its first attack's aim.
 
-    Accuracy is measured after the last round, where the scenario measures none: it is part of the price.
+    Accuracy, part of the price, is measured after the last round, where the scenario measures none.
     """
     if scenario.other_defences or not scenario.defences.undefended:
         raise BadInput("what_if=True chooses the defences, and the scenario names some: leave one of the two out")

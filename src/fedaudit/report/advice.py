@@ -19,13 +19,7 @@ _ENOUGH = 1000  # iterations that a first audit of small images takes
 
 
 class Advice(NamedTuple):
-    """What to do.
-
-    Attributes:
-        title: in a few words.
-        text: why, and what it costs.
-        change: the flags that try it, as ``fedaudit audit`` takes them.
-    """
+    """What to do: in a few words, why and at what cost, and the flags of ``fedaudit audit`` that try it."""
 
     title: str
     text: str

@@ -1,11 +1,11 @@
 """Two audits compared: what leaks more, less, as much as before, or can't be compared.
 
 For every attack on every federation one number decides: PSNR for images, the first metric of their kind for the rest.
-Images are compared with themselves: the same victim at the same place (federation, round, client, position), told by
+Images are compared with themselves: the same victim at the same place (federation, round, client, position), known by
 its true image. An update's images share the attack's random start, so their differences are averaged first where there
-are several updates, and the test is over updates (Student). Rates over records come with an interval each: then the
-interval of the difference is that of two independent runs, which is too wide, never too narrow, where both asked about
-the same records.
+are several updates, and the test is over updates (Student). Rates over records come with an interval each: the interval
+of their difference is that of two independent runs, which is too wide, never too narrow, where both asked about the
+same records.
 
 All tests are two-sided, corrected together (Holm): noise alone makes any attack "worse" with a probability of about
 half of ``LEVEL``; ``python -m tools.measure.compare_noise`` measures it. Only what leaks by its verdict can be worse
@@ -56,8 +56,7 @@ class Difference:
     """New minus old.
 
     Attributes:
-        mean: of the difference.
-        low, high: its 95 % interval, not corrected; None where there is one pair only.
+        low, high: the 95 % interval, not corrected; None where there is one pair only.
         n: pairs, or records of the new audit.
         of: what n counts.
         p: two-sided, of no difference; None where there is nothing to test.
@@ -76,16 +75,15 @@ class Row:
     """One attack on one federation, in both audits.
 
     Attributes:
-        federation, attack: which; by the new audit's names.
+        federation, attack: by the new audit's names.
         metric, unit: what was compared; None where nothing was.
         more_leaks: whether a higher value is more leakage.
-        old, new: its means.
-        difference: new minus old.
+        old, new: means.
         p_corrected: p after Holm's correction over all rows.
         old_verdict, new_verdict: None where the audit doesn't have it.
         outcome: "worse" leaks more than before.
         reason: why, where the numbers alone don't say it.
-        old_setting, new_setting: whether it is a diagnostic or of a deployment; None where that isn't known.
+        old_setting, new_setting: diagnostic or deployment; None where that isn't known.
     """
 
     federation: str
@@ -125,7 +123,7 @@ class AuditComparison:
 
     @property
     def open(self) -> list[Row]:
-        """The rows that don't let "no regression" stand: not compared, though the old audit tested them, or they leak.
+        """The rows against "no regression": they leak, or weren't compared though the old audit tested them.
 
         All rows, where none could be compared.
         """
@@ -155,9 +153,8 @@ def open_audit(path: Path) -> tuple[AuditResult, Path]:
 def compare_audits(old: AuditResult, new: AuditResult, *, folders: tuple[Path, Path] | None = None) -> AuditComparison:
     """Compare two audits, attack by attack.
 
-    Args:
-        old, new: the two. Federations go by their names; where each audit has one, that one is meant.
-        folders: where their images lie, by which a victim is known; without, its label and its baseline tell.
+    Federations pair by name, or where each audit has one only. In ``folders`` lie their images, by which a victim is
+    known; else its label and its baseline tell.
     """
     renamed = {}
     if len(old.federations) == len(new.federations) == 1:
@@ -306,7 +303,7 @@ def _independent(old: MetricSummary, new: MetricSummary, of: str) -> Difference:
 
 
 def _mean(summary: AttackSummary | None, metric: str | None) -> float | None:
-    """Return a summary's mean of the metric; of images over all tries, which are what is compared."""
+    """Return a summary's mean of the metric; for images over all tries, which are what is compared."""
     if summary and metric == "psnr" and summary.psnr_of_tries is not None:
         return summary.psnr_of_tries
     return next((m.value.mean for m in summary.measured if m.name == metric), None) if summary else None

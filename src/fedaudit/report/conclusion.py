@@ -42,7 +42,7 @@ class Headline:
     """The answer.
 
     Attributes:
-        title: in a sentence, which says no more than the verdict.
+        title: a sentence, which says no more than the verdict.
         setting: diagnostic or deployment, and why, in a sentence; empty where that isn't known.
         tested: on what, with what effort.
         detail: what else there is to say of other federations, and of what the verdict isn't.
@@ -59,10 +59,7 @@ class Headline:
 
 
 def headline(result: AuditResult) -> Headline:
-    """Return the answer to 'what leaks, to whom, how badly', drawn from the verdicts of all attacks.
-
-    The worst leak, if there is any; else what is still open; else what was not demonstrated.
-    """
+    """Return what leaks, to whom, how badly: the worst leak, else what is still open, else what wasn't demonstrated."""
     used = result.in_use()  # a defence that is only tried gives no answer, and fails nobody
     ran = [s for s in result.summaries if s.verdict != "not applicable" and s.federation in used]
     margin = next((m for m in result.margins if m.federation in used and m.nearest is not None), None)
@@ -178,7 +175,7 @@ def control_text(control: ControlResult) -> str:
 
 
 def different_controls(result: AuditResult) -> list[ControlResult]:
-    """Return the positive controls that were run, once each: of several defences of a federation it is one."""
+    """Return the positive controls that were run, once each: several defences of a federation share one."""
     return [c for i, c in enumerate(result.controls) if c.won is not None and c not in result.controls[:i]]
 
 

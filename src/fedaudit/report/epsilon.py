@@ -50,7 +50,7 @@ def _chapter(federation: str, found: EpsilonResult, course: HistoryRecord | None
 
 
 def epsilon_rows(found: EpsilonResult) -> list[figures.EpsilonRow]:
-    """Return the picture's rows: of each observer what is demonstrated and estimated."""
+    """Return the picture's rows: what is demonstrated and estimated by each observer."""
     rows = []
     for one in found.observers:
         estimate = max((e.epsilon for e in one.estimates), default=None)

@@ -16,7 +16,6 @@ class Exposed:
     """What the page shows of one finding.
 
     Attributes:
-        finding: whose it is.
         groups: its classes, then the categories that are shown.
         hidden: how many more categories there are.
         records: the most exposed, each with the other attacks that it is among the most exposed of.

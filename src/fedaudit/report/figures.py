@@ -97,8 +97,8 @@ def attack_names(result: AuditResult) -> list[str]:
 def curve_series(result: AuditResult, federation: str, quantity: Quantity) -> list[Series]:
     """Return one series per attack for ``federation``, at the iterations that all of its updates have in common.
 
-    ``low`` and ``high`` are the least and the greatest value over the updates (not an interval of the mean). Values
-    that are not finite are left out of the iteration's mean; an iteration without any finite value is left out.
+    ``low`` and ``high`` are the least and the greatest value over the updates, no interval of the mean. An iteration's
+    mean is over its finite values; an iteration without any is left out.
     """
     found = []
     for style, attack in enumerate(attack_names(result)):
@@ -298,10 +298,7 @@ def draw_swatch(style: int) -> Figure:
 
 
 def to_svg(figure: Figure, prefix: str, description: str | None) -> str:
-    """Return ``figure`` as an SVG element for an HTML page: no namespaces, ids under ``prefix``, CSS colours.
-
-    With a ``description`` the drawing is an image with that text in its place; with None it is decoration.
-    """
+    """Return ``figure`` as SVG for an HTML page, with ids under ``prefix``; without a description it is decoration."""
     buffer = io.StringIO()
     with matplotlib.rc_context(_STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -23,13 +23,7 @@ _POINTS = 30  # of a chart of the updates that were taken; more rounds than that
 
 @dataclass(frozen=True)
 class Scale:
-    """What leakage is measured by in one result.
-
-    Attributes:
-        name: of the metric.
-        unit: of it.
-        higher_is_better: whether a higher value means that the attack did better.
-    """
+    """The metric that measures leakage in one result; where higher is better, it is so for the attack."""
 
     name: str
     unit: str
@@ -77,10 +71,7 @@ def scale(result: AuditResult) -> Scale:
 
 
 def strength(summary: AttackSummary, by: Sequence[Scale]) -> tuple[int, float]:
-    """Return what an attack reached on the first of the scales ``by`` that it is on; more is stronger.
-
-    What is on an earlier scale comes before what is on a later one, or on none.
-    """
+    """Return what an attack reached on the first of the scales ``by`` that it is on, after how early that is."""
     for place, one in enumerate(by):
         if value := one.of(summary):
             return -place, one.strength(value)
@@ -101,7 +92,6 @@ class Price:
     """One federation under one set of defences.
 
     Attributes:
-        federation: its name.
         attack: the strongest on the result's scale; None where there is none.
         without: why there is none.
         leak: what it reached there.
@@ -198,10 +188,10 @@ def _without(summaries: Sequence[AttackSummary], by: Scale) -> str:
 
 
 def draw(rows: list[Price], by: Scale) -> Figure | None:
-    """Return leakage against accuracy, or against bytes where no accuracy was measured.
+    """Return leakage against accuracy, or against bytes where no accuracy was measured; None of fewer than two points.
 
     The area of a point grows with the bytes of an update; the bar is the 95 % interval, where there is one
-    (``barred``). None for fewer than two points.
+    (``barred``).
     """
     shown = [(row, row.leak) for row in rows if row.leak is not None]
     by_accuracy = all(row.accuracy is not None for row, _ in shown)
@@ -323,7 +313,6 @@ class Defended:
     """One federation under one set of defences, beside the same one without.
 
     Attributes:
-        federation: its name.
         defences: in words; empty for none.
         verdict: on what it leaks.
         leak: the number behind it, with its interval.

@@ -39,7 +39,7 @@ class Victim:
 
     @property
     def where(self) -> str:
-        """Whose update it is in, and of which round; of several, that the best try of each attack is shown."""
+        """Whose update it is in, and of which round; where there are several, that each attack's best try is shown."""
         return "best try of: " * (len(self.tries) > 1) + "; ".join(self.tries)
 
 
@@ -131,7 +131,7 @@ def identified(image: ImageResult) -> str:
 
 
 def label_of(result: AuditResult, label: int | None) -> str:
-    """Return a label's name as the page writes it; of examples without classes what they are."""
+    """Return a label's name as the page writes it; for examples without classes what they are."""
     if label is None:
         return example_kind(result.data.kind or "image").plural.removesuffix("s")
     names = result.data.class_names

@@ -37,10 +37,9 @@ class Told:
     """What a site's audit says of one kind of finding.
 
     Attributes:
-        kind: of finding.
         verdict: the worst leak, else the best-founded verdict of its attacks, over the federations in use.
         attack, federation: whose verdict it is.
-        setting: whether it is a diagnostic or of a deployment; None where that isn't known.
+        setting: diagnostic or deployment; None where that isn't known.
         what, value, low, high, n, of: the number behind it, with its 95 % interval, as in the results; None and empty
             where there is none.
     """
@@ -71,14 +70,14 @@ class Site:
     """One site's audit: a row.
 
     Attributes:
-        site: its name, that of the folder or file.
+        site: the name of its folder or file.
         audit: the audit's name.
         who: the adversary, as a sentence begins with it.
         told: by kind of finding.
         demonstrated, claimed: the largest ε that was demonstrated, and what is claimed where it was; None: none.
-        delta: δ, at which these are told; None: there are none, or an older fedaudit didn't write it.
+        delta: δ of both; None: there are none, or an older fedaudit didn't write it.
         unit: whom this ε protects; empty where that isn't known, or there is none.
-        adjacency: by which it is told, ``add-remove`` or ``replace``; as ``unit``.
+        adjacency: ``add-remove`` or ``replace``; empty as ``unit``.
         defences: names of the sanitisers and aggregators in use that are defences.
         limits: the site's own.
         outcome: of all of them; None where it set none.
@@ -117,7 +116,6 @@ class Count:
     """Of one kind of finding, in how many sites it ended how.
 
     Attributes:
-        kind: of finding.
         question: what its attacks are after, as "can …" goes on.
         verdicts: how many sites have each.
         untold: how many say nothing of it.
@@ -167,13 +165,8 @@ class Joined:
 def open_sites(paths: Sequence[Path]) -> dict[str, tuple[AuditResult, bool]]:
     """Return by the site's name what each may share, and whether its file is sealed.
 
-    Args:
-        paths: folders of audits or of shared versions, or their results.json under any name. A site is called as its
-            folder is, or its file.
-
-    Raises:
-        BadInput: there are fewer than two, or no audit where one should be, or two are of one site or the same.
-        CorruptTranscript: a file was changed after it was written.
+    Paths are folders of audits or of shared versions, or their results.json under any name; a site has the name of its
+    folder or file. BadInput: fewer than two, no audit, or two of one site or the same.
     """
     if len(paths) < 2:
         raise BadInput("give the folders of two sites' audits or more")
@@ -306,7 +299,7 @@ _Epsilon = tuple[float | None, float | None, float | None, str, str]
 def _epsilon(result: AuditResult, used: list[str]) -> _Epsilon:
     """Return an ε that was shown, a claim, their δ, whom that protects, and by which adjacency.
 
-    Where several were shown it is a broken promise, or else the largest; where none was, the largest that is promised.
+    A broken promise comes first, then the largest ε that was shown, then the largest that is promised.
     """
     found: list[_Epsilon] = []
     for one in (f for f in result.findings if f.federation in used):
@@ -410,7 +403,7 @@ def _different(sites: dict[str, tuple[AuditResult, bool]]) -> list[str]:
 
 
 def _incomparable(rows: Sequence[Site]) -> list[str]:
-    """Return a caution where sites' ε aren't told at one δ, of one unit, by one adjacency; they are never added up."""
+    """Return a caution where sites' ε have another δ, unit or adjacency; they are never added up."""
     said: dict[str, list[str]] = {}
     for row in rows:
         if row.demonstrated is None and row.claimed is None:

@@ -1,8 +1,8 @@
 """JUnit XML, which CI systems list as tests: a test case for each limit, and one for each attack on each federation.
 
 Only limits fail. One that could not be tested is an error, never green. An attack whose verdict stands passes, whatever
-it found, with the verdict as its output: what is acceptable, limits say. One that is inconclusive, or could not be run,
-is skipped.
+it found, with the verdict as its output: limits say what is acceptable. An attack that is inconclusive, or could not be
+run, is skipped.
 """
 
 from __future__ import annotations

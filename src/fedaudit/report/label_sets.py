@@ -40,7 +40,6 @@ class DrawnSets:
     """What one attack inferred of one federation.
 
     Attributes:
-        federation, attack: whose.
         sets: of the first examples, in the order of the audit.
         whole, total: examples whose label set was inferred without a fault, and all whose sets were kept.
     """

@@ -19,7 +19,7 @@ _RATHER = 1000  # an ε above which no decimals are told
 
 
 class Row(NamedTuple):
-    """Of a client, or of some that are alike: how often they send, and what that costs, in words."""
+    """How often a client, or some that are alike, send, and what that costs, in words."""
 
     who: str
     rounds: int

@@ -27,7 +27,7 @@ class Covered:
     Attributes:
         attack: that was named.
         verdicts: each with the federations that it was reached on, empty where nothing was attacked.
-        called: for each standard of :class:`Assessment` what it calls the attack.
+        called: what each standard of :class:`Assessment` calls the attack.
     """
 
     attack: AttackRecord
@@ -41,7 +41,6 @@ class Assessment:
 
     Attributes:
         standards: title and what it is.
-        rows: of the attacks.
         untested: the opinion's tests, and a malicious server, if no attack here answered for them, each with why.
         evidence: what the audit gives evidence for: article, whom it is about, the evidence.
         reading: what else to read.

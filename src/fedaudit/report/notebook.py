@@ -21,10 +21,7 @@ _COLOURS = {3: "#b3261e", 2: "#9a6700", 1: "#1a7f37", 0: "#57606a"}  # by severi
 
 
 def as_html(result: AuditResult, image_files: Mapping[str, Tensor]) -> str:
-    """Return the audit as an HTML fragment that needs no script, no style sheet and no other file.
-
-    Of ``image_files`` (as in :class:`fedaudit.Audit`) those that are missing are left out.
-    """
+    """Return the audit as HTML without scripts, style sheets or other files; missing ``image_files`` are left out."""
     said = headline(result)
     lines = [f"<strong>{_text(said.title)}</strong>", *(_text(line) for line in (said.setting, said.tested) if line)]
     parts = [f"<p>{'<br>'.join(lines)}</p>", _table(result, image_files)]

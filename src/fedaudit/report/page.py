@@ -58,7 +58,7 @@ class Plots(NamedTuple):
 def write_report(result: AuditResult, folder: Path, path: Path) -> None:
     """Write the report of ``result`` to ``path``: one HTML page that needs no other file and no network.
 
-    Relative paths of images begin in ``folder``. Every image must be there, be a PNG and lie inside of it.
+    Relative paths of images begin in ``folder``; every image must be there, be a PNG and lie inside of it.
     """
     path.write_text(render_report(result, folder), encoding="utf-8")
 

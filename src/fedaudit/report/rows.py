@@ -38,7 +38,6 @@ class DrawnTable:
     """What one attack rebuilt of the rows of one federation.
 
     Attributes:
-        federation, attack: whose.
         rows: the first ones, in the order of the audit.
         hidden: how many more there are.
         exact, total: rows of which every cell is right, and all.

@@ -1,8 +1,8 @@
 """SARIF 2.1.0, which code scanning shows: a result for each attack on each federation, and one for each limit.
 
 Rules are named by what was recovered and by the verdict (``fedaudit/images/recovered``). A fingerprint depends on who
-attacked what, not on the numbers, the time, the folder or fedaudit's version, so that the same finding of a later run
-is known again.
+attacked what, not on the numbers, the time, the folder or fedaudit's version, so that a later run's same finding is
+known again.
 """
 
 from __future__ import annotations
@@ -37,12 +37,7 @@ _LIMIT_RULES = {
 
 
 def render(result: AuditResult, scenario: str = "scenario.yaml") -> str:
-    """Return ``result`` as a SARIF log.
-
-    Args:
-        result: of the audit.
-        scenario: the file that is named as the place of every result, as a path from the root of the sources.
-    """
+    """Return ``result`` as a SARIF log; each result's place is the file ``scenario``, a path from the sources' root."""
     used: dict[str, dict[str, MappingRecord]] = {}
     for attack in result.attacks:
         for record in attack.mapping:

@@ -106,7 +106,7 @@ LEFT_OUT = (
 
 
 def shareable(result: AuditResult) -> AuditResult:
-    """Return what may be shared of ``result``; of what is shared already, the same."""
+    """Return what may be shared of ``result``; if that was shared already, the same."""
     cut: AuditResult = _cut(result)
     what_if = bool(result.scenario.get("evaluation", {}).get("what_if"))
     settings = {a.name: {k: v for k, v in a.settings.items() if isinstance(v, int | float)} for a in result.attacks}
@@ -139,7 +139,7 @@ def shareable(result: AuditResult) -> AuditResult:
 def _without_rare(summary: AttackSummary) -> AttackSummary:
     """Return a summary without its numbers, where they tell how few records have another value than the usual one.
 
-    Naming each class's most frequent value of an attribute is right for all others, so its share gives their number.
+    Naming each class's most frequent value is right for all other records, so its share gives their number.
     """
     found = next((m for m in summary.metrics if m.name == "attribute_accuracy" and m.baseline is not None), None)
     if found is None or found.baseline is None or (1 - found.baseline.mean) * found.value.n >= LEAST:
@@ -175,10 +175,7 @@ def _members(finding: FindingResult) -> int | None:
 
 
 def _large(groups: Sequence[GroupExposure], members: int | None) -> list[GroupExposure]:
-    """Return the groups that are large enough, without those that tell by subtraction how many are in a small one.
-
-    Where it isn't known how many members there are in all, none.
-    """
+    """Return the large enough groups, less those whose subtraction tells a small one; none without ``members``."""
     kept: list[GroupExposure] = []
     if members is None:
         return kept
@@ -215,7 +212,7 @@ def share(folder: Path, out: Path, *, truth: Path | None = None) -> SharedRecord
 
     Args:
         folder: of the audit, with its images and findings, or its results.json.
-        truth: file or folder with the ground truth; default: what lies beside the audit, if anything does.
+        truth: file or folder with the ground truth; None: what lies beside the audit, if anything does.
 
     Returns:
         What was left out, and what the files were searched for.

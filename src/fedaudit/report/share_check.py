@@ -1,9 +1,9 @@
 """Whether what a site is about to share holds a victim: an example, its name or its hash, whatever it is written as.
 
 The examples are those that lie beside the audit: true and recovered pictures, findings, and the ground truth where
-there is one. They are looked for as bytes, in hexadecimal and in base64, as numbers and as words; their names and those
-of files, clients and this machine as words; and their hashes, cut short or not. No search finds everything (an example
-that is encrypted, or told in other words): the first rule is that nothing is written that isn't listed
+there is one. The search takes them as bytes, in hexadecimal and in base64, as numbers and as words; their names and
+those of files, clients and this machine as words; and their hashes, even cut short. No search finds everything (an
+example that is encrypted, or told in other words): the first rule is that nothing is written that isn't listed
 (:mod:`fedaudit.report.share`).
 """
 
@@ -114,11 +114,9 @@ class Traces:
 
 
 def traces_of(result: AuditResult, folder: Path, truth: Path | None = None) -> Traces:
-    """Return what mustn't be shared of the audit in ``folder``, which ``result`` was read from.
+    """Return what mustn't be shared of the audit in ``folder``, whose whole ``result`` is given, not a shared version.
 
-    Args:
-        result: all of it, not a shared version.
-        truth: file or folder of the ground truth; None: what lies beside the audit, if anything does.
+    ``truth``: file or folder of the ground truth; None: what lies beside the audit, if anything does.
     """
     from fedaudit.transcript.truth import examples_in, truth_beside
 
@@ -244,7 +242,7 @@ def _shares(example: np.ndarray[Any, Any]) -> bool:
 
 
 def _forms(example: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> Iterator[tuple[np.ndarray[Any, Any], float]]:
-    """Yield a run of numbers in the example's scale, and how far each may be off: of pixels in 8 bits and in [0, 1]."""
+    """Yield numbers in the example's scale, and how far each may be off; pixels are taken in 8 bits and in [0, 1]."""
     yield part, _NEAR * max(1.0, float(np.abs(example).max()))
     if _shares(example):
         yield part / 255, _ROUNDED / 255
@@ -298,7 +296,7 @@ def _tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _add_examples(found: Traces, values: np.ndarray[Any, Any], what: str) -> None:
-    """Look for each example of an array (n, ...): of one axis, such as scores, for the whole."""
+    """Look for each example of an array (n, ...); an array of one axis, such as scores, counts as one."""
     least = _LEAST_RUN if values.ndim > 1 else _RUN
     for one in values if values.ndim > 1 else [values]:
         if one.size >= least and one.dtype.kind in "fiu":

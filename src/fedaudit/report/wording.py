@@ -46,17 +46,14 @@ def counted(summary: AttackSummary) -> str:
 
 
 def noun(n: int, things: str) -> str:
-    """Return ``things``, of which the first word that ends in s is a plural, as they are called where there are n."""
+    """Return what n of ``things`` are called; their first word that ends in s is a plural."""
     if n == 1:
         return re.sub(r"(ie)?s\b", lambda ending: "y" if ending[1] else "", things, count=1)
     return things
 
 
 def rests_on(metric: MetricSummary, summary: AttackSummary, result: AuditResult) -> tuple[int, str]:
-    """Return on how many a metric's value rests, and of what.
-
-    That is what its interval is over, or in a single run, which has none over runs, what the run itself counts.
-    """
+    """Return on how many of what a metric's value rests: what its interval is over, else what a single run counts."""
     runs = [f for f in result.findings if (f.attack, f.federation) == (summary.attack, summary.federation)]
     found = [m for f in runs for m in f.metrics if m.name == metric.name]
     n, of = metric.value.n, metric.of or ""
@@ -122,7 +119,7 @@ def rounds_of(finding: FindingResult) -> str:
 
 
 def place_of(finding: FindingResult, result: AuditResult) -> str:
-    """Return whose update an attack received, and of which rounds; empty where there is none such."""
+    """Return whose update an attack received, and in which rounds; empty where it received none."""
     whose, rounds = client_of(finding, result), rounds_of(finding)
     return ", ".join([f"client {whose}"] * (whose is not None) + [f"round {rounds}"] * (rounds != "–"))
 
@@ -130,7 +127,7 @@ def place_of(finding: FindingResult, result: AuditResult) -> str:
 def shared(told: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, int]]:
     """Return of which attacks, and on which federations (empty: none), each text is told, the text, and how often.
 
-    What is told of several attacks has "each" where the attack's own name stands.
+    What is told of several attacks has "each" in place of the attack's name.
     """
     groups: dict[str, list[tuple[str, str]]] = {}
     for attack, federation, text in told:

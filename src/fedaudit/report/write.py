@@ -29,11 +29,9 @@ def check_formats(formats: Iterable[str]) -> list[str]:
 def write_outputs(
     result: AuditResult, folder: Path, formats: Iterable[str], *, scenario: str = "scenario.yaml"
 ) -> list[Path]:
-    """Write ``result`` in ``formats`` to ``folder``, under the names of :data:`FILES`; return the files.
+    """Write ``result`` to ``folder`` as sarif, junit or markdown, under the names of :data:`FILES`; return the files.
 
-    Args:
-        formats: sarif, junit, markdown.
-        scenario: the file that SARIF names as the place of every result, as a path from the root of the sources.
+    ``scenario`` is the file that SARIF names as the place of every result, as a path from the root of the sources.
     """
     from fedaudit.report import junit, markdown, sarif
 

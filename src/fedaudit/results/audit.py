@@ -267,8 +267,8 @@ class SharedRecord(Record):
 def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
     """Return a result of schema version 1 as one of version 2: verdicts by their new names, kinds, no controls.
 
-    Images were the only kind at first, and their findings didn't say so. "Not demonstrated" had no control then, so it
-    is inconclusive now; what "partly recognisable" was, its images tell.
+    Images were the only kind then, and findings didn't name it. "Not demonstrated" had no control, so it is
+    inconclusive now; "partly recognisable" is told anew from the images.
     """
     seen = {
         (f["federation"], f["attack"])

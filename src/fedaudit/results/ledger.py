@@ -13,13 +13,12 @@ class ClientLedger:
     """What one client's messages cost.
 
     Attributes:
-        client: its name.
         rounds: in which it sends.
         epsilon: after the last of them, by Rényi accounting or the privacy loss distribution, whichever is tighter;
             None: nothing bounds it.
-        curve: (round, ε) after rounds in which it sends, counted from 1, by Rényi accounting; of many rounds some are
-            told, always the first and the last.
-        why: nothing bounds it; empty where something does.
+        curve: (round, ε) by Rényi accounting after rounds in which it sends, counted from 1; of many rounds only some,
+            always the first and the last.
+        why: nothing bounds it; else empty.
     """
 
     client: str
@@ -52,14 +51,11 @@ class Ledger:
     """The account of one federation, or of those of its sites that send through the same filters.
 
     Attributes:
-        federation: its name.
         mechanism: what a message goes through.
         protects: whose presence the ε is about: ``client`` or ``sample``.
         adjacency: what neighbours differ by: ``replace``, one that sends anything else, or ``add-remove``, nothing.
         sampling: what the account supposes of drawing, in words.
-        delta: δ.
-        clients: each one's.
-        target: what was asked for, if anything was.
+        target: what was asked for; None: nothing was.
         notes: what else a reader must know.
     """
 

@@ -20,8 +20,8 @@ from fedaudit.utils.winograd import conv2d
 def fast_arithmetic(model: nn.Module) -> Iterator[None]:
     """Let ``model`` run channels last, and its 3×3 convolutions by Winograd's filtering where that is faster.
 
-    Which convolutions those are depends on shapes alone; where the native code wasn't built, none. The filters are in
-    the usual memory order afterwards, whatever happens.
+    Which convolutions those are depends on shapes alone; without the native code it is none. The filters are in the
+    usual memory order afterwards, whatever happens.
     """
     filters = [p for p in model.parameters() if p.ndim == 4]  # torch carries their order on to what they give
     layers = [m for m in model.modules() if type(m) is nn.Conv2d and m.padding_mode == "zeros"] if _native() else []

@@ -33,11 +33,7 @@ class CanaryPlay:
     the same number each, and its direction is its gradient; see :class:`~fedaudit.epsilon.canaries.CanaryRecords`.
 
     Where the sanitiser is our own and draws nothing, what all canaries send is summed in one transform instead of one
-    by one; what they send is the same, to rounding. With ``joint`` so it is under local noise, in distribution.
-
-    Args:
-        federation: with its canaries' spec.
-        budget: its account.
+    by one; what they send is the same, to rounding. With ``joint`` this holds under local noise, too, in distribution.
     """
 
     def __init__(self, federation: Federation, budget: PrivacyBudget) -> None:

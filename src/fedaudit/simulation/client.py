@@ -102,8 +102,6 @@ class Client:
 
     Args:
         number: from 0; the server's own trainer has another.
-        data: that it holds.
-        federation: its own.
         layers: names of the parameters and buffers of each of the model's layers, in forward order.
         canaries: those among its records, if any.
         behaviour: of the federation's malicious clients, which share one.
@@ -170,8 +168,7 @@ class Client:
     def _next(self) -> Tensor:
         """Return the row numbers of the next mini-batch: pass after pass, each shuffled anew.
 
-        A pass's last batch may be short; a client with fewer than ``batch_size`` examples has one batch, of all that
-        it has.
+        A pass's last batch may be short; a client with fewer examples than ``batch_size`` has one batch, of them all.
         """
         if not self.pending:
             order = torch.randperm(len(self.data), generator=self.order)
@@ -185,7 +182,7 @@ class Client:
     def _clipped(
         self, dp: DifferentialPrivacy, model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]
     ) -> list[Tensor]:
-        """Return the gradient of a batch, each example's clipped: of the canaries, too, that ride along."""
+        """Return the gradient of a batch, with each example's clipped, also the canaries' that ride along."""
         canaries = self.canaries
         if canaries is None:
             return dp.gradients(model, loss, batch, self.noise)

@@ -18,11 +18,11 @@ _FIRST = 64  # elements, of which few are all of one magnitude unless all are
 
 
 def encode(tensors: Mapping[str, Tensor], names: Sequence[str]) -> bytes:
-    """Return ``tensors`` as bytes; both sides know the model, so names and shapes needn't travel.
+    """Return ``tensors`` as bytes, without loss; both sides know the model, so names and shapes needn't travel.
 
-    A tensor is written as it is; or as the positions (4 bytes each, or a bitmap) and values of what isn't zero; or,
-    where all its elements are ±a, as a and one bit each. Without loss, whichever is shortest. ``names`` are of all
-    tensors of the model, in its order.
+    A tensor is written in the shortest way: as it is; or as the positions (4 bytes each, or a bitmap) and values of
+    what isn't zero; or, where all its elements are ±a, as a and one bit each. ``names`` are of all tensors of the
+    model, in its order.
     """
     parts = []
     for name, tensor in tensors.items():
@@ -33,14 +33,9 @@ def encode(tensors: Mapping[str, Tensor], names: Sequence[str]) -> bytes:
 
 
 def decode(message: bytes, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that :func:`encode` wrote.
+    """Return what :func:`encode` wrote with the names of ``like``, all tensors of the model, in this order.
 
-    Args:
-        message: from ``encode`` with the names of ``like`` in this order.
-        like: all tensors of the model.
-
-    Raises:
-        CorruptTranscript: the message isn't one, or is truncated.
+    CorruptTranscript: the message isn't one, or is truncated.
     """
     names, found, at = list(like), {}, 0
     try:

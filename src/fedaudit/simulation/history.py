@@ -20,7 +20,7 @@ class History:
     Attributes:
         every: accuracy is measured every so many rounds and after the last; None: never.
         examples: of the held-out split, at most.
-        measured_on: so many there were.
+        measured_on: how many there were.
         rounds: finished rounds at each measurement.
         accuracy: share of held-out examples classified correctly, at each.
         per_client: at each, every client's accuracy on held-out examples, weighted as its own classes are.
@@ -35,10 +35,10 @@ class History:
         epsilon_of_clients: after each round, of the clients that sent least, median and most often.
         epsilon_pld: after the last, by the privacy loss distribution.
         stopped: after how many rounds the budget ended the federation, if it did.
-        why: it did.
-        sent: of each round, which clients sent an update.
-        rejected: of each round, whose of them the server left out.
-        at_end: whether accuracy is measured after the last round even where ``every`` is None.
+        why: the budget ended it.
+        sent: for each round, which clients sent an update.
+        rejected: for each round, whose of them the server left out.
+        at_end: accuracy is measured after the last round even where ``every`` is None.
     """
 
     every: int | None = None
@@ -89,7 +89,7 @@ class History:
     ) -> None:
         """Measure the model's accuracy if it is time; its mode and buffers stay as they were.
 
-        It is measured on what no client holds, of the clients' classes alone.
+        It is over what no client holds, of the clients' classes alone.
         """
         due = finished % self.every == 0 or last if self.every else last and self.at_end
         if task_info.task_kind.real or not due:

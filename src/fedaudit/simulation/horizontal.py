@@ -80,11 +80,7 @@ def play(
 
 
 class _Running:
-    """A federation while it is simulated, round by round.
-
-    Args:
-        federation: with all of its parts.
-    """
+    """A federation, with all of its parts, while it is simulated, round by round."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation, spec = federation, federation.spec
@@ -143,7 +139,7 @@ class _Running:
     def play_round(self, report: Callable[[float], None] | None, workers: int) -> bool:
         """Play the next round, and return whether there was one: nobody may be left who may send.
 
-        Up to ``workers`` processes run the clients, where the rounds that are left are so long that it pays.
+        Up to ``workers`` processes run the clients, where the rounds that are left take long enough for that.
         """
         federation, spec, index, history = self.federation, self.federation.spec, self.finished, self.history
         model, root, canaries = self.model, self.root, self.canaries

@@ -34,7 +34,7 @@ def local_randomness(seed: int) -> Iterator[None]:
 
 
 def on_device(loss: Loss, device: str) -> Loss:
-    """Return a loss whose own tensors, of a module that has some, are where training computes."""
+    """Return a loss whose own tensors, if it is a module with some, are where training computes."""
     return copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) and device != "cpu" else loss
 
 
@@ -72,7 +72,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def gradient(
     model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor], gradients: Callable[..., list[Tensor]] | None = None
 ) -> dict[str, Tensor]:
-    """Return the gradient of the mean loss over ``batch`` for every trainable parameter, or what ``gradients`` says.
+    """Return the gradient of the mean loss over ``batch`` for every trainable parameter.
 
     ``gradients`` takes its place where a defence changes the training itself: of (model, loss, batch) one tensor a
     parameter.
@@ -143,7 +143,7 @@ def train(
 def _sgd(learning_rate: float, momentum: float, weight_decay: float) -> Callable[[list[Tensor]], None]:
     """Return a step of SGD on parameters that have gradients: the bits of ``torch.optim.SGD``, without its bookkeeping.
 
-    On small networks that takes as long as the arithmetic.
+    On small networks the bookkeeping takes as long as the arithmetic.
     """
     velocities: dict[Tensor, Tensor] = {}
 

@@ -83,14 +83,14 @@ def draw_records(
 
     Args:
         client_data: what each client holds; the honest ones first.
-        seed: of the scenario; the same records under every defence.
+        seed: gives the same records under every defence.
         records: how many; half of them are clients' examples.
         hidden: the attribute that the records lack, if any.
         wanted: the property of clients that the adversary is after, if any, as ``sex=Female``.
         own: clients that the adversary is itself; what they hold is no record.
         pretrained: the model was trained on the whole train split before: none of that is an example that nobody
             trained on.
-        measured: whether accuracy will be.
+        measured: accuracy will be measured.
     """
     rest, held_out = (data.train, data.test) if split == "train" else (data.test, data.train)
     if pretrained:

@@ -130,12 +130,10 @@ def _of_examples(
 
 
 def relative_error(sent: Mapping[str, Tensor], replayed: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
-    """Return ‖replayed − sent‖ / ‖sent − start‖ over what was sent.
+    """Return ‖replayed − sent‖ / ‖sent − start‖ over what was sent; 0 where they are equal.
 
-    It is 0 where they are equal, and infinity where anything isn't finite, or only what was sent is the start.
-
-    Raises:
-        BadInput: something was sent that the others don't have, or in another shape.
+    Infinity where anything isn't finite, or only what was sent is the start. BadInput: something was sent that the
+    others don't have, or in another shape.
     """
     apart, moved = 0.0, 0.0
     for name, value in sent.items():

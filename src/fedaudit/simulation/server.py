@@ -33,8 +33,7 @@ class Server:
     """Applies an aggregator round after round.
 
     Args:
-        aggregator: with its settings.
-        step: by which the aggregate is multiplied before it is added: 1 for ΔW, −μ for gradients.
+        step: times the aggregate, before it is added: 1 for ΔW, −μ for gradients.
         noise: standard deviation of the Gaussian noise that the server adds to the aggregate (central privacy).
         generator: of that noise, and of what the aggregator draws.
     """

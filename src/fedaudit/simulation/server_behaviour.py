@@ -57,7 +57,6 @@ class SplitStep:
         embeddings: (K, ...) what the client sent, on the device on which it trains.
         gradients: (K, ...) of the batch's mean loss with respect to them, that an honest server would send back.
         client: the architecture of the client's part; all of its weights are zero.
-        task_info: what everybody knows.
         generator: of all that it draws.
         public: (n, ...) public examples of the client's kind, as the model sees them.
     """
@@ -123,8 +122,7 @@ class ServerBehaviour(Plugin, ABC):
 def sent(behaviour: ServerBehaviour, step: ServerStep) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
     """Return what the server sends in a round, checked: to all, and the whole state of clients who are sent another.
 
-    Raises:
-        BadInput: it isn't a state of the model, isn't finite, or is for somebody who doesn't take part.
+    BadInput: it isn't a state of the model, isn't finite, or is for somebody who doesn't take part.
     """
     altered, own = dict(behaviour(step)), behaviour.own(step)
     states = [altered, *(altered | dict(tensors) for tensors in own.values())]

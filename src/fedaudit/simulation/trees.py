@@ -26,10 +26,7 @@ Rows = NDArray[np.float32]
 
 
 def play(federation: Federation, report: Callable[[float], None] | None = None) -> tuple[Transcript, Truth, History]:
-    """Run the rounds of a federation of trees, see :func:`grow`.
-
-    Args:
-        federation: checked by :func:`check_trees`.
+    """Run the rounds of a federation of trees that :func:`check_trees` checked, see :func:`grow`.
 
     Returns:
         What travelled; the truth, in which all rows of client c are under (0, c); how it went.
@@ -155,7 +152,7 @@ def _grown(
 
 
 def _noisy(tree: Tree, spec: TreeSpec, learning_rate: float, rng: torch.Generator) -> Tree:
-    """Return a tree whose leaves are of noisy sums; inner nodes are told as the sums of theirs."""
+    """Return a tree whose leaves come from noisy sums; inner nodes say the sums of theirs."""
     assert tree.weights is not None
     assert tree.cover is not None
     leaves = tree.leaves
@@ -166,12 +163,12 @@ def _noisy(tree: Tree, spec: TreeSpec, learning_rate: float, rng: torch.Generato
 
 
 def is_json(data: bytes) -> bool:
-    """Return whether a model of xgboost is JSON: of UBJSON, the length of a key comes after the brace."""
+    """Return whether a model of xgboost is JSON: in UBJSON, the length of a key comes after the brace."""
     return data[:1] == b"{" and data[1:2] in b' \t\r\n"}'
 
 
 def as_json(data: bytes, where: str) -> bytes:
-    """Return a model of xgboost (``Booster.save_raw``) as JSON, be it JSON or UBJSON, which xgboost itself reads."""
+    """Return a model of xgboost (``Booster.save_raw``) as JSON; xgboost itself reads one that is UBJSON."""
     if is_json(data):
         return data
     if len(data) > BOOSTER.file:

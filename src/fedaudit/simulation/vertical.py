@@ -31,10 +31,7 @@ from fedaudit.utils.validation import check_memory
 
 
 def play(federation: Federation, report: Callable[[float], None] | None = None) -> tuple[Transcript, Truth, History]:
-    """Run the rounds of a vertical federation, see :func:`exchange`.
-
-    Args:
-        federation: checked by :func:`check_vertical`.
+    """Run the rounds of a vertical federation that :func:`check_vertical` checked, see :func:`exchange`.
 
     Returns:
         What travelled; the truth, in which example i is alone under (i, 0); how it went.
@@ -73,7 +70,7 @@ def exchange(
     device: str = "cpu",
     server: MaliciousServer | None = None,
 ) -> VerticalRecord:
-    """Return what travels when the parties train ``model`` together.
+    """Return what travels when the parties train ``model``, which isn't changed, together.
 
     Each round the server draws a batch of the aligned examples, without replacement. The parties send the embeddings of
     their features, the server computes the loss and sends every party its embeddings' gradient, and all take a step of
@@ -81,7 +78,6 @@ def exchange(
     dropout are in evaluation mode.
 
     Args:
-        model: with the weights of round 0; it isn't changed.
         after: called after every round with how many there were, the model, and how many numbers a party sent.
         device: on which they train; what is recorded lies on the CPU.
         server: who sends other gradients than the loss'; None: an honest one.
@@ -139,11 +135,8 @@ class MaliciousServer:
     """A server that answers embeddings with gradients of its own, and what it draws from.
 
     Attributes:
-        behaviour: whose they are.
-        task_info: what everybody knows.
         public: (n, ...) public examples, as they stand in the data set.
         seed: of its draws; with the federation's name.
-        name: of the federation.
     """
 
     behaviour: ServerBehaviour

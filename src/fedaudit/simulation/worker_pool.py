@@ -28,14 +28,13 @@ def run_round(
 ) -> list[tuple[Update, Tensor]]:
     """Return what each client sends in a round, as it arrives, and the rows of the examples it was made from.
 
+    FedAuditError: a client's worker process died twice.
+
     Args:
         model: the architecture; its weights are undefined afterwards.
         client_weights: client to what it is sent in place of ``weights``.
         workers: processes for the honest clients; 1 means this one. Malicious clients collude, so they run here, one
             after the other.
-
-    Raises:
-        FedAuditError: a client's worker process died twice.
     """
     received = {client.number: client_weights.get(client.number, weights) for client in clients}
     done: dict[int, tuple[tuple[Update, Tensor], History]] = {}

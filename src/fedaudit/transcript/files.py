@@ -1,9 +1,9 @@
-"""A transcript's folder: what lies in it, how it is written round by round, and its indices read back; never a pickle.
+"""A transcript's folder: what lies in it, how it is written round by round, and its indices read; never a pickle.
 
-``index.json`` says what is known of the federation, ``round-NNNNN.json`` of every closed round what travelled, in
+``index.json`` says what is known of the federation; ``round-NNNNN.json`` says of every closed round what travelled, in
 safetensors files beside it. What there is of the whole federation (:data:`PARTS`) lies in a sealed file each, the truth
-apart (:mod:`fedaudit.transcript.truth`). A round's index lists the digests of its files and the round's before; all are
-sealed (:mod:`fedaudit.utils.integrity`) with the transcript's identifier. :mod:`fedaudit.transcript.reading` makes
+apart (:mod:`fedaudit.transcript.truth`). A round's index lists the digests of its files and of the round before; all
+are sealed (:mod:`fedaudit.utils.integrity`) with the transcript's identifier. :mod:`fedaudit.transcript.reading` makes
 updates of it.
 """
 
@@ -197,15 +197,8 @@ def round_file(index: int) -> str:
 class Writer:
     """The only writer of transcripts: tensors first, then their round's index, then the folder's.
 
-    A round is readable as soon as it is closed, whatever happens later.
-
-    Args:
-        folder: where it is written.
-        header: of the transcript; what changes in it is written with the next round.
-        before: digest of the last closed round, where a transcript goes on.
-
-    Raises:
-        OSError: the folder can't be written.
+    A round is readable as soon as it is closed, whatever happens later. What changes in ``header`` is written with the
+    next round; ``before`` is the digest of the last closed round, where a transcript goes on.
     """
 
     def __init__(self, folder: Path, header: Header, before: str | None = None) -> None:
@@ -216,7 +209,7 @@ class Writer:
         self.write_header()
 
     def write_tensors(self, file: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a file of the open round; of one that can't be written (OSError, ValueError) nothing stays."""
+        """Write a file of the open round; nothing stays of one that can't be written (OSError, ValueError)."""
         try:
             with (self.folder / file).open("wb") as opened:
                 write(opened, pieces({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
@@ -227,7 +220,7 @@ class Writer:
         self._digests[file] = self._beside.submit(file_sha256, self.folder / file)
 
     def close_round(self, entry: RoundEntry | None) -> None:
-        """Write the index of the round whose files were written; of a round without one (None) nothing stays."""
+        """Write the index of the round whose files were written; nothing stays of a round without one (None)."""
         digests, self._digests = self._digests, {}
         if self._beside is not None:
             self._beside.shutdown()
@@ -404,8 +397,8 @@ class _Replays(BaseModel):
 def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], Replay]:
     """Return what an earlier replay check of the transcript found: (round, client) to how close it came.
 
-    A version before kept no explanation, so that what it took for a contradiction may be none: that is left out, as
-    what was never checked, and checked again where the truth is there.
+    An earlier version kept no explanation, so what it took for a contradiction may be none: that is left out as never
+    checked, and checked again where the truth is there.
     """
     path = folder / REPLAY
     if not path.is_file():

@@ -209,7 +209,7 @@ def observe(transcript: Transcript | Recorded, threat: ThreatModel | None = None
 
 
 def _own_log(log: dict[str, Tensor], threat: ThreatModel) -> dict[str, Tensor]:
-    """Return what this adversary itself recorded: of servers' and of clients' notes no other sees anything."""
+    """Return what this adversary itself recorded: no other sees anything of servers' and clients' notes."""
     server = {"malicious-server": True, "client": False}.get(threat.adversary)
     return {name: t for name, t in log.items() if name.startswith(SERVER_LOG) is server}
 

@@ -1,4 +1,4 @@
-"""Folders that earlier versions wrote, made into today's. Nothing but ``fedaudit convert`` reads them.
+"""Folders that earlier versions wrote, made into today's. Only ``fedaudit convert`` reads them.
 
 Version 1 was a simulation's: one index with every round, tensors by ``parameters/NAME`` and ``buffers/NAME``, and the
 truth in a file that knew its transcript by a hash of what it holds. Version 2 was a recorder's: an index a round, and
@@ -56,13 +56,10 @@ _TASK = {"spare_outputs": "extra_classes", "front": "inserted"}
 
 
 def convert_folder(old: Path, new: Path) -> list[str]:
-    """Write the transcript in ``old``, of version 1 or 2, and its truth to ``new`` in today's format.
+    """Write the transcript of version 1 or 2 in ``old``, and its truth, to ``new``; return what ``old`` couldn't tell.
 
-    What was sealed is checked, and sealed again: where that was done with a key, the key is needed. ``new`` appears at
-    once. The module isn't needed: what doesn't fit it is told when the new folder is read.
-
-    Returns:
-        Notes on what the old folder couldn't tell.
+    What was sealed is checked, and sealed again; with a key, if it was done with one. ``new`` appears at once. The
+    module isn't needed: what doesn't fit it shows when the new folder is read.
     """
     check_new(new)
     path = old / INDEX

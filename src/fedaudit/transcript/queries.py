@@ -28,8 +28,8 @@ class QuerySet:
             hidden, c where it isn't one of the inputs.
         columns: (c,) of the inputs.
         public_values: (m,) which value the public examples have; empty where none is hidden.
-        public_property: (m,) bool: which of the public examples have the property of clients that the adversary is
-            after; empty where it is after none.
+        public_property: (m,) bool: which public examples have the clients' property that the adversary is after; empty
+            where it is after none.
     """
 
     inputs: Tensor

@@ -1,7 +1,7 @@
 """What a transcript's folder says, read with the module that clients trained: rounds of updates, task and loss.
 
-A recorder writes exactly what travelled, and has no module: what is a parameter and what a buffer, and so the updates
-ΔW, is found out here. What it didn't see of the task is given, estimated or assumed, and said.
+A recorder writes exactly what travelled, and has no module: only here it shows what is a parameter and what a buffer,
+and so what the updates ΔW are. What the recorder didn't see of the task is given, estimated or assumed, and said.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ class Reader:
     """Reads rounds, and names what doesn't fit the module.
 
     Args:
-        folder: of the transcript.
         module: that the clients trained; what doesn't travel (a frozen part) is its own.
         task_info: for labels.
         notes: take what was left out or assumed.
-        exact: whether names and types are the module's own and everything is there, as a simulation has it;
+        exact: names and types are the module's own and everything is there, as a simulation has it;
             :meth:`fedaudit.Transcript.check` refuses the rest. Else another framework may have sent it.
-        partial: whether updates hold only some of the parameters, as far as that is known.
+        partial: updates hold only some of the parameters, as far as that is known.
     """
 
     def __init__(
@@ -164,9 +163,9 @@ class Reader:
 def by_own_names(
     tensors: Mapping[str, Tensor], state: Collection[str], adapters: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """Return tensors by the module's own names, without those of wrappers.
+    """Return tensors by the module's own names (``state``), without those of wrappers.
 
-    ``state`` are the names in the module's, ``adapters`` those of :func:`~fedaudit.models.adapters_names`.
+    ``adapters`` is what :func:`~fedaudit.models.adapters_names` returns.
     """
     for prefix in _PREFIXES:
         if tensors and all(name.startswith(prefix) for name in tensors) and not set(tensors) & set(state):
@@ -185,12 +184,11 @@ def complete_task(
     notes: list[str],
     lost: str = "no local training was captured",
 ) -> tuple[TaskInfo, Loss]:
-    """Return what everybody knows, and the loss.
+    """Return what everybody knows, and the loss; what is assumed is added to ``notes``.
 
     Args:
-        given: fields of it that count in place of what was observed.
-        loss: theirs, where it isn't one of fedaudit's.
-        notes: take what was assumed.
+        given: fields that count in place of what was observed.
+        loss: the clients', where it isn't one of fedaudit's.
         lost: why no example was recorded, where none was.
 
     Raises:
@@ -285,7 +283,7 @@ def _preprocessing(
 ) -> tuple[_Channels, _Channels]:
     """Return mean and standard deviation: estimated from the range of what the model saw, where it has bounds.
 
-    Of many images some pixel is black and some is white, in each channel: x = (p − mean) / std lies in
+    In many images some pixel is black and some is white, in each channel: x = (p − mean) / std lies in
     [−mean / std, (1 − mean) / std]. ``notes`` take what was assumed.
     """
     identity = (0.0,) * channels, (1.0,) * channels
@@ -306,9 +304,7 @@ def _preprocessing(
 
 
 def outputs_of(module: nn.Module, shape: tuple[int, ...], tokens: TokenInfo | None = None) -> int:
-    """Return how many outputs ``module`` has for one input of ``shape``; for one token where the next is predicted, one
-    pixel of masks.
-    """
+    """Return how many outputs ``module`` has for an input of ``shape``: for one predicted token, one pixel of masks."""
     before = [(part, part.training) for part in module.modules()]
     try:
         module.eval()

@@ -88,8 +88,8 @@ def check_order(path: Path | str, rounds: Sequence[Any]) -> None:
 def read_file(folder: Path, file: str, files: Mapping[str, str]) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file beside the index of ``folder``.
 
-    ``files``: of every file that the index lists the SHA-256; empty where an earlier version wrote it.
-    CorruptTranscript: the name leads elsewhere, the file is missing or damaged, or it isn't the one that is listed.
+    ``files``: SHA-256 of every file that the index lists; empty where an earlier version wrote it. CorruptTranscript:
+    the name leads elsewhere, or the file is missing, damaged or not the listed one.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", file) or (folder / file).is_symlink():
         raise CorruptTranscript(f"the index of '{folder}' names a file that isn't a plain one beside it: {file[:80]!r}")
@@ -140,7 +140,7 @@ def check_update(
 ) -> None:
     """Check that ``own``, of ``parameters``, and ``moved``, of ``buffers``, are as the model has them.
 
-    A sanitiser may hold tensors back, but then says that it was there; without one the update must be ``whole``.
+    A sanitiser may hold tensors back, but then says so; without one the update must be ``whole``.
     """
     sent = {k: v for k, v in parameters.items() if whole or k in own}
     if not sent:

@@ -19,7 +19,7 @@ from fedaudit.utils.errors import BadInput
 def groups(participants: Sequence[int], size: int) -> list[list[int]]:
     """Return who is summed with whom: clients in order, ``size`` to a sum.
 
-    What is left over joins the last sum: no client is in a smaller one, unless fewer take part.
+    The rest joins the last sum: no client is in a smaller one, unless fewer take part.
     """
     cut = [list(participants[i : i + size]) for i in range(0, len(participants), size)]
     if len(cut) > 1 and len(cut[-1]) < size:
@@ -39,10 +39,10 @@ def summed(updates: Sequence[Update], *, weighted: bool = False, batch_norm: boo
     """Return what the server learns of several clients by secure aggregation (Bonawitz et al. 2017): their mean.
 
     That is the sum, which the protocol yields, over the number of clients or of their examples, which the server knows.
-    It stands as one update over all their examples. Of one local step it is exactly that: the gradient of the mean loss
+    It stands as one update over all their examples. After one local step that is exact: the gradient of the mean loss
     over the union of the batches, or where the clients' shares of the mean aren't their shares of the examples, or
-    BatchNorm normalises each batch by itself, one step that accumulates a pass a client. Of several steps it is that
-    as far as the clients' models stay alike. Sums of unlike training have none recorded.
+    BatchNorm normalises each batch by itself, one step that accumulates a pass a client. After several steps it holds
+    as far as the clients' models stay alike. A sum of unlike trainings has no training recorded.
 
     Args:
         updates: of one round, in the order of the clients; a single one is returned as it is.
@@ -92,11 +92,11 @@ def remainder(
 ) -> Update:
     """Return what a mean of updates leaves when those of ``own`` clients are subtracted: the mean of the others'.
 
-    Of the others nothing but ``total`` enters the tensors, so that its rounding is in them, divided by their share.
+    Only ``total`` tells of the others' tensors, so they hold its rounding, divided by their share.
 
     Args:
         total: by name: the mean of all.
-        updates: of all whose mean it is.
+        updates: all whose mean it is.
         own: clients whose updates are known; not all of them.
         weighted, batch_norm: see :func:`summed`.
 
@@ -129,7 +129,7 @@ def remainder(
 def order(updates: Sequence[Update]) -> Tensor:
     """Return (n,): the examples of all updates, one client's after the other's, in the order in which a sum uses them.
 
-    That is step by step, and in each step client by client; where steps are unlike, or not known, as they are.
+    Step by step, and in each step client by client; where steps are unlike or unknown, as they are.
     """
     sizes = [u.training.batch_sizes if u.training else (u.num_examples,) for u in updates]
     if len({len(steps) for steps in sizes}) > 1:
@@ -143,13 +143,9 @@ def order(updates: Sequence[Update]) -> Tensor:
 def sums_only(
     rounds: Sequence[Round], size: int, *, weighted: bool = False, batch_norm: bool = False
 ) -> tuple[list[Round], dict[tuple[int, int], list[Update]]]:
-    """Return the rounds with the sums of ``size`` clients each in place of their updates.
+    """Return the rounds with the sums of ``size`` clients each in place of updates, and of each sum its updates.
 
-    Args:
-        weighted, batch_norm: see :func:`summed`.
-
-    Returns:
-        The rounds, and of every (round, client) of a sum the updates that it is made of, for the truth.
+    The second is by (round, client) of the sum, for the truth; ``weighted`` and ``batch_norm`` are :func:`summed`'s.
     """
     after, members = [], {}
     for record in rounds:

@@ -45,11 +45,7 @@ class ProtocolSpec(Spec):
         return {}
 
     def check(self, algorithm: str, clients: int, changed: Collection[str]) -> None:
-        """Refuse a federation that these settings aren't for; ``changed``: its settings that aren't the defaults.
-
-        Raises:
-            ValueError: with the reason and the remedy.
-        """
+        """Raise ValueError for a federation that these settings aren't for; ``changed``: those that aren't defaults."""
         if algorithm not in self.algorithms:
             raise ValueError(
                 f"{self.kind} is for algorithm: {self.algorithms[0]}, not {algorithm}; leave one of the two out"
@@ -62,7 +58,7 @@ class ProtocolSpec(Spec):
             raise ValueError(f"{self.kind}.observer is {observer}, but {self.members} are 0 to {clients - 1}")
 
     def of_model(self, clients: int) -> tuple[Any, ...]:  # noqa: ARG002
-        """Return what of it decides the model of a federation of so many clients."""
+        """Return the settings that decide the model of a federation of so many clients."""
         return ()
 
     def case(self) -> dict[str, Any]:
@@ -106,11 +102,7 @@ class Sent:
         return ProtocolSpec()
 
     def check(self, module: nn.Module, task_info: TaskInfo, where: str) -> None:
-        """Refuse what contradicts itself or isn't of ``module``, naming ``where``.
-
-        Raises:
-            CorruptTranscript: it does, or isn't.
-        """
+        """Raise CorruptTranscript, naming ``where``, for what contradicts itself or isn't of ``module``."""
 
     def seen_by(self, adversary: str) -> Self:  # noqa: ARG002
         """Return what an adversary sees of it."""
@@ -164,19 +156,11 @@ class SentEntry(BaseModel, ABC):
 
     @abstractmethod
     def module(self, task_info: TaskInfo) -> nn.Module:
-        """Return the architecture of such a federation.
-
-        Raises:
-            BadInput: there is none.
-        """
+        """Return the architecture of such a federation; BadInput: there is none."""
 
     @abstractmethod
     def record(self, tensors: dict[str, Tensor], module: nn.Module, task_info: TaskInfo, path: Path) -> Sent:
-        """Return it with ``tensors``, read from ``path``, checked.
-
-        Raises:
-            CorruptTranscript: something is missing, or contradicts something else.
-        """
+        """Return it with ``tensors``, read from ``path``; CorruptTranscript: one is missing, or contradicts another."""
 
 
 class HasSent:
@@ -186,12 +170,12 @@ class HasSent:
 
     @property
     def vertical(self) -> Any:
-        """``sent``, of a vertical federation or split learning; None of another."""
+        """``sent``, if the federation is vertical or split learning; else None."""
         return self._of("vertical")
 
     @property
     def trees(self) -> Any:
-        """``sent``, of a federation of boosted trees; None of another."""
+        """``sent``, if the federation is of boosted trees; else None."""
         return self._of("trees")
 
     def _of(self, kind: str) -> Sent | None:

@@ -219,7 +219,7 @@ class Transcript(HasSent):
             raise BadInput(f"can't write the transcript to '{folder}': {error}") from None
 
     def _write_round(self, writer: Writer, one: Round) -> None:
-        """Write a round; of weights that a client was sent in place of everybody's, those tensors that differ."""
+        """Write a round; for a client that was sent other weights, only the tensors that differ from everybody's."""
         stem = f"round-{one.index:05d}"
         entry = RoundEntry(
             index=one.index,

@@ -70,8 +70,8 @@ class TreeMessage:
 
     Attributes:
         round: from 0.
-        client: from 0; 0 where histograms are seen as their sum only.
-        model: its trees as xgboost's JSON, as they were sent. Of the protocol ``histogram`` the tree that all grew,
+        client: from 0; 0 where only the histograms' sum is seen.
+        model: its trees as xgboost's JSON, as they were sent. In the protocol ``histogram`` the tree that all grew,
             with the sums of this client's histograms in its leaves.
         num_examples: that it holds, which cover tells, too.
     """
@@ -92,7 +92,6 @@ class TreeRecord(Sent):
     """The rounds of a federation of trees, or what one side sees of them.
 
     Attributes:
-        spec: how they are grown.
         learning_rate: η.
         clients: how many there are; 1 where only sums are seen.
         messages: in the order in which their trees join the model.
@@ -126,9 +125,9 @@ class TreeRecord(Sent):
     def seen_by(self, adversary: str) -> TreeRecord:
         """Return what a ``server`` or an ``eavesdropper`` sees, which is all, or the ``client`` named as observer.
 
-        A client receives the model of every round: trees stand in it in the clients' order, so it knows which are
-        whose. Of histograms it learns the sum alone, and takes its own off: its record is of one client then, the
-        others together.
+        A client receives the model of every round: its trees stand in the clients' order, so it knows which are whose.
+        Of histograms it learns the sum alone, and takes its own off: its record then has one client, the others
+        together.
         """
         if adversary != "client":
             return self

@@ -210,8 +210,8 @@ def truth_beside(folder: Path) -> Path | None:
 def load_truth(path: Path, transcript: Transcript) -> Truth:
     """Read the truth of a transcript, from a file or a folder of them, and check that it belongs to it.
 
-    Of a folder only what concerns the transcript's updates is kept. Where examples are as the model saw them, they are
-    looked for among those that were given to the recorder and all that it saw; of a large folder some thousands.
+    From a folder only what concerns the transcript's updates is kept. Examples as the model saw them are looked for
+    among those that the recorder was given and all that it saw; in a large folder some thousands.
     """
     about: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
@@ -238,7 +238,7 @@ def load_truth(path: Path, transcript: Transcript) -> Truth:
 
 
 def _files(path: Path, updates: Collection[tuple[int, int]]) -> tuple[list[Path], list[Path]]:
-    """Return a truth's files: those that are read, and others of which candidates are taken."""
+    """Return the files of a truth that are read, and others that candidates are taken from."""
     if not path.is_dir():
         return [path], []
     own = [path / truth_file(*key) for key in sorted(updates)]
@@ -359,7 +359,7 @@ def unused_candidates(path: Path, transcript: Transcript) -> tuple[Tensor, Tenso
 
 
 def used_in(path: Path, info: TaskInfo) -> set[int]:
-    """Return the fingerprints of all that any recorded update used, of rounds that aren't read, too."""
+    """Return the fingerprints of all that any recorded update used, also in rounds that aren't read."""
     used = set[int]()
     for file in sorted(p for p in path.iterdir() if _OF_UPDATE.fullmatch(p.name)):
         for name, seen in _read(file)[1].items():
@@ -396,7 +396,7 @@ def _targets(targets: Tensor, task_info: TaskInfo) -> Tensor:
 def typical(truth: Truth, count: int, label: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the ``count`` candidates of middling distance to the mean of all, victims apart, and their labels.
 
-    Only those of the class ``label`` count, where one is given and there are so many.
+    Only those of the class ``label`` count, where one is given and has that many.
     """
     victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
     rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]
@@ -411,10 +411,7 @@ def typical(truth: Truth, count: int, label: int | None = None) -> tuple[Tensor,
 
 
 def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:
-    """Write the transcript to ``folder``, and into the same folder the truth, marked as this transcript's.
-
-    All of it appears at once: whoever is interrupted leaves ``folder`` as it was.
-    """
+    """Write the transcript to ``folder``, and its truth, marked as its own; all appears at once, or nothing changes."""
     check_new(folder)
     about = {**truth.about, "transcript": transcript.id}
     try:

@@ -25,8 +25,8 @@ class Replay(NamedTuple):
 
     Attributes:
         error: ‖replayed − sent‖ / ‖sent‖; infinity where it can't be repeated, or diverges.
-        rounding: how far it ends from itself where the weights that it starts from are moved by a rounding, relative;
-            0 where the error is too small to ask.
+        rounding: how far it ends from itself, relative, if a rounding moves the weights at its start; 0 where the error
+            is too small to ask.
         home: what the client trained from and wasn't sent, in words; empty: nothing.
         explanation: what explains the error, in words; empty: nothing has to, or nothing does.
         left: relative error that it leaves; infinity: it can't be repeated, so that nobody can tell.
@@ -50,7 +50,7 @@ class Replay(NamedTuple):
 
     @property
     def verifies(self) -> bool:
-        """Whether the facts are told from others: where rounding alone explains any update, they aren't."""
+        """Whether the replay can tell the facts from others: it can't where rounding alone explains any update."""
         if self.explanation:
             return self.left < _ANYTHING
         return self.reproduces and (self.error <= CONTRADICTED or BEYOND_ROUNDING * self.rounding < _ANYTHING)
@@ -60,21 +60,18 @@ class Replay(NamedTuple):
 class PrivateSteps:
     """How a client's optimiser made its steps private: DP-SGD (Abadi et al. 2016, Algorithm 1).
 
-    In each step every example's gradient is clipped, their sum gets Gaussian noise of ``noise`` times ``clip`` and is
-    divided by ``divisor``.
+    In each step every example's gradient is clipped; their sum gets Gaussian noise of ``noise`` times ``clip`` and is
+    divided by ``divisor``. BadInput: a number that no such training has.
 
     Attributes:
         clip: norm of an example's gradient, at most.
-        noise: σ, in units of ``clip``; where it changed the least.
+        noise: σ, in units of ``clip``; where it changed, the least.
         divisor: the examples that a step is expected to have, which needn't be those that it has; 1 where the sum is
             taken as it is.
-        steps: that were taken, those without any example among them.
+        steps: that were taken, including those without any example.
         rate: the probability with which each step drew an example (Poisson sampling); None: it wasn't seen drawn so.
-        layers: norm of each parameter's part, where these are clipped each by itself; empty: all together.
-        empty: of each step that drew no example, how many that drew some came before it, and its learning rate.
-
-    Raises:
-        BadInput: a number that no such training has.
+        layers: norm of each parameter's part, where each is clipped by itself; empty: all together.
+        empty: for each step that drew no example, how many that drew some came before it, and its learning rate.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file

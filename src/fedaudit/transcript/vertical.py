@@ -187,9 +187,9 @@ class VerticalRecord(Sent):
     def seen_by(self, adversary: str) -> VerticalRecord:
         """Return what the ``server`` sees, an ``eavesdropper``, or the ``client`` that the spec names as observer.
 
-        The server has the labels, its own network and all that goes up and down; where gradients are aggregated also
-        the parties' networks. An eavesdropper has what goes up and down. A party has its own network, embeddings and
-        their gradients; and its features where it knows labels of some.
+        The server has the labels, its own network and all that goes up and down, and the parties' networks, too, where
+        gradients are aggregated. An eavesdropper has what goes up and down. A party has its own network, embeddings and
+        their gradients, and its features where it knows labels of some.
         """
         if adversary in ("server", "malicious-server"):
             whole = self.spec.protocol == "aggregated-gradients"
@@ -213,7 +213,7 @@ class VerticalRecord(Sent):
         )
 
     def _auxiliary(self) -> Tensor | None:
-        """Return the labels that the observing party knows: of the first ``known_labels`` examples of each class."""
+        """Return the labels that the observing party knows: those of each class's first ``known_labels`` examples."""
         if not self.spec.known_labels or self.labels is None:
             return None
         known = torch.full((self.examples,), -1)

@@ -23,14 +23,13 @@ _DIGITS = 6  # of the server's step
 def view(transcript: Transcript, threat: ThreatModel) -> tuple[list[Round], list[Round]]:
     """Return the rounds whose global models an adversary sees, and those with the updates that it reads.
 
-    In the latter stand nothing but these updates: of an aggregating client all but its own, one by one or as what
-    secure aggregation leaves of their sum; of clients who collude one a round, the mean of the others'. That they get
-    from how the global model changes, so of rounds whose next one is in the transcript, too, and where the server's
-    rule is the mean, plain or by examples, times a step. Which it is the clients know; here it is the one by which the
-    model moved. By any other (a robust rule, a server's momentum, noise) they can't subtract anything.
+    The latter hold nothing but these updates: for an aggregating client all but its own, one by one or as what secure
+    aggregation leaves of their sum; for clients who collude one a round, the mean of the others'. They get that from
+    how the global model changes, so only in rounds whose next one is in the transcript, too, and where the server's
+    rule is the mean, plain or by examples, times a step. The clients know which of these it is; here it is the one by
+    which the model moved. By any other rule (a robust one, a server's momentum, noise) they can't subtract anything.
 
-    Raises:
-        BadInput: the adversary sees no part of it, see :meth:`ThreatModel.seen_of`.
+    BadInput: the adversary sees no part of it, see :meth:`ThreatModel.seen_of`.
     """
     rounds, own = transcript.rounds, threat.clients or []
     if not threat.partial:

@@ -1,6 +1,6 @@
 """A network as a chain of affine steps and invertible activations, or the reason why it isn't one.
 
-What a recursive attack (``r_gap``) goes back through, and what the rank analysis (``rank``) counts. The chain is
+A recursive attack (``r_gap``) goes back through the chain, and the rank analysis (``rank``) counts it. The chain is
 read from the traced module (``torch.fx``), so a user's own module needs no change.
 """
 

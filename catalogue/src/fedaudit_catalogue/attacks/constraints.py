@@ -128,9 +128,8 @@ def weight_constraints(block: Block, before: Tensor | None = None) -> Equations:
 def gradient_constraints(block: Block, k: Tensor, gradient: Mapping[str, Tensor] | None) -> list[Equations]:
     """Return what the gradients of the block's layers say of its input, one system a layer.
 
-    Args:
-        k: (*output_shape) ∂L/∂z.
-        gradient: as far as it is there; None: for the rank only, of all layers whose weight is trained.
+    ``k`` is (*output_shape) ∂L/∂z. ``gradient``: as far as it is there; None: the rank only, of all layers whose weight
+    is trained.
     """
     found = []
     for i, step in enumerate(block.steps):
@@ -294,7 +293,7 @@ class RankAnalysis:
 
     @property
     def verdict(self) -> Verdict:
-        """Of the whole network: as its worst layer's."""
+        """The whole network's, which is its worst layer's."""
         worst = {layer.verdict for layer in self.layers}
         if "deficient" in worst:
             return "deficient"
@@ -304,7 +303,7 @@ class RankAnalysis:
     def index(self) -> float:
         """Σ_i (d − i + 1)/d · (rank_i − unknowns_i) over the layers i = 1 … d: 0 if all are determined, else below.
 
-        What is missing at the first layers weighs most, because nothing after it can mend it.
+        What the first layers lack weighs most, because nothing after them can mend it.
         """
         d = len(self.layers)
         return sum(-layer.missing * (d - i) / d for i, layer in enumerate(self.layers)) + 0.0
@@ -315,10 +314,9 @@ def rank_analysis(
 ) -> RankAnalysis:
     """Count unknowns and independent equations of every layer of ``module``: R-GAP's rank analysis.
 
-    It needs the network only, in its mode of training: its weights, and where it would be attacked (one example, all
-    gradients sent). The gradient constraints depend on the example through k = ∂L/∂z, so their rank is that at a random
-    input and a random label; for all inputs but a set of measure zero it is the greatest that there can be (Zhu &
-    Blaschko, ICLR 2021).
+    It needs the network alone, in its mode of training, with its weights; it assumes one example and all gradients
+    sent. The gradient constraints depend on the example through k = ∂L/∂z, so their rank is that at a random input and
+    a random label; for all inputs but a set of measure zero that is the greatest possible (Zhu & Blaschko, ICLR 2021).
     """
     blocks = chain(module, input_shape)
     for block in blocks:

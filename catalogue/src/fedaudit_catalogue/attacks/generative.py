@@ -63,7 +63,7 @@ class GIAS(GradientInversion):
     weights_learning_rate: Annotated[Positive, Field(le=1e36)] = 1e-3
 
     def check(self, observation: Observation) -> None:
-        """Refuse an adversary without public data or generator, too."""
+        """Refuse also an adversary without public data or generator."""
         super().check(observation)
         if not observation.threat.knows_public_data:
             raise NotApplicable(
@@ -106,11 +106,7 @@ class GIAS(GradientInversion):
         return self.iterations + (self.restarts - 1) * round(self.latent_share * self.iterations)
 
     def found(self, prepared: Prepared, generator: torch.Generator, progress: Progress) -> tuple[list[Tensor], Trace]:
-        """Search the codes, then the weights.
-
-        Raises:
-            NotApplicable: the optimisation diverged.
-        """
+        """Search the codes, then the weights; NotApplicable: the optimisation diverged."""
         task_info, device = prepared.task_info, prepared.labels.device
         network = _load(self.generator_file).network.to(device)
         objective = self.objective(prepared)

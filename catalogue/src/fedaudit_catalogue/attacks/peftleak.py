@@ -68,7 +68,7 @@ def _blocks(model: ViT) -> list[AdaptedBlock]:
 def _bins(model: ViT) -> list[_Bins]:
     """Return the bins of all positions, which take turns at the adapters of all blocks but the last.
 
-    Logits are read at the class token alone, so no gradient comes from what the last block's adapter gets of patches.
+    The class token alone gives the logits, so what the last block's adapter gets of patches has no gradient.
     """
     blocks = _blocks(model)
     adapters, positions = len(blocks) - 1, model.position.num_embeddings - 1
@@ -164,7 +164,7 @@ class PeftLeakServer(ServerBehaviour):
         output[entries.added, 0] = 1
 
     def _drawn(self, model: ViT, step: ServerStep, draws: torch.Generator) -> Tensor:
-        """Return images of which each patch has one brightness."""
+        """Return images whose patches have one brightness each."""
         assert isinstance(model.cut, nn.Conv2d)
         shape = step.task_info.input_shape
         grid = [side // patch for side, patch in zip(shape[1:], model.cut.kernel_size, strict=True)]

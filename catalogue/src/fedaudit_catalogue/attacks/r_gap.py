@@ -128,8 +128,8 @@ class RGap(ClosedForm):
 def _exact_gradient(message: Message) -> dict[str, Tensor]:
     """Return the gradient of one example in float64.
 
-    Of one local step of SGD it is −ΔW/μ − λW, λ being the weight decay; momentum and FedProx's term are zero there. A
-    clipped gradient is the gradient times a number.
+    After one local step of SGD it is −ΔW/μ − λW, λ being the weight decay; momentum and FedProx's term are zero there.
+    A clipped gradient is the gradient times a number.
     """
     update, training = message.update, message.update.training
     remedy = "run an attack that optimises (invg, agic), or audit batch_size: 1"
@@ -204,8 +204,8 @@ def _candidates(
 def _scales(direction: Tensor, label: int, logits: Tensor, bias: Tensor) -> list[tuple[float, Tensor]]:
     """Return every k = a·``direction`` with 1 − softmax(``logits``/a + bias)[label] = −k[label], and how well it fits.
 
-    How well the other classes' equations hold tells the right root. ``direction`` (classes,) is of length one and
-    negative at ``label`` alone; ``logits`` are W·v·s, the logits times a.
+    The other classes' equations hold best at the right root. ``direction`` (classes,) is of length one and negative at
+    ``label`` alone; ``logits`` are W·v·s, the logits times a.
     """
     own = -float(direction[label])
 

@@ -30,7 +30,7 @@ _ALPHA = 0.2
 def decoder(embedding: tuple[int, ...], image: tuple[int, ...]) -> nn.Sequential:
     """Return a network from embeddings (K, *embedding) to images (K, *image) in [0, 1], its weights not yet drawn.
 
-    Nearest neighbours and convolutions double maps until they are as large as the image; of vectors a fully connected
+    Nearest neighbours and convolutions double maps until they are as large as the image; for vectors a fully connected
     layer first makes maps of a quarter of its size.
     """
     with torch.device("meta"):  # whose weights nobody draws
@@ -81,7 +81,7 @@ def _discriminator(embedding: tuple[int, ...]) -> nn.Sequential:
 def gradient_penalty(critic: nn.Module, own: Tensor, sent: Tensor, shares: Tensor) -> Tensor:
     """Return the mean of (‖∇D(ẑ)‖ − 1)² (Gulrajani et al. 2017, Eq. 3).
 
-    ẑ lies between ``own`` and ``sent`` (K, ...), by ``shares`` (K,) of the latter.
+    ẑ lies between ``own`` and ``sent`` (K, ...), at the share ``shares`` (K,) of the latter.
     """
     weights = shares.view(-1, *(1,) * (own.ndim - 1))
     between = (weights * sent + (1 - weights) * own).detach().requires_grad_()

@@ -78,7 +78,7 @@ def read(product: Tensor, message: Message, prefix: str, *, bounded: bool) -> Bi
     """Return what each bin that was hit holds, by a multiple of the gradient (units, inputs + 1), the bias' last.
 
     Without an upper bound (Fowl et al. 2022) a unit's row holds every example above its bin's lower edge, so the
-    difference of two successive rows is what is in the first one's bin alone. Bounded units hold that by themselves.
+    difference of two successive rows is what the first one's bin alone holds. Bounded units hold that by themselves.
     What is within rounding of nothing is left out.
     """
     back = message.weights[f"{prefix}.back.weight"].double().cpu()
@@ -102,7 +102,7 @@ def in_their_bins(found: Bins, weight: Tensor, low: Tensor, high: Tensor) -> Ten
     """Return (r, inputs) the examples: Σ δ·x over Σ δ, of the size at which the measurement lies in the bin.
 
     In differences of weights the bias' is the least exact, as biases are large: it tells no more than the bin does.
-    ``low`` and ``high`` (units,): between which weight · x lies in each bin.
+    ``low`` and ``high`` (units,) are the bounds of weight · x in each bin.
     """
     measured = (weight[found.places].double() * found.inputs).sum(dim=1)
     least, most = low[found.places], high[found.places]
@@ -115,8 +115,8 @@ def in_their_bins(found: Bins, weight: Tensor, low: Tensor, high: Tensor) -> Ten
 def labels_of(module: WithInsertedModule, observation: Observation, inputs: Tensor, shares: Tensor) -> Tensor:
     """Return (r,) the labels with which examples (r, numbers) themselves give the δ (r,) by which their bins hold them.
 
-    Of several local steps it is compared with what the step that used the example would have given at the weights that
-    were sent.
+    After several local steps it is compared with what the step that used the example would have given at the weights
+    that were sent.
     """
     info, update = observation.task_info, observation.single().update
     stepped = update.training is not None and update.kind == "weights"
@@ -210,7 +210,7 @@ class ImprintServer(ServerBehaviour):
         return step.weights | {name: tensor.to(step.weights[name].dtype) for name, tensor in made.items()}
 
     def _strength(self, step: ServerStep, flips: Tensor) -> float:
-        """Return the strength at which a local step, of a gradient as on noise, moves no edge by more than ``drift``.
+        """Return the strength at which a local step, by a gradient as on noise, moves no edge by more than ``drift``.
 
         A step at rate η on a batch of b changes the row of the bin that x hit by η·δ·x/b, and so what it passes on by
         η·δ·(|x|² + 1)/b, where δ = (strength/limit)·flipsᵀ·∂ℓ/∂x.

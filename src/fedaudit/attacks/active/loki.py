@@ -68,7 +68,7 @@ class LokiServer(ServerBehaviour):
             raise BadInput("loki is for classifiers, and this model predicts real values; leave server out")
 
     def __call__(self, step: ServerStep) -> dict[str, Tensor]:
-        """Return the weights with the inserted module's set, but for the kernels: of these all are zero."""
+        """Return the weights with the inserted module's set, except the kernels, which are all zero."""
         info = step.task_info
         numbers = math.prod(info.input_shape)
         black, white = _range(info)

@@ -59,7 +59,7 @@ class Cocktail(Spear):
         """Return the certain directions to which the sources lead, and the directions of all sources (r, r).
 
         Combinations orthogonal to the certain directions mix the other examples alone. So these are told apart again
-        among themselves, and better, as long as that leads to further certain directions.
+        among themselves, which works better, as long as that leads to further certain directions.
         """
         parts = factored.parts
         found, sources = none_yet(parts), None
@@ -190,9 +190,9 @@ def unmix(images: Tensor, generator: torch.Generator) -> Tensor:
 
     Neighbouring pixels of an image differ little nearly everywhere and much at edges, and edges of different images are
     in different places: the differences are sparse and independent, which pixels themselves are not. FastICA
-    (symmetric, log cosh; Hyvärinen 1999) on the differences finds where to begin. It holds the components uncorrelated,
-    which a few thousand differences of single images never are quite; so maximum likelihood follows, without that
-    constraint, with densities of heavy tails. ``images``: (r, c, h, w) or (r, c, ...), float64, linearly independent.
+    (symmetric, log cosh; Hyvärinen 1999) on the differences finds a start. It holds the components uncorrelated, which
+    a few thousand differences of single images never quite are; so maximum likelihood follows, without that constraint,
+    with heavy-tailed densities. ``images``: (r, c, h, w) or (r, c, ...), float64, linearly independent.
     """
     edges = torch.cat([images.diff(dim=axis).flatten(1) for axis in range(images.ndim - 1, 1, -1)], dim=1)
     if not edges.shape[1]:  # of one pixel

@@ -163,7 +163,7 @@ def _alone(module: nn.Module, layer: nn.Linear) -> bool:
 def _of_one_layer(product: Tensor, layer: nn.Linear, observation: Observation) -> tuple[Tensor, Tensor, float, Tensor]:
     """Return inputs (b, n), labels (b,), the share left unexplained and each input's estimated error (b,).
 
-    The classes whose bias' gradient is most negative are taken for the batch's, each once.
+    The classes whose bias' gradient is most negative count as the batch's, each once.
     """
     count = observation.single().update.num_examples
     granted = observation.single().update.labels

@@ -83,8 +83,8 @@ class ClosedForm(Attack):
 def in_range(task_info: TaskInfo, inputs: Tensor) -> Tensor:
     """Return (r,) what an error of 1 in (r, numbers) inputs is, at most, as a share of the range of their values.
 
-    Kinds without a range go by standard deviations, smaller inputs by their own root mean square: whether they are
-    standardised isn't known.
+    Kinds without a range go by standard deviations, smaller inputs by their own root mean square: nobody knows whether
+    they are standardised.
     """
     if (bounds := task_info.example_kind.bounds) is None:
         return 1 / inputs.square().mean(dim=1).sqrt().clamp(min=1e-300, max=1.0)
@@ -115,7 +115,7 @@ class FirstLayer:
 def first_layer(model: nn.Module, shape: tuple[int, ...]) -> FirstLayer:
     """Return the first layer of a model in float64, which has a bias and takes the inputs as they are.
 
-    It is found by what it does to probes, so a user's own is recognised, too. The model is in the mode of its training.
+    What it does to probes shows it, so a user's own is recognised, too. The model is in the mode of its training.
     """
     numbers = torch.Size(shape).numel()
     calls: list[tuple[str, Tensor, Tensor]] = []
@@ -173,9 +173,9 @@ def _places(inputs: Tensor, numbers: int) -> Tensor | None:
 def layer_product(message: Message, layer: FirstLayer, attack: str) -> Tensor:
     """Return (outputs, inputs + 1): a multiple of the sum of the layer's gradients, with its bias' as the last column.
 
-    Of local training by SGD, whatever its steps, rates, momentum and clipping of norms, W_T = α·W_0 − Σ c_t·g_t: what
-    decay and FedProx's term make of α is known and taken off, and the c_t are the same for the weight and its bias. So
-    an update of several steps is a product of the same form as one gradient (float64).
+    After local training by SGD, whatever its steps, rates, momentum and clipping of norms, W_T = α·W_0 − Σ c_t·g_t:
+    what decay and FedProx's term make of α is known and taken off, and the c_t are the same for the weight and its
+    bias. So an update of several steps is a product of the same form as one gradient (float64).
     """
     update, training = message.update, message.update.training
     prefix = f"{layer.name}." if layer.name else ""
@@ -259,7 +259,7 @@ def own_targets(
     """Return, as :func:`own_labels`, the targets (r, k) of a regression or of labels, and how unlike the columns are.
 
     ∂L/∂z is Σ ∂L/∂f_j·∂f_j/∂z; least squares on the column gives the k first factors. Those of the squared error are
-    2(f − y)/k, of binary cross-entropy (σ(f) − y)/k. Of another loss the prediction f stands for the target.
+    2(f − y)/k, of binary cross-entropy (σ(f) − y)/k. For another loss the prediction f stands for the target.
     """
     examples = torch.zeros_like(inputs)
     examples[:, layer.places] = inputs

@@ -38,9 +38,9 @@ class PatchEmbedding:
 
 
 def patch_embedding(model: nn.Module, task_info: TaskInfo) -> PatchEmbedding | None:
-    """Return the patch embedding of a model in float64, found by what gradients do on probes; None where there is none.
+    """Return the patch embedding of a model in float64, found by its gradients on probes; None where there is none.
 
-    The gradient of a position embedding that is added to the patches, and to nothing else, is that of the patches.
+    The gradient of a position embedding that is added to the patches alone is that of the patches.
     """
     if len(task_info.input_shape) != 3:
         return None

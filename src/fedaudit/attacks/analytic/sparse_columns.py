@@ -148,8 +148,8 @@ def search_beside(parts: LowRank, known: Directions, one: int, starts: int, gene
     """Return certain directions found where the known direction ``one`` has its zeros.
 
     Among all rows, nearly parallel columns of L (examples of a class) hide each other: a search ends at the sparser
-    one. Among the rows in which the one is zero it can't; what is found there is known up to a multiple of the one, and
-    the right multiple has the most zeros in the other rows.
+    one. Among the rows in which that one is zero it can't; what it finds there is known up to a multiple of the one,
+    and the right multiple has the most zeros in the other rows.
     """
     basis = torch.linalg.svd(known.values[:, one : one + 1].T)[2][1:].T
     there = known.zeros[:, one]
@@ -231,8 +231,8 @@ def certify(parts: LowRank, directions: Tensor) -> Directions:
     """Return ``directions`` (r, k) as the null vectors of their zero sets, and which of these are certain.
 
     In these coordinates a row's noise is the same in every direction, so the null vector is the total least squares'.
-    The certificate: the zero set's rows have rank r − 1, by a margin over their noise, and no single row is what brings
-    it there. Otherwise further directions would vanish on it, and this one's zeros were a choice.
+    The certificate: the zero set's rows have rank r − 1, by a margin over their noise, and not because of any single
+    row. Otherwise further directions would vanish on it, and this one's zeros were a choice.
     """
     rows = parts.scores / parts.noise[:, None]
     q = directions / directions.norm(dim=0)
@@ -342,7 +342,7 @@ _NEWTON, _RIDGE = 12, 1e-3  # steps and penalty of the logistic regression that 
 def alternate(
     parts: LowRank, layer: FirstLayer, known: Directions, starts: int, generator: torch.Generator
 ) -> Directions:
-    """Return certain directions to which random mixtures of the examples lead that aren't ``known``, independent ones.
+    """Return certain, independent directions that aren't ``known``, to which random mixtures of the examples lead.
 
     A column of L is zero where its example doesn't activate the neuron. So an example gives the zeros of its column,
     and these its direction; a direction gives the zeros, and these the example, as the one whose activations are
@@ -373,7 +373,7 @@ def alternate(
 def on_a_line(parts: LowRank, layer: FirstLayer, known: Directions) -> Directions:
     """Return certain directions of the last two examples, where all others are ``known``.
 
-    Rows orthogonal to the known columns of P are mixtures of the two; those whose last number is positive are, but for
+    Rows orthogonal to the known columns of P are mixtures of the two; those with a positive last number are, but for
     their size, the points of a line. On it each neuron changes sides once, so few zeros are possible, and all are
     tried.
     """
@@ -399,8 +399,8 @@ def possible(parts: LowRank, layer: FirstLayer, found: Directions) -> Directions
 
     Where a model has two outputs and one hidden layer, all examples' columns are equal but for their zeros and their
     size. So differences of two have even more zeros, and a search finds them; no example has these zeros. The mixture
-    is a logistic regression of a direction's zeros on the neurons' activations. Where noise makes zeros, too, they tell
-    nothing of this.
+    is a logistic regression of a direction's zeros on the neurons' activations. Zeros that noise makes say nothing of
+    it.
     """
     if not len(found):
         return found

@@ -1,7 +1,7 @@
 """An attack that fits its victim: settings chosen on updates of one's own examples, made under the very same facts.
 
-What works on an untrained network fails on a trained one, in batches, under noise. An adversary can see to that: it
-has the model, the facts of the training and images of its own, so it can attack updates of its *own* images first. It
+What works on an untrained network fails on a trained one, in batches, under noise. An adversary can check that: it has
+the model, the facts of the training and images of its own, so it can attack updates of its *own* images first. It
 knows their truth, so it may choose by what comes out. The victim's truth has no part in it.
 """
 
@@ -103,7 +103,7 @@ class CalibrationFinding(Finding, kind="calibration"):
     Attributes:
         settings: that it chose, as far as they differ from its own.
         source: whose images these were, in the plural: ``fedaudit's photographs``.
-        failed: why it chose nothing; empty where it did.
+        failed: why it chose nothing; else empty.
     """
 
     settings: dict[str, Any]
@@ -145,7 +145,7 @@ class Calibration(Attack):
     Args:
         inputs: (m, C, H, W) own examples in [0, 1].
         labels: (m,) of theirs; empty: drawn from what the model takes them for.
-        updates: that are going to be attacked with what comes out: the effort is theirs together, at most.
+        updates: how many the result will attack: the effort is theirs together, at most.
         source: whose examples these are, in the plural.
     """
 
@@ -217,9 +217,10 @@ def halving(
 
     By successive halving (Jamieson and Talwalkar 2016) and a duel. All candidates run for few iterations on the same
     own updates from the same starts; the better half goes on with runs twice as long, until one is left. Short runs
-    prefer strong priors, which long ones may not need: so that one meets the attack's own settings once more, in runs
-    as long as the attack's, where the effort pays for these, and else in runs that take half of it. A candidate that
-    diverges is out. ``examples``: (m, C, H, W) in [0, 1] and (m,) labels; ``iterations``: of all runs together, about.
+    prefer strong priors, which long ones may not need: so the last one meets the attack's own settings once more, in
+    runs as long as the attack's, where the effort pays for these, and else in runs that take half of it. A candidate
+    that diverges is out. ``examples``: (m, C, H, W) in [0, 1] and (m,) labels; ``iterations``: of all runs together,
+    about.
     """
     each, whole, info = distinct(observation), attack.effort(), observation.task_info
     most = max(1, min(_OWN_UPDATES, _OWN_IMAGES // each, len(examples[0]) // each))
@@ -311,7 +312,7 @@ def _images(finding: Finding) -> Tensor:
 def distinct(observation: Observation) -> int:
     """Return over how many different examples a client's updates are: over epochs, the same ones are used again.
 
-    Where it isn't told how many the client holds, each update is over others of its own; rounds over the same.
+    Where nobody says how many the client holds, each update is over others of its own; rounds over the same.
     """
     updates = [message.update for message in observation.messages]
     told = max((update.training.data_size or 0 for update in updates if update.training), default=0)
@@ -403,7 +404,7 @@ def own_update(
 def own_client(observation: Observation, examples: tuple[Tensor, Tensor], generator: torch.Generator) -> Own:
     """Return a client of the first own examples, with as many updates as ``observation``'s, made in the same way.
 
-    It goes through them, (m, ...) with labels (m,), in new orders, again and again, as clients do.
+    As clients do, it goes through them, (m, ...) with labels (m,), again and again, in new orders.
     """
     count, total = distinct(observation), sum(message.update.num_examples for message in observation.messages)
     if len(examples[0]) < count:
@@ -429,7 +430,7 @@ def own_updates(
 
 
 def likely_labels(observation: Observation, inputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Return (m, ...) targets for examples (m, C, ...), as a data set has them, that have none.
+    """Return (m, ...) targets, as a data set has them, for examples (m, C, ...) that have none.
 
     Classes and labels are drawn from what the model takes the examples for: a trained network is sure of its clients'
     labels, an untrained one isn't, and gradients depend on that. Real values are drawn from a standard normal

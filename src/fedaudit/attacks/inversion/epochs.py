@@ -194,9 +194,8 @@ class Epochs(Composed):
 def joint(terms: Sequence[tuple[float, Objective, Tensor]], part: Tensor, device: torch.device) -> Objective:
     """Return Σ_k γ_k·Dist_k of the shared images (Xu et al. 2022, Eq. 5).
 
-    Args:
-        terms: γ, the distance of one update, and which images are its batch, in the order of its labels.
-        part: (n,) those images that are optimised here, ascending.
+    ``terms``: γ, an update's distance, and which images are its batch, in the order of its labels. ``part``: (n,) those
+    images that are optimised here, ascending.
     """
     position = {int(image): i for i, image in enumerate(part)}
     placed = [

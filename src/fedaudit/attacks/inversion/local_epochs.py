@@ -63,9 +63,9 @@ def search_epochs(
 ) -> tuple[list[Tensor], Trace]:
     """Minimise ``objective``, first with images of each epoch's own, then with images that all epochs share.
 
-    Dimitrov et al. 2022 match and average in the end. Departure, and our own: it is done before the end, after the
-    share ``separate`` of the iterations, and the mean images, in the order that the matching tells, are then fitted to
-    the whole update. All are (E·n, C, H, W), epoch after epoch, n of them different in the end.
+    Dimitrov et al. 2022 match and average in the end. Departure, and our own: this happens before the end, after the
+    share ``separate`` of the iterations; then the mean images, in the order of the matching, are fitted to the whole
+    update. All are (E·n, C, H, W), epoch after epoch, n of them different in the end.
     """
     first = round(separate * iterations)
     rest = iterations - first

@@ -154,7 +154,7 @@ def adaptive_distance(
     - ``simulation``: one minus the weighted cosine, of the replayed pseudo-gradient, ``target``.
 
     Elements that a sparse defence didn't send are left out. A method whose own distance is ``layer-l2`` weighs its
-    priors against a sum of lengths: for it the cosine is multiplied by √d, the length of d softened elements.
+    priors against a sum of lengths: for it the cosine is times √d, the length of d softened elements.
     """
     update = message.update
     sparse = update.sanitised is not None and update.sanitised.sparse
@@ -329,8 +329,8 @@ def shortened(distance: Distance, target: Sequence[Tensor], length: float) -> Di
 def orthogonal(target: Sequence[Tensor], weights: Sequence[float]) -> Distance:
     """Return how far a vector's tensors are from as long as the target's, and from orthogonal to them.
 
-    Σ w·((‖g‖/‖t‖ − 1)² + cos²(g, t)) / Σ w over the tensors whose target isn't zero: two numbers a tensor, and what
-    CENSOR leaves (Zhang et al. 2025).
+    Σ w·((‖g‖/‖t‖ − 1)² + cos²(g, t)) / Σ w over the tensors whose target isn't zero: two numbers a tensor, which are
+    all that CENSOR leaves (Zhang et al. 2025).
     """
     sizes, flat = [t.numel() for t in target], flatten(target)
     lengths = [float(t.norm()) for t in target]

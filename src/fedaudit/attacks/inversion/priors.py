@@ -56,7 +56,7 @@ def fading_smoothness(evaluations: int) -> Objective:
     """Return :func:`smoothness` whose pull fades to a tenth (``FADING``), and a tenth of its value: strong early.
 
     A trained network needs much of it to get away from noise, and in the end it costs the edges. The value doesn't
-    fade, so that objectives are compared by the same measure all the way.
+    fade, so that one measure compares objectives all the way.
     """
     asked = 0
 
@@ -210,9 +210,9 @@ FADING = 0.1  # what a prior that fades weighs in the end, of its weight at firs
 class Denoiser(nn.Module):
     """Estimates the noise of an image (DnCNN, Zhang et al. 2017), whose strength is given as a channel (FFDNet, 2018).
 
-    Much smaller than theirs: six layers of 32 channels, 39,000 weights. It has seen no photograph: it was trained on
-    drawn discs and rectangles that hide each other ("dead leaves"), which have the edges and the scales of natural
-    images (Achddou et al. 2021). So it can't know what an attack looks for.
+    Much smaller than theirs: six layers of 32 channels, 39,000 weights. It has seen no photograph, so it can't know
+    what an attack looks for: it was trained on drawn discs and rectangles that hide each other ("dead leaves"), which
+    have the edges and the scales of natural images (Achddou et al. 2021).
     """
 
     def __init__(self, width: int = 32, depth: int = 6) -> None:
@@ -241,9 +241,9 @@ def trained_denoiser(device: str = "cpu") -> Denoiser:
 def looks_like_photographs(pixel_range: tuple[Tensor, Tensor], evaluations: int) -> Objective:
     """Return the pull towards the denoised images: x − D(x), over the number of pixels.
 
-    The gradient of regularisation by denoising (RED: Romano, Elad and Milanfar 2017). Departures: its value is left
-    out, and zero returned, so that what is compared by the objective is compared by the match alone; D takes away less
-    and less noise (``NOISE``, geometrically), and its pull fades (``FADING``), as the images get better.
+    The gradient of regularisation by denoising (RED: Romano, Elad and Milanfar 2017). Departures: it returns zero for
+    its value, so that the match alone decides where objectives are compared; D takes away less and less noise
+    (``NOISE``, geometrically), and its pull fades (``FADING``), as the images get better.
 
     D is of two dimensions and 3 channels: it sees a volume's (H, W) slices as images, and grey as 3 channels alike.
     """
@@ -307,7 +307,7 @@ def subspaces(
 
     A layer is left out if its patches are more than half as many as they have numbers, or if its gradient is no product
     of so many: with noise, sparse, or from local steps between which the model moved. If the update was ``defended``,
-    layers with no more filters than patches are left out, too: their rank can't tell.
+    so are layers with no more filters than patches: their rank can't tell.
     """
     modules = {layer.name: victim.module.get_submodule(layer.name) for layer in layers}
     modules = {name: part for name, part in modules.items() if f"{name}.weight" in gradient and _is_plain(part)}
@@ -325,7 +325,7 @@ def subspaces(
 def telling(known: Mapping[str, Subspace], count: int) -> tuple[dict[str, Subspace], float]:
     """Return the layers to go by, and how much they count beside a cosine of gradients.
 
-    Of a single image, where the gradients of at least half of the layers span all of their patches, these layers, with
+    For a single image, where the gradients of at least half of the layers span all of their patches, these layers, with
     weight 1: they find it by themselves. Else all, with 0.03: more leads astray, and in batches patches of different
     images change places (lab/docs/results/agic-plus).
     """

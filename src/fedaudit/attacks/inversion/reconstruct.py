@@ -176,7 +176,7 @@ Start = Callable[[], Tensor]
 
 
 def affordable(budget: int, starts: int, start_iterations: int, axes: int = 2) -> tuple[int, int]:
-    """Return how many starts, of those wanted, and rounds of moves :func:`explore` has with ``budget`` evaluations.
+    """Return how many of the wanted starts, and rounds of moves, :func:`explore` has with ``budget`` evaluations.
 
     None where it pays neither for two starts nor for one and a round of moves: one descent is better then.
     """

@@ -205,7 +205,7 @@ class TabLeak(Attack):
         """Return inferred labels (n,), corrected where one more or less of a class explains the update clearly better.
 
         A wrong count shows in the distance, which the adversary sees: short descents compare the counts with those of
-        one label moved from a class to another, of two classes at most.
+        one label moved from a class to another, between two classes at most.
         """
         classes = prepared.task_info.num_classes or 0
         if classes != 2 or len(labels) > _COUNTED or len(labels) < 2:
@@ -330,9 +330,9 @@ class Relaxation:
     def confidence(self, pool: Tensor) -> Tensor:
         """Return (n, c) in [0, 1], how far restarts (R, n, v), which are in one order, agree on each cell.
 
-        Of a category one minus the entropy of the mean probabilities, in units of the largest entropy; of a number the
-        probability that a normal distribution of the restarts' standard deviation is within the tolerance of its mean,
-        which falls as its entropy rises.
+        For a category one minus the entropy of the mean probabilities, in units of the largest entropy; for a number
+        the probability that a normal distribution of the restarts' standard deviation is within the tolerance of its
+        mean, which falls as its entropy rises.
         """
         numbers, shares = self.split(pool.double())
         found = torch.ones(pool.shape[1], len(self.columns), dtype=torch.float64)

@@ -574,7 +574,7 @@ class Composed(Attack):
 
     @property
     def iterations(self) -> int:
-        """Of the method: what a run costs, for the progress display."""
+        """What a run of the method costs, for the progress display."""
         return self.method.iterations
 
     def settings(self) -> dict[str, Any]:
@@ -588,7 +588,7 @@ def matched(
     """Return the distance ``name`` to an update, and the training whose pseudo-gradient it is of.
 
     That is a batch's gradient, with what accumulation and clipping make of it where it is known; or the client's local
-    training, replayed. Adam's update is matched in its own way, whatever the distance.
+    training, replayed. Adam's update has its own distance, whatever the name.
     """
     update, training = prepared.update, prepared.update.training
     names = list(prepared.victim.parameters)

@@ -344,7 +344,7 @@ def seen_of(victim: Victim, classifier: nn.Module, inputs: Tensor) -> tuple[Tens
 def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Tensor, str]:
     """Return labels and the name of the inference.
 
-    ``auto`` is ``idlg`` for one example and ``ilrg-pooled`` for more, or of two classes ``bias-corrected``. Without a
+    ``auto`` is ``idlg`` for one example and ``ilrg-pooled`` for more, or for two classes ``bias-corrected``. Without a
     bias it is ``yin`` for as many examples as there are classes, and ``geng`` beyond. Where only signs are known it is
     ``signs`` for several examples.
     """

@@ -169,7 +169,7 @@ def _by_signs(evidence: SetEvidence, n: int, seen: Tensor) -> Tensor:
 
 
 def _mean_features(evidence: SetEvidence, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (d,) the batch's mean features, and (k,) the sum of δ, of which the rows tell where there is no bias.
+    """Return (d,) the batch's mean features, and (k,) the sum of δ, which the rows tell where there is no bias.
 
     With a bias the features are the least-squares solution of rows = bias·hᵀ: as if all examples had the same. Where
     that is far from all dummies, or there is no bias, they are the dummies' mean.
@@ -204,9 +204,9 @@ def _together(
 def off_whole(counts: Tensor) -> float:
     """Return how far (k,) estimated counts are from whole numbers, the mean over the labels; by luck it is 0.25.
 
-    Of a label that c of the examples have, with the probabilities p_i, the estimate is c + n·p(h̄) − Σ p_i (where a is
-    1). What it is off by is what the one mean h̄ of the features misses of the δ, which the search goes by; and as c is
-    whole, that shows without the truth.
+    For a label that c of the examples have, with the probabilities p_i, the estimate is c + n·p(h̄) − Σ p_i (where a is
+    1). Its error is what the one mean h̄ of the features misses of the δ, which the search goes by; and as c is whole,
+    that shows without the truth.
     """
     return float((counts - counts.round()).abs().mean())
 
@@ -292,7 +292,7 @@ def _with_one(gram: Tensor, parts: Tensor, seen: Tensor | None) -> tuple[Tensor,
 
 
 def _possible(k: int) -> Tensor:
-    """Return (m, k) float64 all sets of k labels; of many labels those with few, as many as can be tried."""
+    """Return (m, k) float64 all sets of k labels; where k is large those with few, as many as can be tried."""
     rows: list[tuple[int, ...]] = []
     for size in range(k + 1):
         if rows and len(rows) + math.comb(k, size) > _MOST:

@@ -16,7 +16,7 @@ class Zero:
 
     Attributes:
         spanned: how many of the p directions the known points span, as far as their precision tells.
-        used: how many of these the zero was sought in: those with most spread first.
+        used: in how many of these the zero was sought: those with most spread first.
         condition: of the known points, centred: greatest to least singular value within ``spanned``.
         misfit: what no affine map explains, relative to the spread of the values; None where no value is left over to
             tell.

@@ -147,7 +147,7 @@ class ExchangedModels:
 
     @property
     def returned(self) -> Tensor:
-        """(p,) the last model that the client returned, θ_c; of a gradient update, the weights that it was sent."""
+        """(p,) the last model that the client returned, θ_c; for a gradient update, the weights that it was sent."""
         return self.sent[-1] - self.moved[-1]
 
     def state(self, vector: Tensor) -> dict[str, Tensor]:
@@ -157,7 +157,7 @@ class ExchangedModels:
 
 
 def exchanged(observation: Observation, rounds: int | None = None) -> ExchangedModels:
-    """Return one client's messages as vectors: of the (first ``rounds``) rounds in which it sent every parameter."""
+    """Return one client's messages as vectors, from the (first ``rounds``) rounds in which it sent every parameter."""
     observation.need_messages()
     messages = observation.messages
     if len({m.client for m in messages}) > 1:

@@ -182,7 +182,7 @@ def _sketch(size: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]
 def _logistic(known: Tensor, classes: Any, others: Tensor, _: torch.Generator) -> tuple[Any, Any]:
     """Return log-odds of stand-ins and of others, by a logistic regression with a ridge penalty.
 
-    It is computed from inner products alone: the weights lie in the span of the stand-ins.
+    Inner products alone suffice: the weights lie in the span of the stand-ins.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -209,7 +209,7 @@ def _forest(known: Tensor, classes: Any, others: Tensor, generator: torch.Genera
 def _grouped(messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
     """Return the messages that one classifier is for, with the one after which its stand-ins are modelled.
 
-    They are answers to the same weights, of the same training. Of more than three ways to train in a round, the one on
+    They answer the same weights, after the same training. Of more than three ways to train in a round, the one on
     fewest examples, the middle one and the one on most are kept, and each message goes to the nearest.
     """
     rounds: dict[tuple[int, int, tuple[str, ...]], dict[Any, list[Message]]] = {}
@@ -258,8 +258,8 @@ class Stock:
     def pair(self, size: int, share: float, otherwise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return rows (size,) of a stand-in with the property and of one without: the same classes, as often.
 
-        Nothing is drawn twice as long as there are enough examples of a class and sort. ``share`` and ``otherwise``:
-        how many of them have the property, with and without.
+        Nothing is drawn twice while there are enough examples of a class and sort. ``share`` and ``otherwise``: how
+        many of them have the property, with and without.
         """
         counts = torch.bincount(
             torch.multinomial(self.frequencies, size, replacement=True, generator=generator), minlength=len(self.cells)

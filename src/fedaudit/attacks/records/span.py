@@ -195,7 +195,7 @@ class _Judged:
 
 
 class _Own:
-    """The records' own gradients, under the weights that a client was sent; of several steps, under their mean."""
+    """The records' own gradients, under the weights that a client was sent; after several steps, under their mean."""
 
     def __init__(self, observation: Observation, message: Message) -> None:
         self.observation = observation

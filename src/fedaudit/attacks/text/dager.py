@@ -260,9 +260,9 @@ def _second(
 ) -> tuple[Receiver, Span] | None:
     """Return the layer by which the order is checked: the second attention, or one before the third.
 
-    That with the most dimensions is taken, at least as many as the first check's: a token has more vectors where it
-    depends on others. The attention wins a tie. Behind it only adapters' layers count, which receive what it does.
-    ``later``: those whose inputs depend on other tokens, in a pass's order.
+    The one with the most dimensions, at least as many as the first check's: a token has more vectors where it depends
+    on others. The attention wins a tie. Behind it only adapters' layers count, which receive what it does. ``later``:
+    those whose inputs depend on other tokens, in a pass's order.
     """
     attentions = [place for place, r in enumerate(later) if r.attention]
     at = attentions[0] if attentions else len(later)
@@ -282,7 +282,7 @@ def _widest(
     """Return the layer by which an encoder's sequences are checked: the widest up to the second attention.
 
     The more dimensions its span leaves out, the better they tell sequences apart. Each token has one vector in every
-    layer, so that whose singular values show most dimensions tells how many the others' spans have.
+    layer, so the layer whose singular values show most dimensions tells how many the others' spans have.
     """
     at = next((place for place, r in enumerate(later) if r.attention), len(later))
     spans = [own for r in later[: at + 1] if (own := span_of(gradient, r, tokens, steps)) is not None and not own.full]

@@ -58,7 +58,7 @@ class Span:
 
     @property
     def width(self) -> int:
-        """Of the inputs."""
+        """How many numbers the inputs have."""
         return int(self.basis.shape[0])
 
     @property
@@ -128,10 +128,10 @@ def span_of(
 
 
 def _ending(values: Tensor, last: int, *, square: bool) -> int:
-    """Return at which singular value, of ``last`` at most, the span ends whose others are rounding to float32.
+    """Return at which singular value, of ``last`` at most, the span ends; the others are rounding to float32.
 
-    Rounding's own values are all about as large as the least of them, but in a square matrix: there they fall without
-    end, so their median says how large they are.
+    Rounding's own values are all about as large as the least of them. In a square matrix they fall without end instead,
+    so their median says how large they are.
     """
     floor = values[values <= _ROUNDED * values[0]].median() if square else values[last]
     above = int((values[:last] > _LEAST_GAP * floor).sum())

@@ -209,7 +209,7 @@ def _shared(
 ) -> dict[tuple[int, ...], int]:
     """Return prefixes with one of the words (k,) behind, and how often each, ``times`` in all, by weights (k,).
 
-    Where the largest weight that is left is below ``least``, the prefix itself.
+    The prefix itself, where the largest weight that is left is below ``least``.
     """
     left, found = often.clone(), dict[tuple[int, ...], int]()
     for _ in range(times):

@@ -57,9 +57,9 @@ def extend_prefixes(search: Search, beam: int) -> tuple[Tensor, Tensor]:
     """Return (m, length) the sequences of a decoder, and (m,) their mean distances from the span.
 
     A prefix that no token extends is a sequence. Where the search ends with more than the update was made from, the
-    longest are taken, and of these the nearest. Where places are told by rotations alone, the first token's vector is
-    also that of any number of its repetitions: these count as one place, since they tell no more. Of each sequence the
-    ``beam`` prefixes nearest to the span are kept.
+    longest are taken, and of these the nearest. Where rotations alone tell places, the first token's vector is also
+    that of any number of its repetitions: these count as one place, since they tell no more. Each sequence keeps the
+    ``beam`` prefixes nearest to the span.
     """
     device = search.second[1].basis.device
     prefixes = torch.zeros((1, 0), dtype=torch.int64, device=device)
@@ -332,9 +332,9 @@ def whole_sequences(
 def _likely(state: _Whole, generator: torch.Generator) -> list[Tensor]:
     """Return for each place the words that lie nearest to the span whatever stands around them.
 
-    What a word's own part leaves outside is there in any context, so of words that weren't in the batch more lies
-    outside, on average. As many are kept, of all places, as twice the span's dimensions: each that was in the batch has
-    one, at least.
+    What a word's own part leaves outside is there in any context, so words that weren't in the batch leave more
+    outside, on average. All places together keep twice as many words as the span has dimensions: each word of the batch
+    has one, at least.
     """
     found = state.search.found
     most = max(map(len, found))

@@ -28,10 +28,10 @@ SAME_CLIENT = Metric(
 
 
 def wrongly_certified(case: Case) -> int | None:
-    """Return how many certified images are none of their client's, up to half a grey level (root mean square).
+    """Return how many certified images are none of their client's; None: the attack vouches for none.
 
-    Without a range that is half a 255th of a standard deviation, or of the example's own size where that is less, as
-    the model sees it, and the rounding of what was found. None: the attack vouches for none.
+    Up to half a grey level (root mean square); without a range, half a 255th of a standard deviation, or of the
+    example's own size where that is less, as the model sees it, and the rounding of what was found.
     """
     finding, truth = case.given
     if finding.certified is None:
@@ -53,8 +53,8 @@ def wrongly_certified(case: Case) -> int | None:
 def grouped(case: Case, seed: int) -> tuple[list[MetricResult], list[str]]:
     """Return how well images were grouped by client, and what luck would do, in a sentence; nothing where they weren't.
 
-    An image is its nearest example's, and one that is nobody's, a grey level and more off, counts as a client of its
-    own. Without the attack is the mean over groupings of the same sizes at random, which the test is against, too.
+    An image is its nearest example's; one that is a grey level or more off from all counts as a client of its own. What
+    there is without the attack, and the test, come from random groupings of the same sizes.
     """
     finding, truth = case.finding, case.truth
     if finding.groups is None or not truth.members:

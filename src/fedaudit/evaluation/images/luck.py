@@ -23,12 +23,12 @@ class Luck(NamedTuple):
 
     Attributes:
         shift_p: p-value of held-out examples being like the clients' own; :mod:`fedaudit.evaluation.shift`.
-        different: candidates that differ from each other.
+        different: how many candidates differ from each other.
         mean_images: (k, ...) what is guessed where nothing is known.
-        same_class: of each distinct true example, by its position, a random other candidate of its class; None: none.
-        named: of each true example, how often naming candidates at random names it.
+        same_class: for each distinct true example, by its position, a random other candidate of its class; None: none.
+        named: for each true example, how often naming candidates at random names it.
         margins: by how many dB candidates are nearer to one other than to any further one.
-        group: of how many pictures the candidates' groups are; 1: in none.
+        group: how many pictures each group of candidates has; 1: they are in no groups.
     """
 
     shift_p: float
@@ -75,10 +75,10 @@ def luck_of(case: Case, seed: int) -> Luck:
 
 
 def margins_of(candidates: Tensor, seed: int) -> tuple[Tensor, int]:
-    """Return by how many dB each of (n, d) candidates is nearer to one other than to any further one, of 1,000 at most.
+    """Return by how many dB each of (n, d) candidates, 1,000 at most, is nearer to one other than to any further one.
 
-    Where there are several pictures of a person, that is how far ahead another one of these is. Beside it stands how
-    many these are, up to ten: the median candidate is much nearer to so many, itself among them, than to any other.
+    Where there are several pictures of each person, that is how far ahead another one of the same person is. With it
+    comes how many pictures a person has, up to ten: the median candidate is much nearer to that many than to any other.
     """
     rows = torch.randperm(len(candidates), generator=generator(seed, "margins"))[:_POOL]
     drawn = candidates[rows].double()
@@ -97,14 +97,9 @@ def margins_of(candidates: Tensor, seed: int) -> tuple[Tensor, int]:
 def by_luck(paired: int, different: int, labels: Tensor, truth: Truth) -> dict[int, float]:
     """Return, for each class, the probability that naming candidates at random identifies an image of an update.
 
-    As many candidates are named as images are paired with the true ones, and of the right classes: what labels alone
-    give away isn't identification.
-
-    Args:
-        paired: images that are paired with the update's true ones.
-        different: candidates that differ from each other.
-        labels: (n,) of these.
-        truth: its candidates; equal ones count once.
+    As many candidates are named as images are paired with true ones, and of the right classes: what labels alone give
+    away isn't identification. ``labels`` are the true ones; of the candidates ``different`` ones differ, and equal ones
+    count once.
     """
     chances = {}
     for label in labels.unique().tolist():

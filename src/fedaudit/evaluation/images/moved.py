@@ -90,7 +90,7 @@ def _after_move(image: Tensor, true: Tensor, mean_image: Tensor, candidates: Ten
 def _after_tone(image: Tensor, true: Tensor, mean_image: Tensor, candidates: Tensor, luck: Luck) -> RegisteredResult:
     """Return the scores of a recovered image after its best turn and flip, contrast and brightness.
 
-    Candidates are compared by what is left of their own variance: an even one would win else.
+    Candidates are compared by what is left of their own variance: else an even one would win.
     """
     found = correlations(image, true[None])[:, 0]
     way = int(found.abs().argmax())

@@ -10,7 +10,7 @@ from fedaudit.evaluation.images.space import Case
 
 
 def pair(case: Case, images: Tensor) -> Tensor:
-    """Return (k,) which of the (n, ...) images stand for the true ones: of least total squared error in each part."""
+    """Return (k,) which of the (n, ...) images stand for the true ones, by least total squared error in each part."""
     chosen = []
     for part in case.parts:
         true = case.kind.vectors(case.truth.inputs[part.key])
@@ -19,12 +19,10 @@ def pair(case: Case, images: Tensor) -> Tensor:
 
 
 def assign(true: Tensor, images: Tensor, alike: Tensor | None = None) -> Tensor:
-    """Return, for each of n ``true`` images, the index of the one of n ``images`` that is paired with it.
+    """Return, for each of n ``true`` images or vectors, the index of the one of n ``images`` that is paired with it.
 
-    The one-to-one pairing of least total squared error (Hungarian method).
-
-    Both are (n, C, H, W), or (n, d) vectors. ``alike``, (n, n) bool: which pairs come before all others; None: no
-    matter.
+    The one-to-one pairing of least total squared error (Hungarian method). ``alike``: (n, n) bool, the pairs that come
+    before all others.
     """
     cost = torch.cdist(true.flatten(1).double(), images.flatten(1).double()).square()
     if alike is not None:
@@ -36,8 +34,8 @@ def assign(true: Tensor, images: Tensor, alike: Tensor | None = None) -> Tensor:
 def matching(case: Case) -> float | None:
     """Return the share of images that were rightly tied to several rounds; None where each is of one round only.
 
-    Which example of a round an image stands for is told by what that round alone gave (:attr:`ImageFinding.separate`),
-    where the attack kept it: what is made of a wrong tie is like neither. Equal labels before all others.
+    What one round alone gave (:attr:`ImageFinding.separate`) tells which example an image stands for, where the attack
+    kept it: what is made of a wrong tie is like neither example. Equal labels come before all others.
     """
     finding, vectors = case.finding, case.kind.vectors
     if all(len(rounds) < 2 for rounds in finding.rounds):

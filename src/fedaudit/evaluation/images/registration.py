@@ -22,13 +22,12 @@ _ELEMENTS = 2**20  # of the images that are compared at once: transforms of larg
 
 
 class Move(NamedTuple):
-    """A flip from left to right first, then a shift; of a signal from its end to its beginning, and in time.
+    """A flip from left to right first, then a shift; a signal is flipped from end to beginning, and shifted in time.
 
     Attributes:
-        flipped: whether there is a flip.
-        down: pixels that the shift goes down, negative for up.
-        right: pixels that it goes to the right, negative for left; of a signal points in time, negative for earlier.
-        deep: of a volume, slices that it goes further, negative for back.
+        down: pixels, negative for up.
+        right: pixels, negative for left; in a signal points in time, negative for earlier.
+        deep: slices of a volume, negative for back.
     """
 
     flipped: bool = False
@@ -37,7 +36,7 @@ class Move(NamedTuple):
     deep: int = 0
 
     def along(self, axes: int) -> tuple[int, ...]:
-        """Return the shift along each of so many last axes."""
+        """Return the shift along each of the last ``axes`` axes."""
         return (self.deep, self.down, self.right)[-axes:]
 
 
@@ -50,7 +49,7 @@ def registered(image: Tensor, others: Tensor) -> tuple[Tensor, list[Move]]:
     Shifts are of whole pixels, up to a quarter of the side each way. The mean squared error is taken where the moved
     image covers the other. A part that is easier than the whole would be a gain for nothing: an even image of
     ``image``'s mean colour has the mean squared error E on the whole other image and E′ on the part, and the part's
-    error is multiplied by E/E′ where that is above 1. An even image so gains exactly nothing. A move counts if the
+    error is multiplied by E/E′ where that is above 1. So an even image gains exactly nothing. A move counts if the
     error falls by 1 dB at least.
 
     Args:
@@ -85,10 +84,7 @@ def correlations(image: Tensor, others: Tensor) -> Tensor:
 
 
 def turned(image: Tensor, way: int) -> Tensor:
-    """Return (..., H, W) images flipped from left to right where ``way`` is odd, and after that turned left.
-
-    ``way // 2`` is the number of quarter turns.
-    """
+    """Return (..., H, W) images flipped left to right where ``way`` is odd, then turned left ``way // 2`` times."""
     flipped = image.flip(-1) if way % 2 else image
     return flipped.rot90(way // 2, (-2, -1)) if way // 2 else flipped
 
@@ -101,7 +97,7 @@ def ways(image: Tensor) -> tuple[int, ...]:
 
 
 def channel_means(examples: Tensor, axes: int) -> Tensor:
-    """Return the mean of each channel over so many last axes, which stay, of length 1."""
+    """Return the mean of each channel over the last axes, which stay with length 1."""
     return examples.mean(dim=tuple(range(-axes, 0)), keepdim=True)
 
 

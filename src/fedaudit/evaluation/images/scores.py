@@ -20,7 +20,7 @@ class Standing(NamedTuple):
 
     Attributes:
         rank: how many candidates are at least as near to the recovered image as the true one, which counts as one.
-        nearest: the position of the other candidate that is nearest to the recovered image, if there is one.
+        nearest: the position of the other candidate that is nearest to the recovered image.
         nearer_to_other: by how many dB that is nearer than any further one, the true one included; else 0.
         equal: how many candidates are equal to the true image, at least 1.
     """
@@ -57,13 +57,7 @@ def _squared_distances(image: Tensor, others: Tensor) -> Tensor:
 
 
 def scored(case: Case, rows: Tensor, luck: Luck) -> list[ImageResult]:
-    """Return the scores of each distinct true example.
-
-    Args:
-        case: what is compared.
-        rows: (k,) of the images that stand for the true examples.
-        luck: what somebody would have without them.
-    """
+    """Return the scores of each distinct true example; ``rows``, (k,), are the images that stand for them."""
     finding, true, truth = case.finding, case.true, case.truth
     images, labels = finding.images[rows], finding.labels[rows]
     errors, structure, linear = mse(images, true), *likeness(images, true, truth.candidates.mean(dim=0))

@@ -1,8 +1,7 @@
 """A finding of images and the truth in one form, in which all that follows compares them.
 
 Images and volumes have pixels in [0, 1]; signals and examples of several inputs are brought into units of their range.
-Examples of one update, of several rounds, of all that was received together, or of a vertical federation become parts:
-a key of the truth, and the images that are its examples.
+The examples become parts: of one update, of several rounds, of all updates together, or of a vertical federation.
 """
 
 from __future__ import annotations
@@ -27,12 +26,7 @@ ROUNDING = 1e-5  # of a number's size: what float32 leaves of one, and by how mu
 
 
 class Part(NamedTuple):
-    """Examples of one update (or one of a vertical federation's), and which images are of them.
-
-    Attributes:
-        key: round and client, by which the truth has the examples.
-        rows: (n,) of the finding's images.
-    """
+    """The true examples of ``key``, round and client, and ``rows``, (n,): which of the finding's images are of them."""
 
     key: tuple[int, int]
     rows: Tensor
@@ -46,10 +40,8 @@ class Case:
         finding: its images in the space of the truth, its labels classes.
         truth: in [0, 1], or in units of range.
         given: finding and truth in the examples' own values, for what is drawn and what was vouched for.
-        parts: of which images were recovered.
-        federation: its name.
-        info: what everybody in the federation knows.
-        classes: whether examples have one each; if not, all are of class 0.
+        parts: those of which images were recovered.
+        classes: whether each example has one; if not, all are of class 0.
     """
 
     finding: ImageFinding
@@ -62,7 +54,7 @@ class Case:
 
     @property
     def kind(self) -> ExampleKind:
-        """Of the examples."""
+        """The examples' kind."""
         return self.info.example_kind
 
     @cached_property
@@ -82,7 +74,7 @@ class Case:
 
     @cached_property
     def places(self) -> list[tuple[tuple[int, int], int]]:
-        """Of each its part's key, and its position there."""
+        """The key of each example's part, and its position there."""
         return [(part.key, i) for part in self.parts for i in range(len(self.truth.inputs[part.key]))]
 
     @cached_property
@@ -150,10 +142,7 @@ def _of_one_class(finding: ImageFinding, truth: Truth) -> tuple[ImageFinding, Tr
 
 
 def _of_round(finding: ImageFinding, message: Message) -> Tensor:
-    """Return which of the finding's images are of the message's round.
-
-    ValueError: some are, but not as many as the update has examples.
-    """
+    """Return which of the finding's images are of the message's round; ValueError: some, but not one an example."""
     rows = [i for i, rounds in enumerate(finding.rounds) if message.round in rounds]
     if rows and len(rows) != message.update.num_examples:
         raise ValueError(f"{len(rows)} images for the {message.update.num_examples} examples of round {message.round}")

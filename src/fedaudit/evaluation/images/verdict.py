@@ -40,7 +40,7 @@ def visible(image: ImageResult | RegisteredResult) -> bool:
 def margin(image: ImageResult | RegisteredResult) -> float:
     """Return by how many dB an image that came out visibly is nearer to its victim than to any other candidate, or 0.
 
-    Where there is none, than an even or the mean image is, less what that must be worse by anyway.
+    Where there is no other: than an even or the mean image, less what that must be worse by anyway.
     """
     other = image.psnr_nearest_other
     least = image.psnr_mean_image + ALONE_DB - NEARER_DB if other is None else other
@@ -66,9 +66,9 @@ def elsewhere(image: ImageResult) -> bool:
 
 
 def verdict_of(images: Sequence[ImageResult], things: str = "images", shifted: bool = False) -> Judgement:
-    """Return the judgement on an attack's images, by the rules of its finding type.
+    """Return the judgement on an attack's images, which a text calls ``things``, by the rules of its finding type.
 
-    ``things`` are what the images are called; ``shifted``: whether held-out examples of some update couldn't serve.
+    ``shifted``: held-out examples couldn't serve for some update.
     """
     tried: list[Callable[[ImageResult], RegisteredResult | None]] = [lambda _: None, _moved, _in_another_tone]
     judged = [
@@ -98,8 +98,8 @@ def _judged(
 ) -> Judgement:
     """Return the judgement on the victims by their images as they are, or by what these are once they are moved, too.
 
-    A victim is counted once, and came out where one of its images did: of several updates or rounds each is another
-    try, so their chances are added up. With moves an image has two ways to be identified, so chance has, too.
+    A victim counts once, and came out where one of its images did: each update or round is another try, so the chances
+    of all are added up. With moves an image has two ways to be identified, and so has chance.
     """
     victims = _by_victim(images)
     best = [[way for i in of for way in (i, moved(i)) if way is not None] for of in victims]
@@ -161,7 +161,7 @@ def _judged(
 
 
 def _by_victim(images: Sequence[ImageResult]) -> list[list[ImageResult]]:
-    """Return the images of each victim; of results that don't say which that is, each is one."""
+    """Return the images of each victim; a result that doesn't name its victim is a victim of its own."""
     groups: dict[str | int, list[ImageResult]] = {}
     for i, image in enumerate(images):
         groups.setdefault(image.victim or i, []).append(image)
@@ -169,7 +169,7 @@ def _by_victim(images: Sequence[ImageResult]) -> list[list[ImageResult]]:
 
 
 def best_tries(images: Sequence[ImageResult]) -> list[ImageResult]:
-    """Return each victim's image, by which it is counted and scored: of several tries the best by the verdicts' rules.
+    """Return the image by which each victim counts and is scored: of several tries the best by the verdicts' rules.
 
     The one that came out visibly, else that was identified, else that came out visibly after a move or in another tone;
     of equals the nearest.
@@ -190,8 +190,8 @@ def fewest_candidates(images: Sequence[ImageResult]) -> int:
 def _at_least(identified: int, chances: Sequence[float]) -> float:
     """Return the probability that at least as many victims are identified by naming candidates at random.
 
-    Exact, whatever each one's own chance (Poisson binomial). Candidates that are equal are one: an image among 20 equal
-    ones is identified by anything.
+    Exact, whatever each one's own chance (Poisson binomial). Equal candidates are one: anything identifies an image
+    among 20 equal ones.
     """
     if not identified:
         return 1.0

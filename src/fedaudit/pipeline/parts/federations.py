@@ -83,7 +83,7 @@ def federations_of(
 
 
 def _check_part(threat: ThreatModel, spec: FederationSpec, canaries: bool) -> None:
-    """Refuse an adversary that sees a part of a federation of which there is none, before anything is simulated."""
+    """Refuse an adversary that sees a part that its federation doesn't have, before anything is simulated."""
     if not threat.partial:
         return
     try:

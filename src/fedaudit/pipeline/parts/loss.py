@@ -15,11 +15,7 @@ from fedaudit.utils.errors import BadInput
 
 
 def task_of(scenario: Scenario, dataset: Dataset, module: nn.Module | None, loss: Loss | None) -> tuple[Loss, TaskInfo]:
-    """Return the loss, as clients minimise it, and the task; ``module`` and ``loss`` are a user's own.
-
-    Raises:
-        BadInput: the loss isn't for such a model, or the scenario's own is missing.
-    """
+    """Return the loss that clients minimise, and the task; BadInput: it isn't for such a model, or is missing."""
     spec, heads = scenario.model, None if module is None else packings_in(module)[1]
     assert spec.batch_norm is not None  # it is spelled out
     loss_name: str = spec.loss

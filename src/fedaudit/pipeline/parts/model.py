@@ -21,11 +21,7 @@ from fedaudit.utils.seeds import generator
 
 
 def network_of(scenario: Scenario, task_info: TaskInfo, module: nn.Module | None) -> nn.Module:
-    """Return the model with its first weights: a user's own ``module``, or the scenario's.
-
-    Raises:
-        BadInput: the scenario's federations have no such model, or a user's own is missing.
-    """
+    """Return the model with its first weights: a user's ``module``, or the scenario's; BadInput: there is none."""
     spec = scenario.model
     first = scenario.federations[0]  # all have the same model
     protocol = protocol_of(first)
@@ -43,7 +39,7 @@ def network_of(scenario: Scenario, task_info: TaskInfo, module: nn.Module | None
 
 
 def check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, *, own: bool) -> None:
-    """Refuse a model that doesn't fit the task, or nothing of which can travel; ``own``: the data are a user's."""
+    """Refuse a model that doesn't fit the task, or has nothing that can travel; ``own``: the data are a user's."""
     sample = task_info.normalise(dataset.test.inputs[:2])
     parameters = dict(model.named_parameters())
     if len(dict(model.named_parameters(remove_duplicate=False))) > len(parameters):
@@ -141,7 +137,7 @@ def model_record(
 def with_modes(spec: ModelSpec, module: nn.Module | None) -> ModelSpec:
     """Return ``spec`` with BatchNorm's mode and dropout spelled out: as it says, else as the module is, else on.
 
-    Of a module whose BatchNorm layers are in both modes each keeps its own (:func:`fedaudit.models.keep_modes`).
+    Where a module's BatchNorm layers are in both modes, each keeps its own (:func:`fedaudit.models.keep_modes`).
     """
     batch_norm, dropout = spec.batch_norm, spec.dropout
     if batch_norm is None:
@@ -177,6 +173,6 @@ def _batch_norm_mode(module: nn.Module) -> Literal["eval", "train"] | None:
 
 
 def _dropout_mode(module: nn.Module) -> Literal["eval", "train"]:
-    """Return the mode of the dropout layers, ``train`` if any is; of a module without such layers its own."""
+    """Return the mode of the dropout layers, ``train`` if any is; without such layers the module's own."""
     modes = [part.training for part in module.modules() if isinstance(part, _DropoutNd)]
     return "train" if (any(modes) if modes else module.training) else "eval"

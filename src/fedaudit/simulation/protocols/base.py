@@ -88,27 +88,15 @@ class Protocol(ABC):
 
     @abstractmethod
     def model(self, spec: FederationSpec, name: str, width: int | None, task_info: TaskInfo) -> nn.Module:
-        """Return the architecture that a federation trains.
-
-        Raises:
-            BadInput: there is none for this task.
-        """
+        """Return the architecture that a federation trains; BadInput: there is none for this task."""
 
     @abstractmethod
     def check(self, federation: Federation) -> None:
-        """Refuse what can't work, before anything is simulated.
-
-        Raises:
-            BadInput: with the reason and the remedy.
-        """
+        """Refuse what can't work, before anything is simulated: BadInput, with the reason and the remedy."""
 
     @abstractmethod
     def simulate(self, federation: Federation, options: SimulationOptions) -> Recording:
-        """Run the rounds of a federation that was checked.
-
-        Raises:
-            BadInput: training fails on what the rounds bring.
-        """
+        """Run the rounds of a checked federation; BadInput: training fails on what the rounds bring."""
 
     # --- in words ---------------------------------------------------------------------------------------------------
 
@@ -129,10 +117,7 @@ class Protocol(ABC):
     def easy_case(self, recording: Recording, spec: FederationSpec | None, images: bool) -> EasyCase | str | None:  # noqa: ARG002
         """Return what a control of every attack on it attacks, or why there is none; None: each kind has its own.
 
-        Args:
-            recording: the audited one, whose truth has the examples.
-            spec: as the scenario says it; None where that isn't known.
-            images: whether the attack rebuilds whole examples.
+        ``recording`` is the audited one, whose truth has the examples; ``images``: the attack rebuilds whole examples.
         """
         return None
 
@@ -141,10 +126,7 @@ class Protocol(ABC):
         return None
 
     def replay_errors(self, transcript: Transcript, truth: Truth) -> dict[tuple[int, int], float] | None:  # noqa: ARG002
-        """Return by (round, client) how far what known examples give is from what was sent; None: updates are trained.
-
-        A relative error.
-        """
+        """Return by (round, client) the relative error of what known examples give; None: updates are trained."""
         return None
 
 
@@ -165,6 +147,6 @@ def protocol_of(of: Transcript | FederationSpec) -> Protocol:
 
 
 def protocol_by(algorithm: str) -> Protocol:
-    """Return the protocol of federations whose ``algorithm`` is this; of one that nobody names, the usual one."""
+    """Return the protocol of federations whose ``algorithm`` is this; if nobody names it, the usual one."""
     named = (p.value for p in PROTOCOLS if algorithm in p.value.settings.algorithms)
     return next(named, PROTOCOLS[ProtocolSpec.kind].value)

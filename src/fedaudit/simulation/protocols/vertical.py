@@ -230,7 +230,7 @@ def _split_adversary(threat: ThreatModel, spec: VerticalSpec) -> AdversaryRecord
 
 
 def _unbalanced(labels: Tensor) -> Tensor:
-    """Return the rows of up to 64 examples, of which every eighth is of the rarest class."""
+    """Return the rows of up to 64 examples, every eighth of them of the rarest class."""
     counts = torch.bincount(labels)
     rare = int(torch.where(counts > 0, counts, counts.max() + 1).argmin())
     few = torch.nonzero(labels == rare)[:8, 0]

@@ -39,7 +39,7 @@ _OF_A_MODULE = ("training", "_parameters", "_buffers", "_modules")
 def eager(victim: Victim, arrange: Callable[[Tensor], Tensor] = usual_order) -> LocalPass:
     """Return a first-order pass of a local step, forward and backward once, as torch's autograd runs it.
 
-    That is a function of parameters, images and labels. It records the activation pattern, or holds ``pattern`` fixed,
+    It is a function of parameters, images and labels. It records the activation pattern, or holds ``pattern`` fixed,
     and returns the gradients on the parameters (none without ``weights``), the one on the images, and the recorded
     pattern. ``arrange``: memory order of what the model sees; not every module takes any but the usual one.
     """
@@ -66,10 +66,10 @@ def eager(victim: Victim, arrange: Callable[[Tensor], Tensor] = usual_order) -> 
 def traced(victim: Victim, notes: list[str], *, compiled: bool = False) -> LocalPass:
     """Return :func:`eager`'s pass as a plain list of tensor operations: no autograd, no Python of the model's.
 
-    It is traced when it is first called, once for every batch size and each of its forms (torch.fx): on the CPU
-    channels last where the model takes it, on a GPU, whose float32 convolutions are slower so, in the usual order. A
-    model that can't be traced runs as it is, with a note. Victims whose parameters differ in values alone share a
-    trace. If ``compiled``, torch.compile fuses the operations: with a C++ compiler and, the first time, up to minutes.
+    The first call traces it, once for every batch size and each of its forms (torch.fx): on the CPU channels last where
+    the model takes it; on a GPU, whose float32 convolutions are slower so, in the usual order. A model that can't be
+    traced runs as it is, with a note. Victims whose parameters differ in values alone share a trace. If ``compiled``,
+    torch.compile fuses the operations, which needs a C++ compiler and, the first time, up to minutes.
     """
     orders = [eager(victim)] if on_gpu(victim) else [eager(victim, channels_last), eager(victim)]
     graphs = _traced_of(victim)

@@ -110,7 +110,7 @@ _EAGER = 3  # steps before it is recorded: the first ones trace, compile, and ch
 def recorded(step: Objective, notes: list[str]) -> Objective:
     """Return ``step`` on a GPU, replayed from a recording (a CUDA graph) after a few calls.
 
-    The kernels of a small network are shorter than it takes to launch them one by one; so all are launched at once.
+    It takes longer to launch the kernels of a small network one by one than to run them; so all are launched at once.
     They must be the same whatever the values are, and the CPU mustn't wait for any.
     """
     calls = 0

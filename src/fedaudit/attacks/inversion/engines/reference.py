@@ -1,9 +1,9 @@
 """The exact engine: double backward.
 
 An engine is the term of the objective that the optimiser's hot loop computes: the distance between the dummy and the
-observed update, and its gradient on the dummy images. How one gets its gradient is the affair of this module (exactly)
-and of ``first_order`` (by first-order passes only). A local training is known by its pseudo-gradient, W − W_T = −ΔW:
-for one step of learning rate 1 that is the gradient.
+observed update, and its gradient on the dummy images. This module computes the gradient exactly, ``first_order`` by
+first-order passes only. A local training is known by its pseudo-gradient, W − W_T = −ΔW: for one step of learning
+rate 1 that is the gradient.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def reference(
     With :func:`one_gradient` it matches the gradient of one batch; with a FedAvg client's local training the images are
     cut into its mini-batches in order and its local steps are replayed (InvG, Geiping et al. 2020, Section 6).
 
-    Without ``labels`` they are optimised, too (DLG, Zhu et al. 2019, Algorithm 1): the step takes (n, classes) logits
+    Without ``labels`` it optimises them, too (DLG, Zhu et al. 2019, Algorithm 1): the step takes (n, classes) logits
     beside the images, of another task :meth:`.Task.soft`, and returns both gradients; the loss takes class
     probabilities.
     """
@@ -123,9 +123,8 @@ _BESIDE_NORM = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
 def optimiser_step(training: TrainingConfig, names: Sequence[str], softness: float = 0.0) -> OptimiserStep:
     """Return the optimiser's step from fresh state; it remembers what an optimiser does, so it serves one training.
 
-    Args:
-        softness: share of each tensor's root mean square that is added to what Adam's step is divided by, so that it is
-            smooth where a gradient changes its sign; 0 for the client's own step, which isn't.
+    ``softness``: share of each tensor's root mean square that is added to the divisor of Adam's step, so that it is
+    smooth where a gradient changes its sign; 0 for the client's own step, which isn't.
     """
     treated = treatments(training, names)
     if training.optimiser in ("adam", "adamw"):

@@ -1,7 +1,7 @@
 """All restarts of an attack in one batch: the same step for each of them, computed together.
 
-The work of a restart on a table's batch is small, so one after another most of the time goes into calling functions.
-Side by side the restarts share the model's weights, and every product of matrices is one of R·n rows.
+A restart on a table's batch is little work, so one after another they spend most of the time in function calls. Side by
+side the restarts share the model's weights, and every product of matrices is one of R·n rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def one_by_one(victim: Victim, training: TrainingConfig, distance: Distance, dec
 def side_by_side(victim: Victim, training: TrainingConfig, distance: Distance, decode: Decode) -> Objective:
     """Return :func:`one_by_one`'s step with all restarts in one batch (``torch.func.vmap`` over double backward).
 
-    A model that can't be run so raises a RuntimeError in the first step.
+    Its first step raises RuntimeError for a model that can't run so.
     """
     start = {name: p.detach() for name, p in victim.parameters.items()}
     sizes = list(training.batch_sizes)
