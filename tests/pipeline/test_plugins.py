@@ -285,9 +285,10 @@ def test_what_a_package_adds_is_listed(site: Path) -> None:
         "scope": "update",
         "looks_at": "update",
         "mapping": [],
+        "package": "length-attack",
     }
     half = {"name": "half", "summary": "half the mean, in every second round", "side": "server", "paper": "Nobody 2001"}
-    assert shown["defences"]["half"] == half
+    assert shown["defences"]["half"] == {**half, "package": "length-attack"}
     assert shown["defences"]["twice"]["side"] == "client"
     assert shown["behaviours"]["lazy"]["summary"] == "sends zeros"
     assert {"agic", "krum", "dp", "gan"} <= {name for entries in shown.values() for name in entries}

@@ -23,12 +23,13 @@ from torch.nn import functional
 import fedaudit
 from fedaudit.attacks import ATTACKS, make_attack
 from fedaudit.pipeline import run as auditing
-from fedaudit.pipeline.parts import data, federations, model
+from fedaudit.pipeline.parts import data, federations
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation import record_draw, simulator
+from fedaudit.simulation.protocols import horizontal
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
@@ -256,7 +257,7 @@ def test_one_audit_makes_and_checks_everything_once(
         monkeypatch.setattr(where, name, counted)
 
     for where, name in (
-        (simulator, "partition"), (record_draw, "draw"), (data, "load_dataset"), (model, "build_model"),
+        (simulator, "partition"), (record_draw, "draw"), (data, "load_dataset"), (horizontal, "build_model"),
         (federations, "check"), (auditing, "resolve"), (auditing, "check_public_examples"),
     ):  # fmt: skip
         count(where, name)
