@@ -329,6 +329,26 @@ def labels(seed: int, *, planted: bool, clients: int = 10, batch: int = 16) -> s
     return of_labels(findings).verdict
 
 
+def labels_of_noise(seed: int, *, planted: bool) -> str:
+    """What `labels` reads from twelve updates of noise as large as theirs, or from the updates."""
+    values = {
+        "name": "noise", "seed": seed, "data": {"name": "digits"}, "model": {"name": "mlp"},
+        "federations": [{"name": "f", "clients": 4, "examples": 8, "batch_size": 8, "rounds": 3}],
+    }  # fmt: skip
+    recording = simulate(resolve(scenario_from(values)).federations[0])
+    dice = generator(seed, "noise")
+
+    def noisy(update: Update) -> Update:
+        drawn = {name: t.std() * torch.randn(t.shape, generator=dice) for name, t in update.tensors.items()}
+        return update if planted else dataclasses.replace(update, tensors=drawn)
+
+    rounds = [dataclasses.replace(r, updates=[*map(noisy, r.updates)]) for r in recording.transcript.rounds]
+    attack = make_attack("labels")
+    each = observe(dataclasses.replace(recording.transcript, rounds=rounds), ThreatModel()).split(attack.scope())
+    findings = [evaluate(attack(one, seed=seed), one, recording.truth, seed=seed).result for one in each]
+    return FINDING_TYPES["labels"].verdict(findings).verdict
+
+
 def label_sets(seed: int, *, planted: bool, batch: int = 8, count: int = 6, counted: bool = False) -> str:
     """Label sets of other people, of three batches, or for three quarters the own; some labels come together.
 
@@ -871,6 +891,9 @@ NULLS: dict[str, Null] = {
         )
     },
     "labels, ten clients": Null("labels", labels, "every class equally often, ten clients", "8 of 16 labels"),
+    "labels of noise": Null(
+        "labels", labels_of_noise, "what `labels` reads from twelve updates of noise as large as they", "the updates"
+    ),
     "class counts, five clients": Null(
         "labels", counts, "as many of each class as everybody has, five clients", "12 of 16 labels"
     ),
