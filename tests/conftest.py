@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import typer.main
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from fedaudit.cli import main
 from fedaudit.simulation import checkpoint
@@ -27,8 +27,10 @@ from tests.no_network import forbidden
 pytest.register_assert_rewrite("tests.data.data_cases", "tests.attacks.membership_cases", "tests.models.model_cases")
 
 # Shared machines stall now and then: no deadlines. In CI the same examples every time, elsewhere new ones.
-settings.register_profile("steady", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=25)
-settings.register_profile("thorough", deadline=None, max_examples=200)  # of `make test-all`
+# How fast examples are drawn is the machine's matter.
+QUIET: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("steady", derandomize=bool(os.environ.get("CI")), max_examples=25, **QUIET)
+settings.register_profile("thorough", max_examples=200, **QUIET)  # of `make test-all`
 settings.load_profile("steady")
 
 SCENARIO = """\
