@@ -15,7 +15,6 @@ from fedaudit.attacks import make_attack as make_attack
 from fedaudit.attacks.base import Attacks
 from fedaudit.data import Dataset
 from fedaudit.data.own import pairs_of as pairs_of
-from fedaudit.pipeline.members import MemberWatch as MemberWatch
 from fedaudit.pipeline.offline import AttackRequest, Findings, attacked, audited, evaluate_findings, written
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.parts.data import of_one_tensor_each, own_dataset

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 import fedaudit
 from fedaudit import BadInput, Dataset, NotApplicable, Transcript
-from fedaudit.adapters.own import own_examples
-from fedaudit.api import MemberWatch
 from fedaudit.capture.capture import Capture
+from fedaudit.guard import MemberWatch
+from fedaudit.guard.given import own_examples
 
 RNG = torch.Generator().manual_seed(0)
 N = 60

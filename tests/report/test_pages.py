@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 import fedaudit
+from fedaudit.guard.page import write_site
 from fedaudit.report import figures
 from fedaudit.report.join import join_audits, write_joined
 from fedaudit.report.page import write_report
 from fedaudit.report.share import share
-from fedaudit.report.site import write_site
 from fedaudit.report.style import _labelled
 from fedaudit_lab.bench.page import render_bench
 from fedaudit_lab.studies.analysis import analyse
 from fedaudit_lab.studies.drawing import write
+from tests.guard.test_page import hundred
 from tests.lab.test_studies import rows_of, tiny
 from tests.report.report_cases import CASES, sample
-from tests.report.test_site_page import hundred
 
 # ---------------------------------------------------------------- one page of each kind, after little work
 

@@ -31,7 +31,6 @@ are pydantic models: [their fields](results.md#fields).
 """
 # Beside ``fedaudit`` itself; what their ``__all__`` lists may be relied on.
 PACKAGES = (
-    "fedaudit.adapters",
     "fedaudit.adapters.flower",
     "fedaudit.adapters.nvflare",
     "fedaudit.attacks",
@@ -43,6 +42,7 @@ PACKAGES = (
     "fedaudit.defences",
     "fedaudit.epsilon",
     "fedaudit.evaluation",
+    "fedaudit.guard",
     "fedaudit.modalities",
     "fedaudit.models",
     "fedaudit.pipeline",

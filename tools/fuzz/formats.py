@@ -26,13 +26,13 @@ from fedaudit.attacks.findings import Finding
 from fedaudit.data.batches import read_pickled_batch
 from fedaudit.data.files import read_arrays, read_csv, read_idx, read_mat, read_npz, read_parquet
 from fedaudit.data.medical import read_example
+from fedaudit.guard.page import page
+from fedaudit.guard.round_log import read_site
+from fedaudit.guard.rounds import CheckRecord, SiteRound
 from fedaudit.models import Generator, GeneratorSpec
 from fedaudit.models.checkpoint import load_checkpoint, read_torch_file, save_checkpoint
 from fedaudit.models.trees import read_booster
-from fedaudit.pipeline.site import read_site
-from fedaudit.report.site import page
 from fedaudit.results import AuditResult
-from fedaudit.results.site import CheckRecord, SiteRound
 from fedaudit.utils.image_bytes import decode, dimensions
 from fedaudit_catalogue.generators import TrainedGenerator
 from fedaudit_lab.studies.analysis import analyse

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from fedaudit.utils.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedaudit.pipeline.members import MemberWatch
     from fedaudit.pipeline.prepare import ResolvedScenario, resolve
     from fedaudit.pipeline.pretraining import Trained, training_once
     from fedaudit.pipeline.run import Audit, environment, run_audit
@@ -16,7 +15,6 @@ else:
 
 __all__ = [
     "Audit",
-    "MemberWatch",
     "ResolvedScenario",
     "Trained",
     "environment",

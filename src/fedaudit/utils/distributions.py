@@ -29,9 +29,11 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
 }
-# By package of ours: the Python names that it had once, and the module that has them now.
+# By package of ours: the Python names that it had once, and the module that has them now, with the name there if new.
 MOVED: dict[str, dict[str, str]] = {
+    "fedaudit.adapters": {"SiteGuard": "fedaudit.guard", "Passing": "fedaudit.guard"},
     "fedaudit.attacks": dict.fromkeys(("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader"), "fedaudit_catalogue.attacks"),
+    "fedaudit.pipeline": {"MemberWatch": "fedaudit.guard"},
 }
 
 
@@ -55,20 +57,20 @@ def misfit(distribution: str) -> str | None:
 
 
 def moved(package: str) -> Callable[[str], Any]:
-    """Return ``__getattr__`` of a package, which takes names that it had once from the distribution that has them now.
+    """Return ``__getattr__`` of a package, which takes names that it had once from where they are now.
 
     Raises:
-        BadInput: by what is returned, where that isn't installed, or doesn't fit.
+        BadInput: by what is returned, where these are another distribution's, which isn't installed or doesn't fit.
     """
 
     def get(name: str) -> Any:
-        home = MOVED[package].get(name)
-        if home is None:
+        home, _, now = MOVED.get(package, {}).get(name, "").partition(":")
+        if not home:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         extra = home.partition(".")[0].removeprefix("fedaudit_")
-        if _installed(extra) != __version__:
+        if extra != OURS and _installed(extra) != __version__:
             raise BadInput(f"{package}.{name} comes with fedaudit-{extra}, {_wanting(extra)}")
-        return getattr(importlib.import_module(home), name)
+        return getattr(importlib.import_module(home), now or name)
 
     return get
 

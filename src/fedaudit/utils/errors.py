@@ -38,6 +38,11 @@ class OutOfTime(NotApplicable):
     """The time that was given is spent: what was stopped says nothing, and isn't kept."""
 
 
+def in_words(error: Exception) -> str:
+    """Return an error as one line."""
+    return str(error) if isinstance(error, FedAuditError) else f"{type(error).__name__}: {error}"
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     """Return the one-line message for a name that is not among ``known``, with the nearest valid one."""
     names = list(known)

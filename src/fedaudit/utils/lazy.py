@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from fedaudit.utils.distributions import moved
 from fedaudit.utils.errors import BadInput
 
 
@@ -34,7 +35,7 @@ def lazy(package: str, *, needs: str = "", of: str = "") -> tuple[Callable[[str]
 
     def get(name: str) -> Any:
         if name.startswith("__") or name not in homes():
-            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+            return moved(package)(name)
         if needs and importlib.util.find_spec(needs) is None:
             raise BadInput(f"{of} isn't installed: pip install 'PATH_OF_THE_CLONE[{of.lower()}]'")
         module, there = homes()[name]

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedaudit.adapters import Passing, SiteGuard
 from fedaudit.capture import Capture
+from fedaudit.guard import Passing, SiteGuard
 from fedaudit.models import build_model
 from fedaudit.utils import Display, Quiet, one_thread
 

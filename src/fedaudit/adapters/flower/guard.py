@@ -11,9 +11,6 @@ from typing import Any, ClassVar
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from torch import Tensor
 
-from fedaudit.adapters import in_words
-from fedaudit.adapters.attacked import Passing
-from fedaudit.adapters.checks import Kept
 from fedaudit.adapters.flower.in_process import mods_behind
 from fedaudit.adapters.flower.messages import (
     check_names,
@@ -25,11 +22,13 @@ from fedaudit.adapters.flower.messages import (
     state_in,
 )
 from fedaudit.adapters.flower.tensors import load_state, save_state
-from fedaudit.adapters.guard import FEW, NOT_LET_IN, SPENT, Decision, Key, SiteGuard, clipped, few_numbers
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
-from fedaudit.pipeline.plan import Plan
-from fedaudit.utils.errors import BadInput
+from fedaudit.guard.attacks import Passing
+from fedaudit.guard.checks import Kept
+from fedaudit.guard.plan import Plan
+from fedaudit.guard.site_guard import FEW, NOT_LET_IN, SPENT, Decision, Key, SiteGuard, clipped, few_numbers
+from fedaudit.utils.errors import BadInput, in_words
 
 STATE = "fedaudit-guard"  # what the guard keeps in the context's state: what its checks cost
 MEMBERS = "fedaudit-guard.members"  # the same, of what is kept of the site's own examples
@@ -60,7 +59,7 @@ class Guard(SiteGuard):
     With ``target_epsilon`` the mods after this one tell what noise there is, unless ``sanitised`` does. A node's number
     doesn't outlast its SuperNode, so all updates of a run that stand in ``out`` count.
 
-    Its settings are those of :class:`~fedaudit.adapters.guard.SiteGuard`. Attacks and limits are checked with the first
+    Its settings are those of :class:`~fedaudit.guard.SiteGuard`. Attacks and limits are checked with the first
     training message.
     """
 

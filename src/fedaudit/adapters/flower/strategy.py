@@ -11,10 +11,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from fedaudit.adapters import in_words
 from fedaudit.adapters.flower.messages import MODEL, check_names, has_model, is_training, log, num_examples, state_in
 from fedaudit.task.training import TrainingConfig
-from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.errors import BadInput, in_words, unknown_name
 
 if TYPE_CHECKING:
     from fedaudit.capture.recorder import Recorder

@@ -21,11 +21,10 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from torch import Tensor
 
-from fedaudit.adapters import in_words
 from fedaudit.adapters.nvflare.site import FORMS, counted, job_of, log, model_in, round_of, site_of, state_of
 from fedaudit.capture.canaries import CanaryClients
 from fedaudit.capture.recorder import Recorder
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, in_words
 
 
 class CanaryExecutor(Executor):  # type: ignore[misc]

@@ -12,9 +12,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from torch import Tensor
 
-from fedaudit.adapters import in_words
-from fedaudit.adapters.attacked import Passing
-from fedaudit.adapters.guard import NOT_LET_IN, Decision, InspectedModel, Key, SiteGuard, clipped, few_numbers
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
@@ -35,7 +32,9 @@ from fedaudit.adapters.nvflare.site import (
     warn_of_whole_weights,
 )
 from fedaudit.capture.capture import Capture
-from fedaudit.utils.errors import BadInput
+from fedaudit.guard.attacks import Passing
+from fedaudit.guard.site_guard import NOT_LET_IN, Decision, InspectedModel, Key, SiteGuard, clipped, few_numbers
+from fedaudit.utils.errors import BadInput, in_words
 
 _NO_MODEL = (DataKind.METRICS, DataKind.ANALYTIC, DataKind.STATISTICS, DataKind.PSI)
 
@@ -68,7 +67,7 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
     ``target_epsilon`` the job's filters and the site's ``privacy.json`` tell what noise there is, unless ``sanitised``
     does.
 
-    Its settings are those of :class:`~fedaudit.adapters.guard.SiteGuard`. ``fail_above`` is by default psnr 20, by
+    Its settings are those of :class:`~fedaudit.guard.SiteGuard`. ``fail_above`` is by default psnr 20, by
     which a single image counts, too: among one candidate nothing is singled out. On data that no attack measures it on
     (tables, text) that default is dropped, where ``fail_on`` was tested.
     """

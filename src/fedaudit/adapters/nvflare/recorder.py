@@ -15,7 +15,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
-from fedaudit.adapters import in_words
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
@@ -33,7 +32,7 @@ from fedaudit.adapters.nvflare.site import (
     warn_of_whole_weights,
 )
 from fedaudit.capture.recorder import Recorder
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, in_words
 
 _memory = Memory()
 _lock = threading.Lock()

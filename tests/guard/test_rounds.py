@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import fedaudit
-from fedaudit.adapters.attacked import Passing
-from fedaudit.adapters.guard import REFUSED, SPENT, SiteGuard, clipped, few_numbers
 from fedaudit.capture.capture import Capture
-from fedaudit.pipeline.site import read_site, site_account
-from fedaudit.results.site import SiteRound
+from fedaudit.guard.attacks import Passing
+from fedaudit.guard.round_log import read_site, site_account
+from fedaudit.guard.rounds import SiteRound
+from fedaudit.guard.site_guard import REFUSED, SPENT, SiteGuard, clipped, few_numbers
 from fedaudit.utils.errors import BadInput
 
 KEY = ("job", "site")
@@ -178,7 +178,7 @@ def full(*_: Any) -> None:
 def test_what_can_t_be_written_stops_nothing_but_a_budget_s_updates(how, monkeypatch, caplog):
     Path("taken").write_text("")
     if how == "disk":
-        monkeypatch.setattr("fedaudit.pipeline.site.os.fsync", full)
+        monkeypatch.setattr("fedaudit.guard.round_log.os.fsync", full)
     out = "fedaudit-guard" if how == "disk" else "taken"
     guard = Gate(**STRICT, on_fail="refuse", out=out)
     for index in range(3):
@@ -197,7 +197,7 @@ def test_nothing_is_written_where_nobody_wants_it():
 
 
 def test_an_error_of_the_guard_s_own_stops_no_training_unless_the_site_says_so(monkeypatch):
-    monkeypatch.setattr("fedaudit.adapters.checks.attacked", lambda *_: 1 / 0)
+    monkeypatch.setattr("fedaudit.guard.checks.attacked", lambda *_: 1 / 0)
     assert Gate(**LABELS).releases(KEY, "site", 0, update).done == "left"
     assert Gate(**LABELS, on_fail="refuse").releases(KEY, "site", 1, update).done == "refused"
     assert outcomes("labels") == ["unable", "unable"]

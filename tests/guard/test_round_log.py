@@ -16,9 +16,9 @@ from dp_accounting import rdp
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from fedaudit.guard.round_log import FILE, Book, append_round, filters_of, read_site, site_account
+from fedaudit.guard.rounds import CheckRecord, Done, SiteRound
 from fedaudit.pipeline.ledger import Filter
-from fedaudit.pipeline.site import FILE, Book, append_round, filters_of, read_site, site_account
-from fedaudit.results.site import CheckRecord, Done, SiteRound
 from fedaudit.utils.errors import BadInput
 
 NOISE = 6.0
@@ -79,7 +79,7 @@ def test_a_torn_last_line_loses_itself_alone_and_counts_as_sent(tmp_path, cut):
 
 
 def test_only_what_left_is_counted_by_job_and_site():
-    from fedaudit.pipeline.site import Written
+    from fedaudit.guard.round_log import Written
 
     kinds: tuple[Done, ...] = ("left", "clipped", "refused", "not let in", "stopped")
     rounds = [line(done, job, site) for done in kinds for job, site in (("j", "s"), ("j", "t"), ("k", "s"))]
@@ -170,7 +170,7 @@ def full(*_: Any) -> None:
 def test_a_full_disk_stops_what_a_budget_must_count_and_nothing_else(tmp_path, monkeypatch):
     append_round(tmp_path, lambda _: line(job="another"))
     size = (tmp_path / FILE).stat().st_size
-    monkeypatch.setattr("fedaudit.pipeline.site.os.fsync", full)
+    monkeypatch.setattr("fedaudit.guard.round_log.os.fsync", full)
     ended = Book(tmp_path, 8.0, given=LOCAL).end(line())
     assert ended.done == "stopped"
     assert "can't be counted: can't write to" in ended.why
@@ -179,7 +179,7 @@ def test_a_full_disk_stops_what_a_budget_must_count_and_nothing_else(tmp_path, m
     assert "No space left" in ended.problems[0]
     assert (tmp_path / FILE).stat().st_size == size  # half a line is taken away again
     monkeypatch.undo()
-    monkeypatch.setattr("fedaudit.report.site.write_whole", full)
+    monkeypatch.setattr("fedaudit.guard.page.write_whole", full)
     ended = Book(tmp_path, 8.0, given=LOCAL).end(line())
     assert ended.done == "left"
     assert "the page isn't drawn" in ended.problems[0]
@@ -209,7 +209,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
     from fedaudit.utils.bounds import Bounds
 
     append_round(tmp_path, lambda _: line())
-    monkeypatch.setattr("fedaudit.pipeline.site.SITE", Bounds("lines", 10))
+    monkeypatch.setattr("fedaudit.guard.round_log.SITE", Bounds("lines", 10))
     assert Book(tmp_path, 8.0, given=LOCAL).end(line()).done == "stopped"
     assert Book(tmp_path).end(line()).done == "left"
     assert [path.name for path in Path(tmp_path).iterdir()] == [FILE]

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import fedaudit
-from fedaudit.adapters.attacked import Passing, uncalibrated
-from fedaudit.adapters.guard import SiteGuard
 from fedaudit.capture.capture import Capture
+from fedaudit.guard.attacks import Passing, uncalibrated
+from fedaudit.guard.site_guard import SiteGuard
 
 
 class Gate(SiteGuard):

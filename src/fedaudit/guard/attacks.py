@@ -14,7 +14,7 @@ from torch import Tensor
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
 from fedaudit.evaluation.limits import check_limits
-from fedaudit.results.site import CheckRecord
+from fedaudit.guard.rounds import CheckRecord
 from fedaudit.transcript.files import Form
 from fedaudit.transcript.truth import truth_beside
 from fedaudit.transcript.update import SanitiserInfo

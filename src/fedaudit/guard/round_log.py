@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from fedaudit.defences.sanitising import ClientContext
 from fedaudit.epsilon.accounting import PrivacyAccount
+from fedaudit.guard.page import write_site
+from fedaudit.guard.rounds import LEFT, Done, SiteRound
 from fedaudit.pipeline.ledger import Filter, chain_account, known_sanitiser
-from fedaudit.report.site import write_site
-from fedaudit.results.site import LEFT, Done, SiteRound
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.bounds import SITE, opened, shown
 from fedaudit.utils.errors import BadInput

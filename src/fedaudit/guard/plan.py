@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fedaudit.results.site import SiteRound
+from fedaudit.guard.rounds import SiteRound
 
 _NORMS = 10  # of the last quiet rounds, from which a bound is taken
 _SAVED = 2.0  # times what a check takes, which it may put by

@@ -15,12 +15,12 @@ import torch
 from scipy.stats import binom, mannwhitneyu
 from torch import Tensor, nn
 
-from fedaudit.adapters.attacked import Passing
-from fedaudit.adapters.guard import SiteGuard
 from fedaudit.capture.capture import Capture
-from fedaudit.pipeline.members import MemberWatch, exact_test, level
-from fedaudit.pipeline.site import read_site
-from fedaudit.results.site import SiteRound
+from fedaudit.guard.attacks import Passing
+from fedaudit.guard.members import MemberWatch, exact_test, level
+from fedaudit.guard.round_log import read_site
+from fedaudit.guard.rounds import SiteRound
+from fedaudit.guard.site_guard import SiteGuard
 from fedaudit.utils.errors import BadInput
 
 WIDTH, CLASSES = 48, 4
@@ -201,7 +201,7 @@ def test_an_error_in_one_test_loses_nothing_of_the_other(monkeypatch):
     watch, net, own = MemberWatch(examples(200, 5), PLENTY), network(), examples(24, 4)
     for _ in range(3):
         look = watch.look(*trained(net, *own, steps=40, rate=0.3))
-    monkeypatch.setattr("fedaudit.pipeline.members.SpanMembership", lambda: 1 / 0)
+    monkeypatch.setattr("fedaudit.guard.members.SpanMembership", lambda: 1 / 0)
     broken = watch.look(*trained(net, *own, steps=40, rate=0.3))
     assert [told.by for told in broken.told] == ["loss-series"]
     assert look.unable is None

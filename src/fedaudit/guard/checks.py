@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedaudit.adapters import in_words
-from fedaudit.adapters.attacked import Known, Passing, attacked
 from fedaudit.defences.drift import ReceivedHistory
 from fedaudit.defences.sanitising import ClientContext, norm
-from fedaudit.pipeline.plan import Plan
-from fedaudit.pipeline.site import known_of
-from fedaudit.results.site import CheckRecord
+from fedaudit.guard.attacks import Known, Passing, attacked
+from fedaudit.guard.plan import Plan
+from fedaudit.guard.round_log import known_of
+from fedaudit.guard.rounds import CheckRecord
 from fedaudit.transcript.update import SanitiserInfo, Update
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, in_words
 
 if TYPE_CHECKING:
-    from fedaudit.api import MemberWatch, Verdict
+    from fedaudit.api import Verdict
+    from fedaudit.guard.members import MemberWatch
     from fedaudit.pipeline.ledger import Filter
     from fedaudit.task.training import Loss
 
@@ -63,7 +63,7 @@ class CheckResults:
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of a guard and their settings, which are :class:`~fedaudit.adapters.guard.SiteGuard`'s.
+    """The checks of a guard and their settings, which are :class:`~fedaudit.guard.SiteGuard`'s.
 
     Args:
         given: the filters that updates went through, as the site says; None: as the framework does.
@@ -86,7 +86,7 @@ class Checks:
 
     def watch(self, held_out: Examples) -> MemberWatch:
         """Return what tells the site's own examples from held-out ones, by the time that it is given."""
-        from fedaudit.api import MemberWatch  # what attacks need takes seconds to import
+        from fedaudit.guard.members import MemberWatch  # what attacks need takes seconds to import
 
         return MemberWatch(held_out, math.inf, self.loss)
 

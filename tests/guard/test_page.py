@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedaudit.report.site import headline, metrics, page, write_site
-from fedaudit.results.site import CheckOutcome, CheckRecord, Done, SiteRound
+from fedaudit.guard.page import headline, metrics, page, write_site
+from fedaudit.guard.rounds import CheckOutcome, CheckRecord, Done, SiteRound
 
 NOW = "2026-01-01T00:00:00+00:00"
 HOSTILE = 'a"b\\c\nd</script>'

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 
+from fedaudit.guard.rounds import LEFT, RESULT, CheckOutcome, CheckRecord, SiteRound, in_parts
 from fedaudit.report.style import render
 from fedaudit.report.wording import count, noun, percent
-from fedaudit.results.site import LEFT, RESULT, CheckOutcome, CheckRecord, SiteRound, in_parts
 from fedaudit.utils.integrity import write_whole
 
 PAGE, METRICS = "guard.html", "guard.prom"
@@ -70,7 +70,9 @@ def page(rounds: Sequence[SiteRound]) -> str:
     """Return the page: a sentence, a picture by round, the alarms and what isn't watched, of each job and site."""
     parts = in_parts(rounds)
     chapters = [_chapter(part) for part in parts[:_PARTS]]
-    return render("guard.html.j2", chapters=chapters, more=len(parts) - len(chapters), at=_when(rounds[-1]))
+    return render(
+        "guard.html.j2", "fedaudit.guard", chapters=chapters, more=len(parts) - len(chapters), at=_when(rounds[-1])
+    )
 
 
 def headline(rounds: Sequence[SiteRound]) -> str:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from fedaudit.pipeline.plan import Plan
-from fedaudit.results.site import CheckRecord, SiteRound
+from fedaudit.guard.plan import Plan
+from fedaudit.guard.rounds import CheckRecord, SiteRound
 
 NOW = "2026-01-01T00:00:00+00:00"
 TAKES = {"labels": 0.2, "invg": 10.0, "members": 0.05}

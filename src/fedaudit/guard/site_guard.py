@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit.adapters import in_words
-from fedaudit.adapters.attacked import Passing
-from fedaudit.adapters.checks import LONGEST, RECEIVED, CheckResults, Checks, Examples, Kept
-from fedaudit.adapters.own import agreed_network, own_examples, own_loss
 from fedaudit.defences.received import check_received
-from fedaudit.pipeline.plan import Plan
-from fedaudit.pipeline.site import Book, filters_of, site_account
-from fedaudit.results.site import LEFT, RESULT, CheckRecord, Done, SiteRound
+from fedaudit.guard.attacks import Passing
+from fedaudit.guard.checks import LONGEST, RECEIVED, CheckResults, Checks, Examples, Kept
+from fedaudit.guard.given import agreed_network, own_examples, own_loss
+from fedaudit.guard.plan import Plan
+from fedaudit.guard.round_log import Book, filters_of, site_account
+from fedaudit.guard.rounds import LEFT, RESULT, CheckRecord, Done, SiteRound
 from fedaudit.simulation.local_training import local_randomness
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, in_words
 from fedaudit.utils.registry import Plugin, listed
 
 if TYPE_CHECKING:
@@ -126,10 +125,10 @@ class SiteGuard:
                 returns them: received models are tried on them, too.
             held_out: as ``examples``, of which none is ever trained on: it is watched whether updates and received
                 models tell the site's own training examples from them
-                (:class:`~fedaudit.pipeline.members.MemberWatch`). An alarm counts as an update that gives away more
+                (:class:`~fedaudit.guard.MemberWatch`). An alarm counts as an update that gives away more
                 than allowed, whatever ``fail_on`` is. Default: what the client's app evaluates on.
             share: of the time that the site trains, most that all of this takes after the first round, whose debt later
-                rounds pay (:class:`~fedaudit.pipeline.plan.Plan`); None: everything is played on every update.
+                rounds pay (:class:`~fedaudit.guard.plan.Plan`); None: everything is played on every update.
             reports: write a report on every update that is attacked into ``out``, too; it holds the site's data.
             clip_norm: Euclidean norm of the change of all parameters to which ``"clip"`` scales; default: the median
                 of the site's last ten quiet rounds; where there was none, the update doesn't leave.
