@@ -19,8 +19,7 @@ from torch import nn
 
 import fedaudit
 from fedaudit.adapters.nvflare import RecorderFilter, watch
-from fedaudit.guard.round_log import read_site
-from fedaudit.guard.rounds import SiteRound
+from fedaudit.guard.rounds import SiteRound, read_site
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "nvflare.md").read_text(encoding="utf-8")
 SOURCE = str(Path(fedaudit.__file__).parents[1])

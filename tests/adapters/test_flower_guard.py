@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedaudit.guard.round_log import read_site
+from fedaudit.guard.rounds import read_site
 from fedaudit.utils.errors import BadInput
 from tests.adapters.flower_cases import CLIENT, NODES, OLD_CLIENT, OLD_SERVER, SERVER, TASK, replaced, write_app
 
@@ -23,7 +23,7 @@ from fedaudit.adapters.flower import Guard  # noqa: E402 (it needs Flower)
 from fedaudit.adapters.flower.guard import HELD_OUT, MEMBERS, RECEIVED, STATE  # noqa: E402
 from fedaudit.adapters.flower.in_process import loaded, run_app  # noqa: E402
 from fedaudit.adapters.flower.tensors import load_state  # noqa: E402
-from fedaudit.guard.site_guard import REFUSED  # noqa: E402
+from fedaudit.guard.policy import REFUSED  # noqa: E402
 
 LABELS: Any = {"attacks": ["labels"], "fail_on": "inferred", "mean": (0.5,), "std": (0.5,), "share": None}
 STRICT: Any = {**LABELS, "fail_on": None, "fail_above": {"label_accuracy": 0.01}}
@@ -370,7 +370,7 @@ def test_clipping_scales_the_change_of_what_raised_an_alarm(tmp_path, logged):
 
 def test_a_budget_is_read_of_the_mods_and_stops_before_the_round_that_would_exceed_it(tmp_path, logged):
     """The nodes of a simulation share a file, and nobody knows which of them is which after a restart: all count."""
-    from fedaudit.guard.round_log import site_account
+    from fedaudit.guard.budget import site_account
 
     settings = {"clip": 0.5, "noise": 5.0, "epsilon": None, "delta": 1e-5}
     account = site_account([("dp", settings)], 100, None)

@@ -28,7 +28,7 @@ from flwr.app import Message  # noqa: E402 (it needs Flower)
 from flwr.serverapp.strategy import FedAvg  # noqa: E402
 
 from fedaudit.adapters.flower.in_process import run_app  # noqa: E402
-from fedaudit.guard.round_log import Written, read_site  # noqa: E402
+from fedaudit.guard.rounds import Written, read_site  # noqa: E402
 from tests.adapters.flower_processes import BIN, Deployment, deployment, marked  # noqa: E402
 
 ROUNDS = int(os.environ.get("FEDAUDIT_SOAK_ROUNDS", "200"))

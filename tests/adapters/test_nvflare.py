@@ -21,7 +21,7 @@ pytest.importorskip("nvflare", reason="NVFlare isn't installed: pip install 'PAT
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe  # noqa: E402
 
 import fedaudit  # noqa: E402
-from fedaudit.guard.round_log import read_site  # noqa: E402
+from fedaudit.guard.rounds import read_site  # noqa: E402
 from tests.adapters.nvflare_cases import VALIDATE, a_round, final_model, network, python, write_job  # noqa: E402
 
 

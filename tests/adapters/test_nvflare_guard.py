@@ -28,7 +28,7 @@ from nvflare.private.fed.app.fl_conf import create_privacy_manager  # noqa: E402
 
 import fedaudit.adapters.nvflare.site as of_site  # noqa: E402
 from fedaudit.adapters.nvflare import GuardFilter, RecorderFilter  # noqa: E402
-from fedaudit.guard.round_log import site_account  # noqa: E402
+from fedaudit.guard.budget import site_account  # noqa: E402
 from fedaudit.utils.errors import BadInput  # noqa: E402
 from tests.adapters.nvflare_cases import (  # noqa: E402
     NETWORK,

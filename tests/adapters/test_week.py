@@ -18,7 +18,7 @@ from tests.conftest import Command
 pytest.importorskip("flwr")
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.peers, pytest.mark.timeout(1200)]
 
-from fedaudit.guard.round_log import read_site  # noqa: E402 (it needs Flower)
+from fedaudit.guard.rounds import read_site  # noqa: E402 (it needs Flower)
 from tests.adapters.flower_processes import deployment  # noqa: E402
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "guard.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from torch import nn
 
 import fedaudit
 from fedaudit.capture.capture import Capture
-from fedaudit.guard.attacks import Passing, uncalibrated
-from fedaudit.guard.site_guard import SiteGuard
+from fedaudit.guard import OutgoingUpdate, SiteGuard
+from fedaudit.guard.attacks import uncalibrated
 
 
 class Gate(SiteGuard):
@@ -29,8 +29,8 @@ def gives_away(**settings: Any) -> str:
         optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
         nn.functional.cross_entropy(net(torch.randn(2, 12)), torch.tensor([0, 1])).backward()
         optimiser.step()
-    passing = Passing(start, net.state_dict(), seen, "weights", name="c", folder="f", follows=True)
-    return Gate(on_fail="refuse", **settings).releases(("job", "s"), "s", 0, lambda: passing).done
+    passing = OutgoingUpdate(start, net.state_dict(), seen, "weights", name="c", folder="f", follows=True)
+    return Gate(on_fail="refuse", **settings).decide(("job", "s"), "s", 0, lambda: passing).done
 
 
 ROWS = ["labels", {"name": "tableak", "iterations": 1, "restarts": 1}]
@@ -84,8 +84,8 @@ def test_no_attack_is_calibrated_in_every_round_unless_that_is_asked_for(
         nn.functional.cross_entropy(net(torch.rand(1, 1, 8, 8)), torch.tensor([0])).backward()
         optimiser.step()
     guard = Gate(attacks=[{"name": "agic-plus", "iterations": 100, **given}], fail_above={}, fail_on="recovered")
-    passing = Passing(start, net.state_dict(), watched, "weights", name="c", folder="f", follows=True)
-    guard.releases(("job", "s"), "s", 0, lambda: passing)
+    passing = OutgoingUpdate(start, net.state_dict(), watched, "weights", name="c", folder="f", follows=True)
+    guard.decide(("job", "s"), "s", 0, lambda: passing)
     assert bool(made[0].calibrations) is calibrated
     assert made[0].attacks[0].settings["calibrate"] is calibrated
 

@@ -16,11 +16,9 @@ from scipy.stats import binom, mannwhitneyu
 from torch import Tensor, nn
 
 from fedaudit.capture.capture import Capture
-from fedaudit.guard.attacks import Passing
-from fedaudit.guard.members import MemberWatch, exact_test, level
-from fedaudit.guard.round_log import read_site
-from fedaudit.guard.rounds import SiteRound
-from fedaudit.guard.site_guard import SiteGuard
+from fedaudit.guard import MemberWatch, OutgoingUpdate, SiteGuard
+from fedaudit.guard.members import exact_test, level
+from fedaudit.guard.rounds import SiteRound, read_site
 from fedaudit.utils.errors import BadInput
 
 WIDTH, CLASSES = 48, 4
@@ -56,8 +54,8 @@ def trained(
 
 def released(guard: Gate, state: dict[str, Tensor], seen: Capture) -> SiteRound:
     """Let an update over the site's examples pass the guard; return what was written down."""
-    passing = Passing(seen.start, state, seen, "weights", name="s", folder="f", follows=True)
-    decision = guard.releases(("job", "s"), "site 1, round 1", 0, lambda: passing)
+    passing = OutgoingUpdate(seen.start, state, seen, "weights", name="s", folder="f", follows=True)
+    decision = guard.decide(("job", "s"), "site 1, round 1", 0, lambda: passing)
     line = read_site(Path("fedaudit-guard")).rounds[-1]
     assert line.done == decision.done
     return line
@@ -72,7 +70,7 @@ def test_a_small_batch_on_a_wide_layer_is_told_and_the_policy_acts(caplog):
         assert released(guard, state, seen).alarms == ["members"]
         assert "site 1, round 1: which examples were trained on can be told: span has AUC 1.00 on 8 own" in caplog.text
         assert done in caplog.text
-    told = MemberWatch(examples(100, 2), PLENTY).look(state, seen).told[0]
+    told = MemberWatch(examples(100, 2), PLENTY).look(state, seen).tests[0]
     assert (told.by, told.auc, told.members, told.others) == ("span", 1.0, 8, 8)
     assert told.p_value == pytest.approx(1 / math.comb(16, 8))
 
@@ -80,7 +78,7 @@ def test_a_small_batch_on_a_wide_layer_is_told_and_the_policy_acts(caplog):
 @pytest.mark.parametrize(("batch", "others"), [(2, 40), (3, 9)])
 def test_of_few_examples_more_held_out_ones_are_taken_until_a_test_can_be_sure(batch, others):
     state, seen = trained(network(), *examples(batch, 1))
-    (told,) = MemberWatch(examples(400, 2), PLENTY).look(state, seen).told
+    (told,) = MemberWatch(examples(400, 2), PLENTY).look(state, seen).tests
     assert told.members == batch
     assert 1 / math.comb(told.members + told.others, batch) <= level(1)
     assert 1 / math.comb(told.others, batch) > level(1)  # and not more than that takes, but for one each
@@ -103,7 +101,7 @@ def test_models_that_learn_the_site_s_examples_are_told_by_their_series():
     for _ in range(5):
         state, seen = trained(net, *own, steps=40, rate=0.3)
         looks.append(watch.look(state, seen))
-    series = [told for look in looks for told in look.told if told.by == "loss-series"]
+    series = [told for look in looks for told in look.tests if told.by == "loss-series"]
     assert [t.level for t in series] == [level(i + 1) for i in range(4)]  # from the second round on
     assert series[-1].alarm
     assert series[-1].auc > 0.9
@@ -140,7 +138,7 @@ def test_slopes_are_those_of_a_fit_whatever_was_kept_in_between():
         late = index >= first
         series = [c[own * (first if r == 0 else pairs) + index] for r, c in enumerate(confidences) if r >= late]
         slopes[place] = np.polyfit(np.arange(len(series)), series, 1)[0]
-    told = next(t for t in look.told if t.by == "loss-series")
+    told = next(t for t in look.tests if t.by == "loss-series")
     wanted = mannwhitneyu(slopes[:pairs], slopes[pairs:], alternative="greater", method="exact")
     assert told.p_value == pytest.approx(wanted.pvalue)
     assert told.auc == pytest.approx(wanted.statistic / pairs**2)
@@ -174,16 +172,16 @@ def test_levels_of_any_number_of_rounds_sum_to_one_percent():
 def test_a_share_that_pays_for_no_records_is_said():
     watch = MemberWatch(examples(100, 2), 1e-9)
     first, second = [watch.look(*trained(network(), *examples(8, 1))) for _ in range(2)]
-    assert first.told[0].alarm  # the first round measures
+    assert first.tests[0].alarm  # the first round measures
     assert first.needs == 0
-    assert not second.told
+    assert not second.tests
     assert "raise share" in (second.unable or "")
     assert second.needs > 0
 
 
 def test_of_more_examples_than_any_layer_has_room_for_span_isn_t_asked():
     look = MemberWatch(examples(100, 2), PLENTY).look(*trained(network(), *examples(400, 1)))
-    assert not look.told
+    assert not look.tests
     assert look.unable is None
     assert "no layer has room for more than 160" in " ".join(look.notes)
 
@@ -191,7 +189,7 @@ def test_of_more_examples_than_any_layer_has_room_for_span_isn_t_asked():
 def test_held_out_examples_that_are_trained_on_pass_for_none():
     own = examples(8, 1)
     with_them = tuple(torch.cat(parts) for parts in zip(own, examples(40, 2), strict=True))
-    (told,) = MemberWatch(with_them, PLENTY).look(*trained(network(), *own)).told  # type: ignore[arg-type]
+    (told,) = MemberWatch(with_them, PLENTY).look(*trained(network(), *own)).tests  # type: ignore[arg-type]
     assert told.auc == 1.0
     alone = MemberWatch(own, PLENTY).look(*trained(network(), *own))
     assert "give more held_out" in (alone.unable or "")
@@ -203,7 +201,7 @@ def test_an_error_in_one_test_loses_nothing_of_the_other(monkeypatch):
         look = watch.look(*trained(net, *own, steps=40, rate=0.3))
     monkeypatch.setattr("fedaudit.guard.members.SpanMembership", lambda: 1 / 0)
     broken = watch.look(*trained(net, *own, steps=40, rate=0.3))
-    assert [told.by for told in broken.told] == ["loss-series"]
+    assert [told.by for told in broken.tests] == ["loss-series"]
     assert look.unable is None
     assert broken.unable == "ZeroDivisionError: division by zero"
 
@@ -211,7 +209,7 @@ def test_an_error_in_one_test_loses_nothing_of_the_other(monkeypatch):
 def test_held_out_examples_of_another_source_are_no_alarm():
     inputs, labels = examples(32, 1)
     look = MemberWatch(examples(200, 2), PLENTY).look(*trained(network(), 3 * inputs, labels))
-    assert not look.told
+    assert not look.tests
     assert "differ without any model" in (look.unable or "")
 
 
@@ -263,8 +261,8 @@ def null_run(seed: int, rounds: int) -> tuple[bool, list[float]]:
         state, _ = trained(net, *examples(8, 7919 * seed + index, width=24))
         look = watch.look(state, seen)
         assert look.unable is None
-        alarm |= any(told.alarm for told in look.told)
-        first += [told.p_value for told in look.told] if index == 0 else []
+        alarm |= any(told.alarm for told in look.tests)
+        first += [told.p_value for told in look.tests] if index == 0 else []
     return alarm, first
 
 

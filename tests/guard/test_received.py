@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedaudit.guard import SiteGuard
 from fedaudit.guard.given import agreed_network, own_examples
-from fedaudit.guard.site_guard import SiteGuard
 from fedaudit.utils.errors import BadInput
 
 LOG = logging.getLogger("fedaudit.test")

@@ -16,8 +16,9 @@ from dp_accounting import rdp
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fedaudit.guard.round_log import FILE, Book, append_round, filters_of, read_site, site_account
-from fedaudit.guard.rounds import CheckRecord, Done, SiteRound
+from fedaudit.guard.budget import Budget, filters_of, site_account
+from fedaudit.guard.round_log import RoundLog
+from fedaudit.guard.rounds import FILE, CheckRecord, Done, SiteRound, append_round, read_site
 from fedaudit.pipeline.ledger import Filter
 from fedaudit.utils.errors import BadInput
 
@@ -28,6 +29,10 @@ LOCAL: list[Filter] = [("dp", {"clip": 1.0, "noise": NOISE, "epsilon": None})]
 def line(done: Done = "left", job: str = "j", site: str = "s") -> SiteRound:
     checks = {"labels": CheckRecord(outcome="quiet", text="inconclusive", seconds=0.5)}
     return SiteRound(time="2026-01-01T00:00:00+00:00", job=job, site=site, done=done, checks=checks, trained=1.0)
+
+
+def log(folder: Path, target: float | None = None, **more: Any) -> RoundLog:
+    return RoundLog(folder, Budget(target, **more))
 
 
 def spent(rounds: int, delta: float = 1e-5) -> float:
@@ -79,7 +84,7 @@ def test_a_torn_last_line_loses_itself_alone_and_counts_as_sent(tmp_path, cut):
 
 
 def test_only_what_left_is_counted_by_job_and_site():
-    from fedaudit.guard.round_log import Written
+    from fedaudit.guard.rounds import Written
 
     kinds: tuple[Done, ...] = ("left", "clipped", "refused", "not let in", "stopped")
     rounds = [line(done, job, site) for done in kinds for job, site in (("j", "s"), ("j", "t"), ("k", "s"))]
@@ -117,9 +122,9 @@ def test_a_budget_stops_before_the_update_that_would_exceed_it_whatever_restarts
     target = (spent(4) + spent(5)) / 2
     ends = []
     for _ in range(7):
-        book = Book(tmp_path, target, given=LOCAL)  # begun anew each time
-        stops = book.stops("j", "s", [], 100)
-        ended = book.end(line())
+        begun = log(tmp_path, target, given=LOCAL)  # begun anew each time
+        stops = begun.stops("j", "s", [], 100)
+        ended = begun.end(line())
         assert (stops is None) == (ended.done == "left")
         ends.append(ended)
     assert [ended.done for ended in ends] == 4 * ["left"] + 3 * ["stopped"]
@@ -127,40 +132,40 @@ def test_a_budget_stops_before_the_update_that_would_exceed_it_whatever_restarts
     found = read_site(tmp_path).rounds
     assert [one.epsilon for one in found[:4]] == pytest.approx([spent(n) for n in range(1, 5)])
     assert [one.epsilon for one in found[4:]] == 3 * [None]
-    assert Book(tmp_path, target, given=LOCAL).stops("another job", "s", [], 100) is None
-    assert Book(tmp_path, target, given=LOCAL, lasting=False).stops("j", "another name", [], 100) is not None
-    assert Book(tmp_path, target).stops("j2", "s", LOCAL, 100) is None  # as the framework tells
-    assert "bounds" in (Book(tmp_path, target).stops("j2", "s", [("Other", {})], 100) or "")
-    assert "svt" in (Book(tmp_path, target).stops("j2", "s", [*LOCAL, ("SVTPrivacy", {})], 100) or "").lower()
+    assert log(tmp_path, target, given=LOCAL).stops("another job", "s", [], 100) is None
+    assert log(tmp_path, target, given=LOCAL, lasting=False).stops("j", "another name", [], 100) is not None
+    assert log(tmp_path, target).stops("j2", "s", LOCAL, 100) is None  # as the framework tells
+    assert "bounds" in (log(tmp_path, target).stops("j2", "s", [("Other", {})], 100) or "")
+    assert "svt" in (log(tmp_path, target).stops("j2", "s", [*LOCAL, ("SVTPrivacy", {})], 100) or "").lower()
 
 
 def test_what_left_with_less_noise_or_before_the_budget_is_not_counted_as_what_leaves_now(tmp_path):
     louder: list[Filter] = [("dp", {"clip": 1.0, "noise": 10 * NOISE, "epsilon": None})]
     for number in range(3):
-        assert Book(tmp_path, 8.0, given=LOCAL).end(line()).done == "left", number
-    changed = Book(tmp_path, 8.0, given=louder)
+        assert log(tmp_path, 8.0, given=LOCAL).end(line()).done == "left", number
+    changed = log(tmp_path, 8.0, given=louder)
     assert "less noise than now" in (changed.stops("j", "s", [], 100) or "")
     assert changed.end(line()).done == "stopped"
-    assert Book(tmp_path, 8.0, delta=1e-3, given=LOCAL).end(line()).done == "stopped"
-    assert Book(tmp_path, 8.0, given=LOCAL).end(line()).done == "left"  # as it was
+    assert log(tmp_path, 8.0, delta=1e-3, given=LOCAL).end(line()).done == "stopped"
+    assert log(tmp_path, 8.0, given=LOCAL).end(line()).done == "left"  # as it was
     assert read_site(tmp_path).rounds[-1].epsilon == pytest.approx(spent(4))
-    assert Book(tmp_path, 8.0, given=louder).end(line(job="k")).done == "left"
-    assert Book(tmp_path, 8.0, given=LOCAL).end(line(job="k")).done == "left"  # less noise: all count as that
+    assert log(tmp_path, 8.0, given=louder).end(line(job="k")).done == "left"
+    assert log(tmp_path, 8.0, given=LOCAL).end(line(job="k")).done == "left"  # less noise: all count as that
     assert read_site(tmp_path).rounds[-1].epsilon == pytest.approx(spent(2))
 
-    Book(tmp_path).end(line(job="late"))
-    assert "before ε was counted" in (Book(tmp_path, 8.0, given=LOCAL).stops("late", "s", [], 100) or "")
-    assert Book(tmp_path, 8.0, given=LOCAL).end(line(job="late")).done == "stopped"
+    log(tmp_path).end(line(job="late"))
+    assert "before ε was counted" in (log(tmp_path, 8.0, given=LOCAL).stops("late", "s", [], 100) or "")
+    assert log(tmp_path, 8.0, given=LOCAL).end(line(job="late")).done == "stopped"
 
 
 def test_an_epsilon_that_can_t_be_told_stops_nothing_but_a_budget_s_updates_and_the_round_is_written(tmp_path):
     sparse = filters_of({"name": "svt-privacy"})
-    ended = Book(tmp_path, given=sparse).end(line())
+    ended = log(tmp_path, given=sparse).end(line())
     assert ended.done == "left"
     assert "depends on the model's size" in ended.problems[0]
     assert [(one.done, one.epsilon) for one in read_site(tmp_path).rounds] == [("left", None)]
-    assert Book(tmp_path, 1e9, given=sparse).end(line(job="k")).done == "stopped"
-    assert Book(tmp_path, 1e9, given=sparse).end(line(job="k"), elements=100).done == "left"
+    assert log(tmp_path, 1e9, given=sparse).end(line(job="k")).done == "stopped"
+    assert log(tmp_path, 1e9, given=sparse).end(line(job="k"), elements=100).done == "left"
 
 
 def full(*_: Any) -> None:
@@ -170,17 +175,17 @@ def full(*_: Any) -> None:
 def test_a_full_disk_stops_what_a_budget_must_count_and_nothing_else(tmp_path, monkeypatch):
     append_round(tmp_path, lambda _: line(job="another"))
     size = (tmp_path / FILE).stat().st_size
-    monkeypatch.setattr("fedaudit.guard.round_log.os.fsync", full)
-    ended = Book(tmp_path, 8.0, given=LOCAL).end(line())
+    monkeypatch.setattr("fedaudit.guard.rounds.os.fsync", full)
+    ended = log(tmp_path, 8.0, given=LOCAL).end(line())
     assert ended.done == "stopped"
     assert "can't be counted: can't write to" in ended.why
-    ended = Book(tmp_path).end(line())
+    ended = log(tmp_path).end(line())
     assert (ended.done, ended.why) == ("left", "")
     assert "No space left" in ended.problems[0]
     assert (tmp_path / FILE).stat().st_size == size  # half a line is taken away again
     monkeypatch.undo()
     monkeypatch.setattr("fedaudit.guard.page.write_whole", full)
-    ended = Book(tmp_path, 8.0, given=LOCAL).end(line())
+    ended = log(tmp_path, 8.0, given=LOCAL).end(line())
     assert ended.done == "left"
     assert "the page isn't drawn" in ended.problems[0]
 
@@ -188,13 +193,13 @@ def test_a_full_disk_stops_what_a_budget_must_count_and_nothing_else(tmp_path, m
 def test_a_folder_that_is_none_stops_what_a_budget_must_count_and_nothing_else(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "deeper"):
-        assert Book(folder).end(line()).done == "left"
-        assert Book(folder, 8.0, given=LOCAL).stops("j", "s", [], 100) is not None
-        assert Book(folder, 8.0, given=LOCAL).end(line()).done == "stopped"
-        assert Book(folder, 8.0, given=LOCAL).end(line("refused")).done == "refused"
+        assert log(folder).end(line()).done == "left"
+        assert log(folder, 8.0, given=LOCAL).stops("j", "s", [], 100) is not None
+        assert log(folder, 8.0, given=LOCAL).end(line()).done == "stopped"
+        assert log(folder, 8.0, given=LOCAL).end(line("refused")).done == "refused"
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / FILE)  # nothing waits
-        assert "isn't written down" in Book(tmp_path).end(line()).problems[0]
+        assert "isn't written down" in log(tmp_path).end(line()).problems[0]
 
 
 @pytest.mark.parametrize("given", ["dp", [{"clip": 1.0}], {"name": "no such"}, [["dp"]]])
@@ -209,7 +214,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
     from fedaudit.utils.bounds import Bounds
 
     append_round(tmp_path, lambda _: line())
-    monkeypatch.setattr("fedaudit.guard.round_log.SITE", Bounds("lines", 10))
-    assert Book(tmp_path, 8.0, given=LOCAL).end(line()).done == "stopped"
-    assert Book(tmp_path).end(line()).done == "left"
+    monkeypatch.setattr("fedaudit.guard.rounds.SITE", Bounds("lines", 10))
+    assert log(tmp_path, 8.0, given=LOCAL).end(line()).done == "stopped"
+    assert log(tmp_path).end(line()).done == "left"
     assert [path.name for path in Path(tmp_path).iterdir()] == [FILE]

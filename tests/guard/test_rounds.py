@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.capture.capture import Capture
-from fedaudit.guard.attacks import Passing
-from fedaudit.guard.round_log import read_site, site_account
-from fedaudit.guard.rounds import SiteRound
-from fedaudit.guard.site_guard import REFUSED, SPENT, SiteGuard, clipped, few_numbers
+from fedaudit.guard import OutgoingUpdate, SiteGuard
+from fedaudit.guard.budget import site_account
+from fedaudit.guard.outgoing import few_numbers
+from fedaudit.guard.policy import REFUSED, SPENT
+from fedaudit.guard.rounds import SiteRound, read_site
 from fedaudit.utils.errors import BadInput
 
 KEY = ("job", "site")
@@ -33,7 +34,7 @@ class Gate(SiteGuard):
     _log = logging.getLogger("fedaudit.test")
 
 
-def update(seconds: float = 1e6, examples: int = 2, rate: float = 0.1) -> Passing:
+def update(seconds: float = 1e6, examples: int = 2, rate: float = 0.1) -> OutgoingUpdate:
     """Return an update of a training that is said to have taken so long."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
@@ -42,7 +43,7 @@ def update(seconds: float = 1e6, examples: int = 2, rate: float = 0.1) -> Passin
         optimiser = torch.optim.SGD(net.parameters(), lr=rate)
         nn.functional.cross_entropy(net(torch.randn(examples, 12)), torch.arange(examples) % 4).backward()
         optimiser.step()
-    return Passing(seen.start, copy.deepcopy(net.state_dict()), seen, "weights", "site", "f", follows=True)
+    return OutgoingUpdate(seen.start, copy.deepcopy(net.state_dict()), seen, "weights", "site", "f", follows=True)
 
 
 def lines(folder: str = "fedaudit-guard") -> list[SiteRound]:
@@ -55,7 +56,7 @@ def outcomes(name: str) -> list[str]:
 
 def test_a_guard_without_settings_watches_and_leaves_a_page():
     guard = Gate()
-    assert guard.releases(KEY, "site", 0, update).done == "left"
+    assert guard.decide(KEY, "site", 0, update).done == "left"
     (line,) = lines()
     assert set(line.checks) == {"labels", "invg", "members"}
     assert line.checks["members"].outcome == "not played"
@@ -70,19 +71,19 @@ def test_a_guard_without_settings_watches_and_leaves_a_page():
 def test_what_the_training_pays_for_is_played(seconds, played):
     guard = Gate(**LABELS)
     for index in range(4):
-        guard.releases(KEY, "site", index, lambda: update(seconds))
+        guard.decide(KEY, "site", index, lambda: update(seconds))
     assert outcomes("labels") == played * ["quiet"] + (4 - played) * ["not played"]
 
 
 def test_a_debt_outlasts_the_process():
     for index in range(3):
-        Gate(**LABELS).releases(KEY, "site", index, lambda: update(1e-9))
+        Gate(**LABELS).decide(KEY, "site", index, lambda: update(1e-9))
     assert outcomes("labels") == ["quiet", "not played", "not played"]
 
 
 def test_the_policy_decides():
     for policy, done in (("warn", "left"), ("refuse", "refused"), ("clip", "refused")):
-        decision = Gate(**STRICT, on_fail=policy, out=policy).releases(KEY, "site", 0, update)
+        decision = Gate(**STRICT, on_fail=policy, out=policy).decide(KEY, "site", 0, update)
         assert decision.done == lines(policy)[0].done == done  # nothing says yet to which norm it is clipped
         assert decision.reason == ("" if done == "left" else REFUSED)
         assert lines(policy)[0].alarms == ["labels"]
@@ -91,32 +92,32 @@ def test_the_policy_decides():
 def test_what_raises_an_alarm_is_clipped_to_the_median_of_the_last_quiet_rounds():
     rates = [0.01, 0.03, 0.02]
     for index, rate in enumerate(rates):
-        assert Gate(**LABELS, share=None).releases(KEY, "s", index, partial(update, rate=rate)).done == "left"
+        assert Gate(**LABELS, share=None).decide(KEY, "s", index, partial(update, rate=rate)).done == "left"
     norms = [one.norm for one in lines()]
     assert [norm / norms[0] for norm in norms if norm and norms[0]] == pytest.approx([1, 3, 2], rel=1e-4)
     passing = update(rate=0.1)
-    decision = Gate(**STRICT, on_fail="clip", share=None).releases(KEY, "s", 3, lambda: passing)
+    decision = Gate(**STRICT, on_fail="clip", share=None).decide(KEY, "s", 3, lambda: passing)
     assert decision.done == "clipped"
     assert decision.scale == pytest.approx(0.2, rel=1e-4)
-    left = clipped(passing, decision.scale)
+    left = passing.clipped(decision.scale)
     names = {name for name, _ in passing.seen.module.named_parameters()} if passing.seen.module else set()
     change = torch.cat([(left[name] - passing.sent[name]).flatten() for name in names])
     assert change.norm() == pytest.approx(norms[2], rel=1e-4)
     assert left["1.num_batches_tracked"] == 1  # whole numbers leave as they are
     between = passing.sent["1.running_var"] + 0.2 * (passing.state["1.running_var"] - passing.sent["1.running_var"])
     torch.testing.assert_close(left["1.running_var"], between, rtol=1e-4, atol=1e-6)
-    difference = Passing(passing.sent, {"w": torch.ones(3)}, passing.seen, "difference", "s", "f", follows=True)
-    assert clipped(difference, 0.25)["w"].tolist() == [0.25] * 3
-    within = Gate(**STRICT, on_fail="clip", share=None, clip_norm=1e3).releases(KEY, "s", 4, lambda: passing)
+    difference = OutgoingUpdate(passing.sent, {"w": torch.ones(3)}, passing.seen, "difference", "s", "f", follows=True)
+    assert difference.clipped(0.25)["w"].tolist() == [0.25] * 3
+    within = Gate(**STRICT, on_fail="clip", share=None, clip_norm=1e3).decide(KEY, "s", 4, lambda: passing)
     assert (within.done, within.scale) == ("left", 1.0)
 
 
 def test_clipping_takes_nothing_from_what_reads_the_direction():
     """As the docs say: the labels of a clipped update are found as before."""
     passing = update()
-    less = Passing(passing.sent, clipped(passing, 0.01), passing.seen, "weights", "s", "f", follows=False)
+    less = OutgoingUpdate(passing.sent, passing.clipped(0.01), passing.seen, "weights", "s", "f", follows=False)
     for given in (passing, less):
-        Gate(**STRICT).releases(KEY, "s", 0, partial(copy.copy, given))
+        Gate(**STRICT).decide(KEY, "s", 0, partial(copy.copy, given))
     assert [one.alarms for one in lines()] == 2 * [["labels"]]
 
 
@@ -129,27 +130,27 @@ def test_a_budget_stops_before_the_round_that_would_exceed_it(caplog):
         stops = guard.stops(KEY, "site", [], 100)
         assert stops == (index >= 3)
         if not stops:
-            assert guard.releases(KEY, "site", index, update).done == "left"
+            assert guard.decide(KEY, "site", index, update).done == "left"
         else:
-            decision = guard.releases(KEY, "site", index, update)  # whoever doesn't ask before
+            decision = guard.decide(KEY, "site", index, update)  # whoever doesn't ask before
             assert (decision.done, decision.reason) == ("stopped", SPENT)
     assert [one.epsilon for one in lines()[:3]] == [account.spent(n) for n in (1, 2, 3)]
     assert f"target_epsilon is {target:g}" in caplog.text
-    assert guard.releases(("next job", "site"), "site", 0, update).done == "left"
+    assert guard.decide(("next job", "site"), "site", 0, update).done == "left"
 
 
 def test_an_update_that_can_t_be_read_is_counted_as_the_framework_tells():
-    def unreadable() -> Passing:
+    def unreadable() -> OutgoingUpdate:
         raise BadInput("no training was seen")
 
     local = {"clipping_norm": 1.0, "sensitivity": 2.0, "epsilon": 0.5, "delta": 1e-5}
     guard, through = Gate(**LABELS, target_epsilon=8.0), [("LocalDpMod", local)]
-    assert guard.releases(KEY, "site", 0, unreadable, None, through, 100).done == "left"
+    assert guard.decide(KEY, "site", 0, unreadable, None, through, 100).done == "left"
     (line,) = lines()
     account = site_account(through, 100, None)
     assert account is not None
     assert line.epsilon == account.spent(1)
-    assert Gate(**LABELS, target_epsilon=8.0).releases(("k", "s"), "site", 0, unreadable).done == "stopped"
+    assert Gate(**LABELS, target_epsilon=8.0).decide(("k", "s"), "site", 0, unreadable).done == "stopped"
 
 
 def test_what_a_site_gives_by_name_takes_none_of_its_training_s_random_numbers(monkeypatch):
@@ -166,7 +167,7 @@ def test_what_a_site_gives_by_name_takes_none_of_its_training_s_random_numbers(m
 def test_without_a_known_defence_a_budget_lets_nothing_leave(caplog):
     guard = Gate(**LABELS, target_epsilon=8.0)
     assert guard.stops(KEY, "site", [], 100)
-    assert guard.releases(KEY, "site", 0, update).done == "stopped"
+    assert guard.decide(KEY, "site", 0, update).done == "stopped"
     assert "give sanitised" in caplog.text
 
 
@@ -178,38 +179,38 @@ def full(*_: Any) -> None:
 def test_what_can_t_be_written_stops_nothing_but_a_budget_s_updates(how, monkeypatch, caplog):
     Path("taken").write_text("")
     if how == "disk":
-        monkeypatch.setattr("fedaudit.guard.round_log.os.fsync", full)
+        monkeypatch.setattr("fedaudit.guard.rounds.os.fsync", full)
     out = "fedaudit-guard" if how == "disk" else "taken"
     guard = Gate(**STRICT, on_fail="refuse", out=out)
     for index in range(3):
-        assert guard.releases(KEY, "site", index, update).done == "refused"  # the policy decides nevertheless
+        assert guard.decide(KEY, "site", index, update).done == "refused"  # the policy decides nevertheless
     assert caplog.text.count("a round isn't written down") == 1
-    assert Gate(**LABELS, out=out).releases(KEY, "site", 0, update).done == "left"
+    assert Gate(**LABELS, out=out).decide(KEY, "site", 0, update).done == "left"
     counted = Gate(**LABELS, out=out, target_epsilon=8.0, sanitised=NOISE, unaudited="pass")
-    assert counted.releases(KEY, "site", 0, update).done == "stopped"
+    assert counted.decide(KEY, "site", 0, update).done == "stopped"
     assert "it can't be counted" in caplog.text
 
 
 def test_nothing_is_written_where_nobody_wants_it():
     guard = Gate(**LABELS, out=None)
-    assert [guard.releases(KEY, "site", index, lambda: update(1e-9)).done for index in range(2)] == ["left", "left"]
+    assert [guard.decide(KEY, "site", index, lambda: update(1e-9)).done for index in range(2)] == ["left", "left"]
     assert not list(Path().iterdir())
 
 
 def test_an_error_of_the_guard_s_own_stops_no_training_unless_the_site_says_so(monkeypatch):
     monkeypatch.setattr("fedaudit.guard.checks.attacked", lambda *_: 1 / 0)
-    assert Gate(**LABELS).releases(KEY, "site", 0, update).done == "left"
-    assert Gate(**LABELS, on_fail="refuse").releases(KEY, "site", 1, update).done == "refused"
+    assert Gate(**LABELS).decide(KEY, "site", 0, update).done == "left"
+    assert Gate(**LABELS, on_fail="refuse").decide(KEY, "site", 1, update).done == "refused"
     assert outcomes("labels") == ["unable", "unable"]
 
-    def unreadable() -> Passing:
+    def unreadable() -> OutgoingUpdate:
         raise BadInput("several models in a reply")
 
-    assert Gate(**LABELS, share=None).releases(KEY, "site", 2, unreadable).done == "left"
+    assert Gate(**LABELS, share=None).decide(KEY, "site", 2, unreadable).done == "left"
     assert lines()[-1].checks["labels"].text == "several models in a reply"
 
 
-def statistics() -> Passing:
+def statistics() -> OutgoingUpdate:
     raise BadInput("STATISTICS: no weights in plain sight")
 
 
@@ -217,8 +218,8 @@ def statistics() -> Passing:
 def test_what_is_no_update_is_held_to_the_policy_in_every_round(policy):
     guard = Gate(**LABELS, unaudited=policy, every=3)
     for index in range(4):  # neither takes the other's turn
-        assert guard.releases(KEY, "site", index, update).done == "left"
-        decision = guard.releases(KEY, "site", index, statistics, through=None)
+        assert guard.decide(KEY, "site", index, update).done == "left"
+        decision = guard.decide(KEY, "site", index, statistics, through=None)
         assert (decision.done, decision.reason) == (("left", "") if policy == "pass" else ("refused", REFUSED))
     assert [one.checks["labels"].outcome for one in lines()[::2]] == ["quiet", "not played", "not played", "quiet"]
     for one in lines()[1::2]:
@@ -231,11 +232,11 @@ def test_what_is_no_update_is_held_to_the_policy_in_every_round(policy):
 
 def test_what_no_noise_was_added_to_is_outside_a_budget():
     guard = Gate(**LABELS, target_epsilon=8.0, sanitised=NOISE, unaudited="pass")
-    assert guard.releases(KEY, "site", 0, update).done == "left"
+    assert guard.decide(KEY, "site", 0, update).done == "left"
     for read in (statistics, update):  # weights that leave where the site's noise doesn't work are no other case
-        decision = guard.releases(KEY, "site", 1, read, through=None)
+        decision = guard.decide(KEY, "site", 1, read, through=None)
         assert (decision.done, decision.reason) == ("stopped", SPENT)
-    assert guard.releases(KEY, "site", 2, update).done == "left"
+    assert guard.decide(KEY, "site", 2, update).done == "left"
     account = site_account([("dp", {"clip": 1.0, "noise": 5.0, "epsilon": None})], 1, None)
     assert account is not None
     assert [one.epsilon for one in lines()] == [account.spent(1), None, None, account.spent(2)]
@@ -243,10 +244,10 @@ def test_what_no_noise_was_added_to_is_outside_a_budget():
 
 def test_without_a_budget_what_isn_t_counted_leaves_no_number(caplog):
     guard = Gate(**LABELS, sanitised=NOISE)
-    guard.releases(KEY, "site", 0, update)
+    guard.decide(KEY, "site", 0, update)
     assert " spent" in Path("fedaudit-guard/guard.html").read_text()
-    assert guard.releases(KEY, "site", 1, statistics, through=None).done == "left"
-    assert guard.releases(KEY, "site", 2, update).done == "left"  # a number for this one alone would be too small
+    assert guard.decide(KEY, "site", 1, statistics, through=None).done == "left"
+    assert guard.decide(KEY, "site", 2, update).done == "left"  # a number for this one alone would be too small
     assert [one.epsilon is None for one in lines()] == [False, True, True]
     assert "nothing bounds what it tells" in caplog.text
     page = Path("fedaudit-guard/guard.html").read_text()
@@ -300,11 +301,11 @@ def test_attacks_are_told_which_defence_the_update_went_through(given, monkeypat
     local = {"clipping_norm": 2.0, "sensitivity": 4.0, "epsilon": 0.5, "delta": 1e-5}
     passing = update()
     if given == "by the framework":
-        passing = Passing(
+        passing = OutgoingUpdate(
             passing.sent, passing.state, passing.seen, "weights", "s", "f", False, [("LocalDpMod", local)]
         )
     settings: dict[str, Any] = {"sanitised": {"name": "local-dp", **local}} if given == "by the site" else {}
-    Gate(**LABELS, **settings).releases(KEY, "site", 0, lambda: passing)
+    Gate(**LABELS, **settings).decide(KEY, "site", 0, lambda: passing)
     (known,) = seen
     assert (known.name, known.clip) == ("local-dp", 2.0)
     assert known.noise == pytest.approx(4.0 * (2 * torch.log(torch.tensor(1.25 / 1e-5))).sqrt().item() / 0.5)

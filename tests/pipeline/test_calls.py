@@ -16,7 +16,7 @@ from fedaudit import ThreatModel
 from fedaudit.attacks import InvG
 from fedaudit.cli.options import in_flags, scenario_of
 from fedaudit.defences import Sanitiser
-from fedaudit.guard.site_guard import SiteGuard
+from fedaudit.guard import SiteGuard
 from fedaudit.pipeline import run
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.registry import Plugin

@@ -25,7 +25,7 @@ from fedaudit.data.batches import read_pickled_batch
 from fedaudit.data.files import read_csv, read_idx, read_mat, read_npz, read_parquet
 from fedaudit.data.images import read_image
 from fedaudit.data.medical import read_example
-from fedaudit.guard.round_log import read_site
+from fedaudit.guard.rounds import read_site
 from fedaudit.models import checkpoint
 from fedaudit.models.checkpoint import load_checkpoint
 from fedaudit.models.trees import read_booster

@@ -27,8 +27,7 @@ from fedaudit.data.batches import read_pickled_batch
 from fedaudit.data.files import read_arrays, read_csv, read_idx, read_mat, read_npz, read_parquet
 from fedaudit.data.medical import read_example
 from fedaudit.guard.page import page
-from fedaudit.guard.round_log import read_site
-from fedaudit.guard.rounds import CheckRecord, SiteRound
+from fedaudit.guard.rounds import CheckRecord, SiteRound, read_site
 from fedaudit.models import Generator, GeneratorSpec
 from fedaudit.models.checkpoint import load_checkpoint, read_torch_file, save_checkpoint
 from fedaudit.models.trees import read_booster

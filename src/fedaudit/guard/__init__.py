@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from fedaudit.utils.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedaudit.guard.attacks import Passing
     from fedaudit.guard.members import MemberWatch
+    from fedaudit.guard.outgoing import OutgoingUpdate
     from fedaudit.guard.site_guard import SiteGuard
 else:
     __getattr__, __dir__ = lazy(__name__)
 
-__all__ = ["MemberWatch", "Passing", "SiteGuard"]
+__all__ = ["MemberWatch", "OutgoingUpdate", "SiteGuard"]

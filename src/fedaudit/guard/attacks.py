@@ -1,4 +1,4 @@
-"""An update that is about to leave a site, attacked there with the site's own data at hand."""
+"""Attacks on an update that is about to leave a site, with the site's own data at hand."""
 
 from __future__ import annotations
 
@@ -9,137 +9,144 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import nn
 
-from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
 from fedaudit.evaluation.limits import check_limits
+from fedaudit.guard.outgoing import OutgoingUpdate
 from fedaudit.guard.rounds import CheckRecord
-from fedaudit.transcript.files import Form
 from fedaudit.transcript.truth import truth_beside
 from fedaudit.transcript.update import SanitiserInfo
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
 
 if TYPE_CHECKING:
-    from fedaudit.api import Limits
-    from fedaudit.pipeline.ledger import Filter
+    from fedaudit.api import Audit, Limits, Verdict
     from fedaudit.task.training import Loss
 
 
 @dataclass(frozen=True)
-class Passing:
-    """An update that is about to leave a site.
+class AttackSettings:
+    """What attacks on a site's updates are, are told, and are held to; the rest is as :class:`SiteGuard` has it.
 
     Attributes:
-        sent: the model that came in, by name.
-        state: what is about to leave, in that ``form``.
-        seen: the training that was watched.
-        form: of ``state``.
-        name: of the site.
-        folder: where its report goes, below ``out``.
-        follows: nothing changes the update after the training that was watched.
-        went_through: filters that worked on ``state`` already, in their order.
-        goes_through: filters that will, before it leaves the site.
-    """
-
-    sent: Mapping[str, Tensor]
-    state: Mapping[str, Tensor]
-    seen: Capture
-    form: Form
-    name: str
-    folder: str
-    follows: bool
-    went_through: Sequence[Filter] = ()
-    goes_through: Sequence[Filter] = ()
-
-
-@dataclass(frozen=True)
-class Known:
-    """What an attacked update is known by, and held to.
-
-    Attributes:
+        specs: the attacks, by name.
         unset: nobody set the limits on metrics, so those that nothing measures don't count.
-        whole: all attacks are played that the site has, so that a limit that none of them can exceed isn't kept.
-        sanitised: the defence that it went through.
+        out: folder for reports; None: none is written.
     """
 
+    specs: Mapping[str, dict[str, Any]]
+    fail_on: Verdict | None
+    fail_above: Mapping[str, float]
+    unset: bool
+    largest: int
     mean: list[float] | None
     std: list[float] | None
     loss: str | Loss | None
-    limits: Limits
-    unset: bool
-    whole: bool
     out: Path | None
-    sanitised: SanitiserInfo | None
+
+    def limits(self) -> Limits:
+        """Return what no update may exceed."""
+        from fedaudit import api  # what attacks need takes seconds to import
+
+        return api.Limits(self.fail_above, self.fail_on)
 
 
 def attacked(
-    passing: Passing, attacks: Mapping[str, dict[str, Any]], index: int | None, known: Known
+    update: OutgoingUpdate,
+    names: Sequence[str],
+    index: int | None,
+    settings: AttackSettings,
+    sanitised: SanitiserInfo | None,
 ) -> dict[str, CheckRecord]:
-    """Attack an update with ``attacks``, by check; return what each says, with the seconds that it would take alone."""
-    from fedaudit import api  # what attacks need takes seconds to import
+    """Attack an update, which went through ``sanitised``; return what each attack says, by ``names``.
 
-    began, module = time.perf_counter(), copy.deepcopy(passing.seen.module)
-    assert module is not None
+    Its seconds are those that it would take alone. BadInput: the update can't be attacked, or held to the limits.
+    """
+    from fedaudit import api
+
+    began, examples = time.perf_counter(), sum(map(len, update.seen.inputs))
+    if examples > settings.largest:
+        raise BadInput(f"the update is over {examples} examples, and largest is {settings.largest}; raise largest")
+    limits = settings.limits()
     with temporary_folder() as place:
-        called, given = (known.loss, None) if isinstance(known.loss, str) else (None, known.loss)
-        given = given or (None if called else copy.deepcopy(passing.seen.criterion))
-        named: dict[str, Any] = {"mean": known.mean, "std": known.std, "loss": called}
-        with Recorder(place / "recording", name=passing.name, module=module.cpu(), **named) as recorder:
-            recorder.begin_round(passing.sent, index)
-            facts: dict[str, Any] = {"form": passing.form, "sent": passing.sent, "sanitised": known.sanitised}
-            recorder.update(passing.name, passing.state, passing.seen, **facts)
-            recorder.end_round()
-            module = recorder.without_personal(module)
-        if truth_beside(place / "recording") is None:
-            raise BadInput("what the site trained on couldn't be recorded")
+        given = None if isinstance(settings.loss, str) else settings.loss or copy.deepcopy(update.seen.criterion)
         audit = api.audit_transcript(
             place / "recording",
-            [uncalibrated(attack) for attack in attacks.values()],
-            module=module,
+            [uncalibrated(settings.specs[name]) for name in names],
+            module=_recorded(place / "recording", update, index, settings, sanitised),
             loss=given,
-            out=known.out,
-            fail_above=dict(known.limits.fail_above),
-            fail_on=known.limits.fail_on,
+            out=None if settings.out is None else settings.out / update.folder,
+            fail_above=dict(limits.fail_above),
+            fail_on=limits.fail_on,
             controls=False,
             overwrite=True,
             progress=False,
         )
+    found = _checks(audit, names, limits, time.perf_counter() - began)
+    if not audit.exceeded and (problem := _untested(audit, update, settings, whole=len(names) == len(settings.specs))):
+        raise BadInput(problem)
+    return found
+
+
+def _recorded(
+    folder: Path, update: OutgoingUpdate, index: int | None, settings: AttackSettings, sanitised: SanitiserInfo | None
+) -> nn.Module:
+    """Write a recording of the update alone; return the module that it is of. BadInput: the training isn't known."""
+    module = copy.deepcopy(update.seen.module)
+    assert module is not None
+    called = settings.loss if isinstance(settings.loss, str) else None
+    named: dict[str, Any] = {"mean": settings.mean, "std": settings.std, "loss": called}
+    with Recorder(folder, name=update.name, module=module.cpu(), **named) as recorder:
+        recorder.begin_round(update.sent, index)
+        facts: dict[str, Any] = {"form": update.form, "sent": update.sent, "sanitised": sanitised}
+        recorder.update(update.name, update.state, update.seen, **facts)
+        recorder.end_round()
+        module = recorder.without_personal(module)
+    if truth_beside(folder) is None:
+        raise BadInput("what the site trained on couldn't be recorded")
+    return module
+
+
+def _checks(audit: Audit, names: Sequence[str], limits: Limits, seconds: float) -> dict[str, CheckRecord]:
+    """Return what each attack found; what of the seconds is no single attack's, each would have taken alone, too."""
     result = audit.result
-    names = dict(zip((attack.name for attack in result.attacks), attacks, strict=True))
-    took = {name: sum(f.timing.seconds for f in result.findings if f.attack == name and f.timing) for name in names}
-    beside = max(0.0, time.perf_counter() - began - sum(took.values()))
+    by_attack = dict(zip((attack.name for attack in result.attacks), names, strict=True))
+    took = {name: sum(f.timing.seconds for f in result.findings if f.attack == name and f.timing) for name in by_attack}
+    beside = max(0.0, seconds - sum(took.values()))
     found: dict[str, CheckRecord] = {}
     for row in result.summaries:
         of_it = [f for f in result.findings if f.attack == row.attack]
-        told = check_limits(known.limits, of_it, [row], result.data.kind or "image")
+        held = check_limits(limits, of_it, [row], result.data.kind or "image")
         psnr = f" ({row.psnr.mean:.1f} dB)" if row.psnr else ""
-        found[names[row.attack]] = CheckRecord(
-            outcome="alarm" if any(t.exceeded for t in told) else "quiet",
+        exceeded = any(threshold.exceeded for threshold in held)
+        found[by_attack[row.attack]] = CheckRecord(
+            outcome="not played" if row.verdict == "not applicable" else "alarm" if exceeded else "quiet",
             text=f"{row.verdict}{psnr}",
             seconds=took[row.attack] + beside,
         )
-    found = {
-        name: check.model_copy(update={"outcome": "not played"}) if check.text == "not applicable" else check
-        for name, check in found.items()
-    }
-    if audit.exceeded:
-        return found
-    if all(row.verdict == "not applicable" for row in result.summaries):
-        raise BadInput("none of the attacks can be run against it")
-    if passing.follows and any(
-        f.recording is not None and f.recording.facts == "contradicted" for f in result.federations
-    ):
-        raise BadInput("the update doesn't follow from the training that was watched")
-    unable = [t for t in result.thresholds if t.measured_by != "what ran"] if known.whole else []
-    if known.unset and len(unable) < len(result.thresholds):  # of limits that nobody set, what nothing measures
-        unable = [t for t in unable if t.measured_by != "nothing" or t.verdict is not None]
-    unable.sort(key=lambda t: t.verdict is None)
-    if unable:
-        limit = f"the limit on {unable[0].metric}" if unable[0].verdict is None else "fail_on"
-        raise BadInput(f"{limit} can't be exceeded by what ran: {unable[0].reason}")
     return found
+
+
+def _untested(audit: Audit, update: OutgoingUpdate, settings: AttackSettings, *, whole: bool) -> str | None:
+    """Return why an audit without alarm doesn't count; ``whole``: all attacks that the site has were played.
+
+    A limit that none of them can exceed isn't kept; of a part of them that may be.
+    """
+    result = audit.result
+    if all(row.verdict == "not applicable" for row in result.summaries):
+        return "none of the attacks can be run against it"
+    recordings = [one.recording for one in result.federations if one.recording is not None]
+    if update.follows and any(one.facts == "contradicted" for one in recordings):
+        return "the update doesn't follow from the training that was watched"
+    unable = [t for t in result.thresholds if t.measured_by != "what ran"] if whole else []
+    if settings.unset and len(unable) < len(result.thresholds):  # of limits that nobody set, what nothing measures
+        unable = [t for t in unable if t.measured_by != "nothing" or t.verdict is not None]
+    if not unable:
+        return None
+    first = min(unable, key=lambda t: t.verdict is None)
+    limit = f"the limit on {first.metric}" if first.verdict is None else "fail_on"
+    return f"{limit} can't be exceeded by what ran: {first.reason}"
 
 
 def uncalibrated(attack: str | dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from fedaudit.task.training import LOSSES, Loss
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.objects import load_object
 
+Examples = tuple[Tensor, Tensor]  # inputs as the model sees them, and their targets
+
 
 def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
     """Return the network that the federation agreed on: a module, or ``package.module:name`` of it or its maker."""
@@ -21,7 +23,7 @@ def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
     return made
 
 
-def own_examples(given: tuple[Tensor, Tensor] | str | None, what: str = "examples") -> tuple[Tensor, Tensor] | None:
+def own_examples(given: Examples | str | None, what: str = "examples") -> Examples | None:
     """Return a site's examples, several inputs packed, and their classes, given or made by ``package.module:name``."""
     made = _made(given, what)
     if made is None:

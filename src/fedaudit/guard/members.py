@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from bisect import bisect_left
@@ -12,32 +11,19 @@ from typing import Any
 
 import torch
 from scipy.stats import mannwhitneyu
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedaudit.attacks.records.span import SpanMembership
-from fedaudit.attacks.records.target import MembershipFinding, Target
+from fedaudit.attacks.records.target import MembershipFinding
 from fedaudit.capture.capture import Capture
-from fedaudit.capture.recorder import unusable, vocabulary_of
 from fedaudit.evaluation.blind import FEWEST, blind_scores, features
 from fedaudit.evaluation.statistics import SURE
-from fedaudit.modalities import NOTHING, TokenInfo, fitting_kind
-from fedaudit.modalities.packed import PACKED
-from fedaudit.modalities.tokens import of_one_length
-from fedaudit.models import of_one_tensor, padding_of
-from fedaudit.task.info import TaskInfo
-from fedaudit.task.targets import observed_task
+from fedaudit.guard.given import Examples
+from fedaudit.guard.watched import WatchedRound, mark
 from fedaudit.task.training import Loss
-from fedaudit.transcript.files import Form, ObservedTask
-from fedaudit.transcript.observation import Message, Observation
-from fedaudit.transcript.queries import QuerySet
-from fedaudit.transcript.reading import complete_task, outputs_of
-from fedaudit.transcript.rounds import expected
-from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.files import Form
+from fedaudit.transcript.update import SanitiserInfo
 from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.fingerprint import tensor_bytes
-
-Examples = tuple[Tensor, Tensor]  # inputs as the model sees them, and labels
 
 _TESTS = 2  # of a round: span and loss-series
 _MOST = 32  # pairs of records that are followed over rounds
@@ -72,7 +58,7 @@ def exact_test(members: Tensor, others: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Told:
+class MembershipTest:
     """What one test says.
 
     Attributes:
@@ -105,14 +91,14 @@ class MembershipCheck:
     """What one round was found to tell.
 
     Attributes:
-        told: by the tests that could be made.
+        tests: that could be made.
         notes: why others couldn't, where that is no fault of the guard's.
         unable: why the round counts as one that wasn't watched; None: it was.
         share: of the time that the site trained.
         needs: seconds that it takes to test something, where there were fewer; else 0.
     """
 
-    told: tuple[Told, ...]
+    tests: tuple[MembershipTest, ...]
     notes: tuple[str, ...]
     unable: str | None
     seconds: float
@@ -181,26 +167,26 @@ class MemberWatch:
 
         Args:
             state: what is about to leave, in that ``form``.
-            seen: the training that was watched.
+            seen: the training that was case.
             seconds: that it may take, in place of ``share`` of this round's training.
             sanitised: what everybody knows of the defence that the update went through.
         """
         began, number = time.perf_counter(), self._rounds
         self._rounds += 1
         self._asking = self._needs = 0.0
-        told: list[Told] = []
+        tests: list[MembershipTest] = []
         notes: list[str] = []
         unable: list[str] = []
         try:
             budget = min(self.share * seen.seconds if seconds is None else seconds, _EVER)
             if (cost := self._costs.get("preparing", 0.0)) > budget:
                 raise BadInput(self._unpaid("preparing", cost, budget, seen.seconds))
-            case = _Case(state, seen, form, self._loss, self.held_out, sanitised)
+            case = WatchedRound(state, seen, form, self._loss, self.held_out, sanitised)
             left = budget - max(cost, time.perf_counter() - began)
             source = torch.Generator().manual_seed(number)
             for part in (self._series, self._span):
                 try:
-                    told += part(case, left - self._asking, source)
+                    tests += part(case, left - self._asking, source)
                 except NotApplicable as error:
                     notes.append(str(error))
                 except BadInput as error:
@@ -213,11 +199,11 @@ class MemberWatch:
         took = time.perf_counter() - began
         needs = self._needs and self._needs + self._costs.get("preparing", 0.0)
         why = unable[0] if unable else None
-        return MembershipCheck(tuple(told), tuple(notes), why, took, took / (seen.seconds or 1e-9), needs)
+        return MembershipCheck(tuple(tests), tuple(notes), why, took, took / (seen.seconds or 1e-9), needs)
 
     # --- the models that came in ------------------------------------------------------------------------------------
 
-    def _series(self, case: _Case, budget: float, source: torch.Generator) -> list[Told]:
+    def _series(self, case: WatchedRound, budget: float, source: torch.Generator) -> list[MembershipTest]:
         """Follow the records' confidence e^-loss over the models that came in, and test its slope."""
         self._follow(case, budget, source)
         pairs, cost = self._sums.shape[1] // 2, self._costs.get("loss-series", 0.0)
@@ -253,7 +239,7 @@ class MemberWatch:
         slopes = (n * ty - t * y)[twice] / (n * tt - t * t)[twice]
         return [self._tested("loss-series", slopes[:own], slopes[own:], (inputs[rows][twice], labels[rows][twice]))]
 
-    def _follow(self, case: _Case, budget: float, source: torch.Generator) -> None:
+    def _follow(self, case: WatchedRound, budget: float, source: torch.Generator) -> None:
         """Take further pairs among those that are followed, where they are few and the time is there."""
         pairs = self._sums.shape[1] // 2
         size = 2 * case.inputs[0].numel() * case.inputs.element_size()
@@ -262,7 +248,7 @@ class MemberWatch:
         room = min(_MOST, _MOST_BYTES // size, afford) - pairs
         if room <= 0:
             return
-        known = set(map(_mark, [*self._followed.get("own_inputs", []), *self._followed.get("held_inputs", [])]))
+        known = set(map(mark, [*self._followed.get("own_inputs", []), *self._followed.get("held_inputs", [])]))
         own, held = case.drawn(room, 1, source, known)
         for whose, (inputs, labels) in zip(_OWNERS, (own, held), strict=True):
             for what, new in zip(_PARTS, (inputs, labels), strict=True):
@@ -273,7 +259,7 @@ class MemberWatch:
 
     # --- the update that leaves -------------------------------------------------------------------------------------
 
-    def _span(self, case: _Case, budget: float, source: torch.Generator) -> list[Told]:
+    def _span(self, case: WatchedRound, budget: float, source: torch.Generator) -> list[MembershipTest]:
         """Test the residuals of records outside the span of the update's rows."""
         if case.distinct > case.widest:
             text = f"span: an update over {case.distinct} examples, and no layer has room for more than {case.widest}"
@@ -310,12 +296,12 @@ class MemberWatch:
         scores, many = found.scores, len(own[0])
         return [self._tested("span", scores[:many], scores[many:], (inputs, labels))]
 
-    def _tested(self, by: str, own: Tensor, others: Tensor, records: Examples) -> Told:
+    def _tested(self, by: str, own: Tensor, others: Tensor, records: Examples) -> MembershipTest:
         """Test, and spend a level; BadInput where members show, but the records alone tell them as well."""
         self._tests[by] += 1
         auc = float(((own[:, None] > others) + 0.5 * (own[:, None] == others)).mean())
-        told = Told(by, auc, exact_test(own, others), level(self._tests[by]), len(own), len(others))
-        if told.alarm and len(own) >= FEWEST:
+        test = MembershipTest(by, auc, exact_test(own, others), level(self._tests[by]), len(own), len(others))
+        if test.alarm and len(own) >= FEWEST:
             began = time.perf_counter()
             try:
                 rows = features(*records)
@@ -325,10 +311,10 @@ class MemberWatch:
             self._took(began)
             if p_value <= SURE:
                 raise BadInput(
-                    f"{told}; but they differ without any model (p = {p_value:.2g}): held_out must be prepared as what "
+                    f"{test}; but they differ without any model (p = {p_value:.2g}): held_out must be prepared as what "
                     "is trained on, and be of the same source"
                 )
-        return told
+        return test
 
     def _took(self, began: float) -> float:
         """Return the seconds since then, and note that they were for records."""
@@ -362,166 +348,3 @@ def _sizes(members: int, afford: int, limit: float) -> tuple[int, int] | None:
     if most < 2 or _rarest(many, many * most) > limit:
         return None
     return many, bisect_left(range(2, most), True, key=lambda r: _rarest(many, many * r) <= limit) + 2
-
-
-class _Case:
-    """One round: what the site trained on, and what it is about to send.
-
-    Attributes:
-        inputs, labels: of the training, as the model saw them, with repetitions.
-        seconds: that it took.
-        distinct: how many different examples it was over.
-        widest: how many of them the span attack finds room for in a layer, at most.
-        target: the model that the site was sent.
-    """
-
-    def __init__(
-        self,
-        state: Mapping[str, Tensor],
-        seen: Capture,
-        form: Form,
-        loss: str | Loss | None,
-        held_out: Examples,
-        sanitised: SanitiserInfo | None = None,
-    ) -> None:
-        config = seen.training()
-        if (why := unusable(seen, config)) is not None or seen.module is None:
-            raise BadInput(f"what the site trained on can't be asked about: {why}")
-        self.seconds = seen.seconds
-        *own, others = _equally_long([*seen.inputs, held_out[0]], padding_of(seen.module))
-        self.inputs, self.labels = torch.cat(own), torch.cat(seen.targets)
-        self.held_out = others.to(self.inputs.dtype), held_out[1].to(self.labels.dtype)
-        shapes = tuple(others.shape[1:]), tuple(self.inputs.shape[1:])
-        if shapes[0] != shapes[1] or held_out[1].shape[1:] != self.labels.shape[1:]:
-            raise BadInput(f"held_out has examples of shape {shapes[0]}, and the site trains on {shapes[1]}: give such")
-        self._marks = [_mark(example) for example in self.inputs]
-        self._trained = set(self._marks)
-        self.distinct = len(self._trained)
-        _, parameters, _ = expected(seen.module)
-        self._start = seen.start
-        change = {name: state[name].detach().cpu() for name in parameters if name in state}
-        if not change:
-            raise BadInput("what leaves holds none of the parameters that were trained")
-        if form == "weights":
-            change = {name: value - self._start[name] for name, value in change.items()}
-        if not all(bool(value.isfinite().all()) for value in change.values()):
-            raise BadInput("the update has NaN or infinite values")
-        room = [4 * min(value.flatten(1).shape) for value in change.values() if value.ndim > 1]  # at rank one a record
-        words = any(isinstance(part, nn.Embedding) for part in seen.module.modules())  # told of any number of examples
-        self.widest = math.inf if words else max(room, default=0)
-        if config.data_size is None and self.distinct >= max(config.batch_sizes):
-            config = dataclasses.replace(config, data_size=self.distinct)
-        self._update = Update(
-            client=0,
-            kind="gradient" if form == "gradient" else "weights",
-            tensors=change,
-            num_examples=sum(config.batch_sizes),
-            training=config,
-            sanitised=sanitised,
-        )
-        module = of_one_tensor(seen.module, seen.packed_inputs, seen.heads).cpu().eval()
-        module.load_state_dict(self._start)
-        self.target = Target(module, *_task(seen, module, loss, self.inputs, self.labels))
-
-    def observation(self, inputs: Tensor, labels: Tensor) -> Observation:
-        """Return what a curious server sees of the round, who asks about these records."""
-        return Observation(
-            federation="site",
-            threat=ThreatModel(),
-            task_info=self.target.task_info,
-            module=self.target.module,
-            loss=self.target.loss,
-            update_kind=self._update.kind,
-            weights=(self._start,),
-            messages=(Message(0, 0, self._start, self._update),),
-            records=QuerySet(inputs, labels, inputs[:0], labels[:0]),
-        )
-
-    def drawn(
-        self, many: int, ratio: int, source: torch.Generator, known: set[int] | None = None
-    ) -> tuple[Examples, Examples]:
-        """Return up to ``many`` examples of the training, and ``ratio`` times as many held-out ones, as many a class.
-
-        No example of the site passes for a held-out one, none occurs twice, and none is ``known``.
-        """
-        taken = set(known or ())
-        inputs, labels = self.held_out
-        free: dict[int, list[int]] = {}
-        for row, label in zip(*_shuffled(labels, source), strict=True):
-            free.setdefault(label, []).append(row)
-        own: list[int] = []
-        held: list[int] = []
-        for row, label in zip(*_shuffled(self.labels, source), strict=True):
-            if len(own) == many:
-                break
-            if self._marks[row] in taken:
-                continue
-            found: list[int] = []
-            while len(found) < ratio and free.get(label):
-                other = free[label].pop()
-                mark = _mark(inputs[other])
-                if mark not in taken and mark not in self._trained:
-                    taken.add(mark)
-                    found.append(other)
-            if len(found) == ratio:
-                taken.add(self._marks[row])
-                own.append(row)
-                held += found
-        held = [held[i * ratio + k] for k in range(ratio) for i in range(len(own))]  # each own one's first, then …
-        return (self.inputs[own], self.labels[own]), (inputs[held], labels[held])
-
-
-def _equally_long(texts: list[Tensor], padding: int | None) -> list[Tensor]:
-    """Return texts (n, length), shorter ones filled up, and all else as it is."""
-    if any(text.ndim != 2 or text.is_floating_point() for text in texts) or padding is None:
-        return texts
-    longest = max(text.shape[1] for text in texts)
-    same = [of_one_length([text], longest) for text in texts]
-    return [text.where(text != NOTHING, padding) for text in same]
-
-
-def _mark(example: Tensor) -> int:
-    """Return a hash of an example, the same in this process: ten times as fast as a digest."""
-    return hash(tensor_bytes(example).tobytes())
-
-
-def _shuffled(labels: Tensor, source: torch.Generator) -> tuple[list[int], list[int]]:
-    """Return rows in a random order, and their classes; other targets are all of one class."""
-    order = torch.randperm(len(labels), generator=source)
-    classes = torch.zeros(len(labels)) if labels.is_floating_point() or labels.numel() > len(labels) else labels
-    return order.tolist(), [int(label) for label in classes.flatten()[order]]
-
-
-def _task(
-    seen: Capture, module: nn.Module, loss: str | Loss | None, inputs: Tensor, labels: Tensor
-) -> tuple[TaskInfo, Loss]:
-    """Return what everybody knows, for examples as the model sees them."""
-    shape, tokens = tuple(inputs.shape[1:]), None
-    if not inputs.is_floating_point():
-        words = vocabulary_of(module)
-        if words is None or (labels.shape == inputs.shape and not labels.is_floating_point()):
-            raise BadInput("the model predicts the next token, and records have labels")
-        tokens = TokenInfo(vocabulary=words, causal=False)
-    kind = PACKED if seen.packed_inputs else fitting_kind(shape, discrete=tokens is not None)
-    channels = kind.channels(shape)
-    outputs = None if seen.heads else outputs_of(module, shape, tokens)
-    asked = None if seen.heads else observed_task(labels, shape, seen.loss, outputs)
-    observed = ObservedTask(
-        kind=kind.name,
-        outputs=outputs,
-        task=asked.name if asked else None,
-        input_shape=shape,
-        mean=(0.0,) * channels,
-        std=(1.0,) * channels,
-        loss=loss if isinstance(loss, str) else seen.loss,
-        batch_norm=seen.batch_norm,
-        dropout=seen.dropout,
-        label_smoothing=seen.label_smoothing,
-        class_weights=seen.class_weights,
-        tokens=tokens,
-        packed_inputs=seen.packed_inputs,
-        heads=seen.heads,
-        packed_targets=seen.packed_targets,
-    )
-    own = None if isinstance(loss, str) else loss or seen.criterion
-    return complete_task(observed, {}, module, own, [])

@@ -1,12 +1,21 @@
-"""What a site's guard writes down of every round: one line of JSON."""
+"""What a site's guard writes down: a round is a line of JSON, and a site's rounds are a file."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Literal
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from fedaudit.utils.bounds import SITE, opened
+
+FILE = "guard.jsonl"
 
 CheckOutcome = Literal["quiet", "alarm", "not played", "unable"]
 Done = Literal["left", "clipped", "refused", "not let in", "stopped"]
@@ -84,3 +93,84 @@ def in_parts(rounds: Sequence[SiteRound]) -> list[list[SiteRound]]:
     last = {(one.job, one.site): place for place, one in enumerate(rounds)}
     ordered = sorted(rounds, key=lambda one: -last[one.job, one.site])
     return [list(part) for _, part in itertools.groupby(ordered, key=lambda one: (one.job, one.site))]
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """The rounds in a site's file that can be read, in their order, and the ``torn`` lines that can't."""
+
+    rounds: list[SiteRound]
+    torn: int
+
+    def left(self, job: str, site: str | None) -> list[SiteRound]:
+        """Return the rounds of a job in which the site, or any, sent an update."""
+        return [one for one in self.rounds if one.done in LEFT and one.job == job and site in (None, one.site)]
+
+    def sent(self, job: str, site: str | None) -> int:
+        """Return how many updates a site has sent in a job; any line that can't be read may be one."""
+        return self.torn + len(self.left(job, site))
+
+
+def read_site(folder: Path) -> Written:
+    """Read a site's file; where there is none, nothing was written. BadInput: it is too large, or no file."""
+    try:
+        with opened(folder / FILE, SITE) as file:
+            return _read(file)
+    except FileNotFoundError:
+        return Written([], 0)
+
+
+def _read(file: IO[bytes]) -> Written:
+    rounds: list[SiteRound] = []
+    torn = 0
+    for line in file.read(SITE.file).split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            rounds.append(SiteRound.model_validate_json(line))
+        except ValidationError:  # a crash cut it short
+            torn += 1
+    return Written(rounds, torn)
+
+
+def append_round(folder: Path, make: Callable[[Written], SiteRound]) -> tuple[SiteRound, Written]:
+    """Append the line that ``make`` gives, knowing the file, to a site's file; return it, and the file with it.
+
+    Nobody else writes between reading and appending, and when this returns the line is on the disk; half a line is
+    taken away again, where that can be. The folder is made. BadInput: the file is too large, or none.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    path.touch(0o600)  # before it is opened by what refuses pipes
+    with opened(path, SITE):
+        pass
+    with path.open("rb+") as file, _alone(file):
+        before = _read(file)
+        size = file.seek(0, os.SEEK_END)
+        whole = not size or file.seek(size - 1) is None or file.read(1) == b"\n"
+        line = make(before)
+        file.seek(size)
+        try:
+            file.write((b"" if whole else b"\n") + line.model_dump_json().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), size)
+            raise
+    return line, Written([*before.rounds, line], before.torn)
+
+
+@contextmanager
+def _alone(file: IO[bytes]) -> Iterator[None]:
+    """Let nobody else into the block, as far as this file is concerned."""
+    if sys.platform == "win32":  # no such locks
+        yield
+        return
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield  # closing lets go of it

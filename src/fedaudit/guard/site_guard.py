@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit.defences.received import check_received
-from fedaudit.guard.attacks import Passing
-from fedaudit.guard.checks import LONGEST, RECEIVED, CheckResults, Checks, Examples, Kept
-from fedaudit.guard.given import agreed_network, own_examples, own_loss
+from fedaudit.guard.attacks import AttackSettings
+from fedaudit.guard.budget import Budget, filters_of, site_account
+from fedaudit.guard.checks import LONGEST, RECEIVED, CheckResults, Checks, SiteState, unable
+from fedaudit.guard.given import Examples, agreed_network, own_examples, own_loss
+from fedaudit.guard.outgoing import OutgoingUpdate
 from fedaudit.guard.plan import Plan
-from fedaudit.guard.round_log import Book, filters_of, site_account
-from fedaudit.guard.rounds import LEFT, RESULT, CheckRecord, Done, SiteRound
+from fedaudit.guard.policy import ALARMED, Decision, Policy
+from fedaudit.guard.round_log import RoundLog
+from fedaudit.guard.rounds import RESULT, CheckRecord, Done, SiteRound
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput, in_words
 from fedaudit.utils.registry import Plugin, listed
@@ -32,18 +35,7 @@ if TYPE_CHECKING:
     from fedaudit.pipeline.ledger import Filter
     from fedaudit.task.training import Loss
 
-# What the server is told, and not why: that would tell what was found, or what is looked for.
-NOT_LET_IN = "the site's guard didn't let this model in"
-REFUSED = "the site's guard didn't let this update leave"
-SPENT = "the site's privacy budget doesn't allow another update"
-
 Key = tuple[str, str]  # job and site
-
-FEW = 100  # numbers in a result that is no update, up to which it leaves
-_NAME = 64  # characters of a name that aren't counted
-_EMPTY = 1 / 8  # numbers that a container without any counts for
-
-_ALARMED = {"refuse": "it doesn't leave", "warn": "it leaves nevertheless", "clip": "it is clipped"}
 
 
 @dataclass(frozen=True)
@@ -52,19 +44,6 @@ class InspectedModel:
 
     let_in: bool
     check: CheckRecord
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What becomes of an update; of one that is ``clipped`` only the ``scale`` of its change leaves."""
-
-    done: Done
-    scale: float = 1.0
-
-    @property
-    def reason(self) -> str:
-        """What the server is told in the update's place; empty where it leaves."""
-        return "" if self.done in LEFT else SPENT if self.done == "stopped" else REFUSED
 
 
 class SiteGuard:
@@ -180,27 +159,25 @@ class SiteGuard:
         self.sanitised = sanitised
         self._own = agreed_network(agreed), own_examples(examples)
         self._others = own_examples(held_out, "held_out")
-        self._sites: dict[Key, Kept] = {}
+        self._sites: dict[Key, SiteState] = {}
         self._told: set[str] = set()
         self._checked = False
         went_through = filters_of(sanitised)
         folder = None if out is None else Path(out).absolute()  # wherever a training goes
-        self._book = Book(folder, target_epsilon, delta, went_through, self._lasting)
-        self._checks = Checks(
-            attacks=_named(self.attacks),
+        self._round_log = RoundLog(folder, Budget(target_epsilon, delta, went_through, self._lasting))
+        self._policy = Policy(on_fail, self.unaudited, clip_norm)
+        attack_settings = AttackSettings(
+            specs=_named(self.attacks),
             fail_on=fail_on,
             fail_above=self.fail_above,
             unset=fail_above is None,
-            every=every,
             largest=largest,
             mean=self.mean,
             std=self.std,
             loss=own_loss(loss),
             out=folder if reports else None,
-            given=went_through,
-            alarmed=_ALARMED[on_fail],
-            log=self._log,
         )
+        self._checks = Checks(attack_settings, every, went_through, ALARMED[on_fail], self._log)
         if went_through and target_epsilon is not None and site_account(went_through, 1, delta) is None:
             raise BadInput("sanitised adds no noise, so that nothing bounds ε: leave out target_epsilon")
         if self._early:
@@ -208,11 +185,10 @@ class SiteGuard:
 
     def _check(self) -> None:
         """Refuse attacks, limits and defences that there aren't: with a wrong word in it a policy lets nothing pass."""
-        from fedaudit import api  # what attacks need takes seconds to import
-        from fedaudit.attacks.base import attacks_of
+        from fedaudit.attacks.base import attacks_of  # what attacks need takes seconds to import
 
         if not self._checked:
-            api.Limits(self.fail_above, self.fail_on).check()
+            self._checks.attacks.limits().check()
             for made in attacks_of(self.attacks):
                 if made.recovers == "membership":
                     raise BadInput(
@@ -245,15 +221,15 @@ class SiteGuard:
                 return InspectedModel(True, CheckRecord(outcome="not played", text="no model came in"))
             agreed, examples = self._own
             state, difference = found
-            kept, own = self.kept(key), None if difference else examples
-            history = None if difference else copy.deepcopy(kept.received)
+            site, own = self.state(key), None if difference else examples
+            history = None if difference else copy.deepcopy(site.received)
             checks = check_received(state, agreed, loss=cross_entropy, examples=own, history=history, index=index)
             alarms = [f"{check.name}: {check.text}" for check in checks if check.alarm]
             for text in alarms:
                 self._log.warning("fedaudit guard: %s: the received model is suspicious: %s; %s", who, text, done)
             check = CheckRecord(outcome="alarm" if alarms else "quiet", text="; ".join(alarms)[:LONGEST])
             if history is not None and not (alarms and refuses):  # what isn't let in isn't remembered
-                kept.received = history
+                site.received = history
         except Exception as error:
             self._log.warning("fedaudit guard: %s: what came in can't be checked: %s; %s", who, in_words(error), done)
             check = CheckRecord(outcome="unable", text=in_words(error)[:LONGEST])
@@ -273,18 +249,18 @@ class SiteGuard:
             through: all filters of the site's updates that are known.
             elements: of the model's whole state.
         """
-        why = self._book.stops(*key, through, elements)
+        why = self._round_log.stops(*key, through, elements)
         if why is not None:
             self._log.warning("fedaudit guard: %s: nothing is trained or sent: %s", who, why)
             self._end(who, _line(key, None, "stopped", {}, target=self.target_epsilon))
         return why is not None
 
-    def releases(
+    def decide(
         self,
         key: Key,
         who: str,
         index: int | None,
-        read: Callable[[], Passing],
+        read: Callable[[], OutgoingUpdate],
         came: InspectedModel | None = None,
         through: Sequence[Filter] | None = (),
         elements: int | None = None,
@@ -302,46 +278,70 @@ class SiteGuard:
         """
         began = perf_counter()
         self._check()
-        kept = self.kept(key)
+        site = self.state(key)
         try:
-            passing, problem = read(), None
+            update, problem = read(), None
         except Exception as error:
-            passing, problem = None, in_words(error)
-        if passing is None and through is None:
-            judged = CheckResults(
-                {RESULT: CheckRecord(outcome="unable", text=(problem or "")[:LONGEST])}, problem=problem
-            )
-        else:
-            with local_randomness(0):  # the process may train on after the audit
-                try:
-                    judged = self._checks.judge(kept, who, index, passing, problem)
-                except Exception as error:
-                    judged = CheckResults({}, problem=in_words(error))
-        decision = self._decide(kept, who, judged)
-        checks = judged.checks if came is None else {RECEIVED: came.check, **judged.checks}
-        before = kept.plan.writing + (came.check.seconds if came is not None else 0.0)
-        spent = before + perf_counter() - began
-        line = _line(
+            update, problem = None, in_words(error)
+        results = self._played(site, who, index, update, problem, is_update=update is not None or through is not None)
+        decision, line = self._policy.decide(results, site.plan.usual_norm)
+        if line:
+            self._log.warning("fedaudit guard: %s: %s", who, line)
+        checks, spent = results.checks, site.plan.writing
+        if came is not None:
+            checks, spent = {RECEIVED: came.check, **checks}, spent + came.check.seconds
+        one = _line(
             key,
             index,
             decision.done,
             checks,
-            trained=passing.seen.seconds if passing is not None else 0.0,
-            spent=spent,
-            norm=judged.norm,
-            slope=judged.slope,
+            trained=update.seen.seconds if update is not None else 0.0,
+            spent=spent + perf_counter() - began,
+            norm=results.norm,
+            slope=results.slope,
             target=self.target_epsilon,
         )
-        began = perf_counter()
-        draw = bool(line.alarms) or line.done != "left" or kept.plan.draws(line.trained)
-        if passing is not None and through is not None:
-            through = [*passing.went_through, *passing.goes_through]
-            elements = sum(value.numel() for value in passing.state.values())
-        done = self._end(who, line, through, elements, draw=draw)
-        kept.plan.writing = perf_counter() - began
-        kept.plan.drawing = kept.plan.writing if draw else kept.plan.drawing
-        kept.plan.end(line, spent - judged.seconds)
+        if update is not None and through is not None:
+            through = [*update.went_through, *update.goes_through]
+            elements = sum(value.numel() for value in update.state.values())
+        done = self._paid(site.plan, who, one, through, elements, beside=one.spent - results.seconds)
         return decision if done == decision.done else Decision(done)
+
+    def _played(
+        self,
+        site: SiteState,
+        who: str,
+        index: int | None,
+        update: OutgoingUpdate | None,
+        problem: str | None,
+        *,
+        is_update: bool,
+    ) -> CheckResults:
+        """Return what the checks say of what leaves; where ``update`` can't be read, ``problem`` says why."""
+        if not is_update:
+            return CheckResults({RESULT: unable(problem)}, problem=problem)
+        with local_randomness(0):  # the process may train on after the audit
+            try:
+                return self._checks.play(site, who, index, update, problem)
+            except Exception as error:
+                return CheckResults({}, problem=in_words(error))
+
+    def _paid(
+        self,
+        plan: Plan,
+        who: str,
+        line: SiteRound,
+        through: Sequence[Filter] | None,
+        elements: int | None,
+        beside: float,
+    ) -> Done:
+        """Write a round down and have the plan pay for it, ``beside``, the seconds spent in no check, too."""
+        began = perf_counter()
+        draw = bool(line.alarms) or line.done != "left" or plan.draws(line.trained)
+        done = self._end(who, line, through, elements, draw=draw)
+        plan.end(line, beside)
+        plan.wrote(perf_counter() - began, drawn=draw)
+        return done
 
     def played(self, key: Key) -> dict[str, int]:
         """Return in how many rounds of a job and site each check was played, as it was written down.
@@ -349,46 +349,19 @@ class SiteGuard:
         Raises:
             BadInput: that can't be read.
         """
-        checks = [item for one in self._book.rounds(*key) for item in one.checks.items()]
+        checks = [item for one in self._round_log.rounds(*key) for item in one.checks.items()]
         return {name: sum(n == name and c.outcome in ("quiet", "alarm") for n, c in checks) for name, _ in checks}
 
-    def kept(self, key: Key) -> Kept:
+    def state(self, key: Key) -> SiteState:
         """Return what is kept of a job and site; where that is nothing, what its file says."""
         if key not in self._sites:
             rounds: list[SiteRound] = []
             try:
-                rounds = self._book.rounds(*key)
+                rounds = self._round_log.rounds(*key)
             except Exception as error:
                 self._once(f"what was written down before isn't read: {in_words(error)}")
-            self._sites[key] = Kept(Plan.of(rounds, self.share), self._others)
+            self._sites[key] = SiteState(Plan.of(rounds, self.share), self._others)
         return self._sites[key]
-
-    def _decide(self, kept: Kept, who: str, judged: CheckResults) -> Decision:
-        """Return what the policy makes of what the checks say."""
-        if any(check.outcome == "alarm" for check in judged.checks.values()):
-            if self.on_fail != "clip":
-                return Decision("refused" if self.on_fail == "refuse" else "left")
-            bound = self.clip_norm or kept.plan.usual_norm
-            if bound is None or judged.norm is None:
-                self._log.warning(
-                    "fedaudit guard: %s: it doesn't leave: no quiet round says to which norm it is clipped; give "
-                    "clip_norm",
-                    who,
-                )
-                return Decision("refused")
-            if judged.norm <= bound:
-                self._log.warning(
-                    "fedaudit guard: %s: its norm %.3g is within %.3g: it leaves", who, judged.norm, bound
-                )
-                return Decision("left")
-            self._log.warning("fedaudit guard: %s: clipped from norm %.3g to %.3g", who, judged.norm, bound)
-            return Decision("clipped", bound / judged.norm)
-        if judged.problem is not None:
-            refused = self.unaudited == "refuse"
-            done = "doesn't leave" if refused else "leaves"
-            self._log.warning("fedaudit guard: %s: not audited, and %s: %s", who, done, judged.problem)
-            return Decision("refused" if refused else "left")
-        return Decision("left")
 
     # --- what is written down ---------------------------------------------------------------------------------------
 
@@ -402,7 +375,7 @@ class SiteGuard:
         draw: bool = True,
     ) -> Done:
         """Write a round down, before its update leaves; return what becomes of that."""
-        ended = self._book.end(line, through, elements, draw=draw)
+        ended = self._round_log.end(line, through, elements, draw=draw)
         if ended.why:
             self._log.warning("fedaudit guard: %s: not sent: %s", who, ended.why)
         for problem in ended.problems:
@@ -426,48 +399,6 @@ def _line(key: Key, index: int | None, done: Done, checks: Mapping[str, CheckRec
         checks=checks,
         **more,
     )
-
-
-def few_numbers(content: object) -> bool:
-    """Whether what leaves holds at most :data:`FEW` numbers; of a name the first 64 characters aren't counted."""
-    try:
-        return _numbers(content) <= FEW
-    except RecursionError:
-        return False
-
-
-def _numbers(value: Any) -> float:
-    """Return how many numbers are in a value, eight characters or bytes for one; infinite: nobody knows."""
-    if (shape := getattr(value, "shape", None)) is not None:
-        if getattr(getattr(value, "dtype", None), "hasobject", False):
-            return math.inf
-        held = getattr(value, "data", None)  # of Flower's arrays, whose shape is what the client says it is
-        size = len(held) if isinstance(held, bytes) else getattr(value, "nbytes", 0)
-        return float(max(math.prod(shape), size / 8))
-    if isinstance(value, str | bytes | bytearray | memoryview):
-        return len(value) / 8
-    if isinstance(value, int):
-        return max(1.0, value.bit_length() / 64)
-    if value is None or isinstance(value, float):
-        return 1.0
-    if isinstance(value, Mapping):
-        names = sum(max(0, len(str(name)) - _NAME) / 8 for name in value)
-        return names + sum(map(_numbers, value.values())) or _EMPTY
-    if isinstance(value, Sequence | Set):
-        return sum(map(_numbers, value)) or _EMPTY
-    return math.inf
-
-
-def clipped(passing: Passing, scale: float) -> dict[str, Tensor]:
-    """Return what leaves of an update: what is no whole number moves towards what came in."""
-    if passing.form != "weights":
-        return {name: value * scale if value.is_floating_point() else value for name, value in passing.state.items()}
-    return {
-        name: passing.sent[name] + scale * (value - passing.sent[name])
-        if name in passing.sent and value.is_floating_point()
-        else value
-        for name, value in passing.state.items()
-    }
 
 
 def _named(attacks: Sequence[str | Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -31,7 +31,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # By package of ours: the Python names that it had once, and the module that has them now, with the name there if new.
 MOVED: dict[str, dict[str, str]] = {
-    "fedaudit.adapters": {"SiteGuard": "fedaudit.guard", "Passing": "fedaudit.guard"},
+    "fedaudit.adapters": {"SiteGuard": "fedaudit.guard", "Passing": "fedaudit.guard:OutgoingUpdate"},
     "fedaudit.attacks": dict.fromkeys(("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader"), "fedaudit_catalogue.attacks"),
     "fedaudit.pipeline": {"MemberWatch": "fedaudit.guard"},
 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.capture import Capture
-from fedaudit.guard import Passing, SiteGuard
+from fedaudit.guard import OutgoingUpdate, SiteGuard
 from fedaudit.models import build_model
 from fedaudit.utils import Display, Quiet, one_thread
 
@@ -41,11 +41,11 @@ def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
                 row: dict[str, Any] = {"model": name, "steps": many, "training": [], "watching": [], "shares": []}
                 for index in range(rounds):
                     seen = _round(net, *(own if many > 1 else (part[:_FEW] for part in own)))
-                    passing = Passing(
+                    passing = OutgoingUpdate(
                         seen.start, copy.deepcopy(net.state_dict()), seen, "weights", "site", "report", follows=True
                     )
                     began = time.perf_counter()
-                    guard.releases(("job", "site"), "site", index, partial(copy.copy, passing))
+                    guard.decide(("job", "site"), "site", index, partial(copy.copy, passing))
                     row["training"].append(seen.seconds)
                     row["watching"].append(time.perf_counter() - began)
                     row["shares"].append(row["watching"][-1] / seen.seconds)

@@ -24,10 +24,11 @@ from fedaudit.adapters.flower.messages import (
 from fedaudit.adapters.flower.tensors import load_state, save_state
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
-from fedaudit.guard.attacks import Passing
-from fedaudit.guard.checks import Kept
+from fedaudit.guard.checks import SiteState
+from fedaudit.guard.outgoing import FEW, OutgoingUpdate, few_numbers
 from fedaudit.guard.plan import Plan
-from fedaudit.guard.site_guard import FEW, NOT_LET_IN, SPENT, Decision, Key, SiteGuard, clipped, few_numbers
+from fedaudit.guard.policy import NOT_LET_IN, SPENT, Decision
+from fedaudit.guard.site_guard import Key, SiteGuard
 from fedaudit.utils.errors import BadInput, in_words
 
 STATE = "fedaudit-guard"  # what the guard keeps in the context's state: what its checks cost
@@ -72,8 +73,8 @@ class Guard(SiteGuard):
         if not is_training(msg):
             return self._other(msg, self._evaluated(msg, context, call_next), context)
         key, told = _key(context), server_round(msg)
-        kept = self._restored(key, context)
-        index = (told or kept.plan.rounds + 1) - 1
+        site = self._restored(key, context)
+        index = (told or site.plan.rounds + 1) - 1
         who = f"node {context.node_id}, round {index + 1}"
         came = self.receives(key, who, None if told is None else told - 1, lambda: (self._model_in(msg), False))
         if not came.let_in:
@@ -88,16 +89,16 @@ class Guard(SiteGuard):
         if reply.has_error():
             return self._failed(msg, reply)
 
-        def passing() -> Passing:
+        def leaving() -> OutgoingUpdate:
             weights, state = _models(sent, seen, reply)
             name, folder = f"node-{context.node_id}", f"round-{index + 1}-node-{context.node_id}"
-            return Passing(weights, state, seen, "weights", name, folder, follows=False, went_through=mods)
+            return OutgoingUpdate(weights, state, seen, "weights", name, folder, follows=False, went_through=mods)
 
-        decision = self.releases(key, who, index, passing, came, mods, _elements(reply.content))
-        self._save(kept, context)
+        decision = self.decide(key, who, index, leaving, came, mods, _elements(reply.content))
+        self._save(site, context)
         if decision.reason:
             return refusal(decision.reason, msg)
-        return _scaled(reply, passing(), decision) if decision.done == "clipped" else reply
+        return _scaled(reply, leaving(), decision) if decision.done == "clipped" else reply
 
     def _model_in(self, msg: Message) -> dict[str, Tensor]:
         records = msg.content.array_records
@@ -121,14 +122,14 @@ class Guard(SiteGuard):
         if few_numbers(reply.content):
             return reply
         key, told, kind = _key(context), server_round(msg), msg.metadata.message_type
-        kept = self._restored(key, context)
+        site = self._restored(key, context)
 
-        def unread() -> Passing:
+        def unread() -> OutgoingUpdate:
             raise BadInput(f"an answer to '{kind}' with more than {FEW} numbers")
 
         index = None if told is None else told - 1
-        decision = self.releases(key, f"{key[1]}, {kind}", index, unread, through=None)
-        self._save(kept, context)
+        decision = self.decide(key, f"{key[1]}, {kind}", index, unread, through=None)
+        self._save(site, context)
         return refusal(decision.reason, msg) if decision.reason else reply
 
     def _evaluated(self, msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -146,29 +147,29 @@ class Guard(SiteGuard):
             _quietly(save_state, context.state, HELD_OUT, kept)
         return reply
 
-    def _restored(self, key: Key, context: Context) -> Kept:
+    def _restored(self, key: Key, context: Context) -> SiteState:
         """Return what is kept of this node, which lies in its context: in deployment every message is a process."""
         if STATE not in context.state:
-            kept = self._sites[key] = self.kept(key)
+            site = self.state(key)
         else:
             values = _quietly(load_state, context.state, STATE) or {}
-            kept = self._sites[key] = Kept(Plan(self.share, **values), self._others)
+            site = self._sites[key] = SiteState(Plan(self.share, **values), self._others)
         if (came := _quietly(load_state, context.state, RECEIVED)) is not None:
-            kept.received.load_state_dict(came)
-        if kept.held_out is None and (held := _quietly(load_state, context.state, HELD_OUT)):
-            kept.held_out = held["inputs"], held["labels"]
-        if kept.held_out is not None and (told := _quietly(load_state, context.state, MEMBERS)):
-            kept.watch = self._checks.watch(kept.held_out)
-            kept.watch.load_state_dict(told)
-        return kept
+            site.received.load_state_dict(came)
+        if site.held_out is None and (held := _quietly(load_state, context.state, HELD_OUT)):
+            site.held_out = held["inputs"], held["labels"]
+        if site.held_out is not None and (watched := _quietly(load_state, context.state, MEMBERS)):
+            site.watch = self._checks.watch(site.held_out)
+            site.watch.load_state_dict(watched)
+        return site
 
-    def _save(self, kept: Kept, context: Context) -> None:
-        values = dataclasses.asdict(kept.plan)
+    def _save(self, site: SiteState, context: Context) -> None:
+        values = dataclasses.asdict(site.plan)
         del values["share"]
         _quietly(save_state, context.state, STATE, values)
-        _quietly(save_state, context.state, RECEIVED, kept.received.state_dict())
-        if kept.watch is not None:
-            _quietly(save_state, context.state, MEMBERS, kept.watch.state_dict())
+        _quietly(save_state, context.state, RECEIVED, site.received.state_dict())
+        if site.watch is not None:
+            _quietly(save_state, context.state, MEMBERS, site.watch.state_dict())
 
 
 def _key(context: Context) -> Key:
@@ -189,10 +190,10 @@ def _models(sent: RecordDict, seen: Capture, reply: Message) -> tuple[dict[str, 
     return weights, state
 
 
-def _scaled(reply: Message, passing: Passing, decision: Decision) -> Message:
+def _scaled(reply: Message, update: OutgoingUpdate, decision: Decision) -> Message:
     """Return the reply with less of the change in it, under the names that it has."""
     key, record = only_record(reply, "reply")
-    states = clipped(passing, decision.scale).values()
+    states = update.clipped(decision.scale).values()
     reply.content[key] = ArrayRecord(dict(zip(record, states, strict=True)))
     return reply
 

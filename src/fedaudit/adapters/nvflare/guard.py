@@ -32,8 +32,9 @@ from fedaudit.adapters.nvflare.site import (
     warn_of_whole_weights,
 )
 from fedaudit.capture.capture import Capture
-from fedaudit.guard.attacks import Passing
-from fedaudit.guard.site_guard import NOT_LET_IN, Decision, InspectedModel, Key, SiteGuard, clipped, few_numbers
+from fedaudit.guard.outgoing import OutgoingUpdate, few_numbers
+from fedaudit.guard.policy import NOT_LET_IN, Decision
+from fedaudit.guard.site_guard import InspectedModel, Key, SiteGuard
 from fedaudit.utils.errors import BadInput, in_words
 
 _NO_MODEL = (DataKind.METRICS, DataKind.ANALYTIC, DataKind.STATISTICS, DataKind.PSI)
@@ -81,56 +82,59 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
         Raises:
             ContentBlockedException: it mustn't leave, or mustn't come in.
         """
-        key = site_key(fl_ctx)
-        if is_data(self):
-            try:
-                _memory.keep(shareable, fl_ctx)
-                if self._others is None:
-                    want_validation(fl_ctx, "guard")
-            except Exception as error:
-                log.warning("fedaudit guard: what came in can't be read: %s", in_words(error))
-            with no_validation():  # the model may be tried on examples
-                came_in = _round(shareable, fl_ctx)
-                came = self.receives(key, _who(fl_ctx, came_in), came_in, lambda: _model(shareable))
-            if not came.let_in:
-                raise ContentBlockedException(NOT_LET_IN)
-            _came[key] = came
-            return shareable
+        return self._comes_in(shareable, fl_ctx) if is_data(self) else self._leaves(shareable, fl_ctx)
+
+    def _comes_in(self, shareable: Shareable, context: FLContext) -> Shareable:
+        """Check task data, and keep the model in it for the result."""
+        try:
+            _memory.keep(shareable, context)
+            if self._others is None:
+                want_validation(context, "guard")
+        except Exception as error:
+            log.warning("fedaudit guard: what came in can't be read: %s", in_words(error))
+        key, index = site_key(context), _round(shareable, context)
+        with no_validation():  # the model may be tried on examples
+            came = self.receives(key, _who(context, index), index, lambda: _model(shareable))
+        if not came.let_in:
+            raise ContentBlockedException(NOT_LET_IN)
+        _came[key] = came
+        return shareable
+
+    def _leaves(self, shareable: Shareable, context: FLContext) -> Shareable:
+        """Audit a task result, and let it leave as it is, clipped, or not."""
         kind, failed = _kind(shareable), shareable.get_return_code() != ReturnCode.OK
         if (failed or not kind or kind in _NO_MODEL) and few_numbers(_content(shareable)):
             return shareable
         defended = not failed and _defended(shareable, kind)
         if defended:
-            warn_of_whole_weights(kind, fl_ctx, type(self).__name__)
-        seen, received = (
-            taken(fl_ctx, "guard"),
-            _memory.take(fl_ctx),
-        )  # in rounds that aren't audited, too: not for the next
-        index = _round(shareable, fl_ctx) if received is None or received.index is None else received.index
-        kept = self.kept(key)
-        if kept.held_out is None and (found := validated(fl_ctx, "guard")) is not None:
-            kept.held_out = found
+            warn_of_whole_weights(kind, context, type(self).__name__)
+        # In rounds that aren't audited, too: they aren't the next one's.
+        seen, received = taken(context, "guard"), _memory.take(context)
+        key = site_key(context)
+        index = _round(shareable, context) if received is None or received.index is None else received.index
+        site = self.state(key)
+        if site.held_out is None and (found := validated(context, "guard")) is not None:
+            site.held_out = found
 
-        def passing() -> Passing:
-            return self._passing(shareable, fl_ctx, seen, received, index)
+        def leaving() -> OutgoingUpdate:
+            return self._update(shareable, context, seen, received, index)
 
         with no_validation():  # the process trains on after the audit
-            before, after = filters_around(fl_ctx, type(self).__name__)
-            judged = _came.pop(key) if key in _came else None
-            through = [*before, *after] if defended else None
-            decision = self.releases(key, _who(fl_ctx, index), index, passing, judged, through)
+            before, after = filters_around(context, type(self).__name__)
+            came, through = _came.pop(key, None), [*before, *after] if defended else None
+            decision = self.decide(key, _who(context, index), index, leaving, came, through)
         if decision.reason:
             raise ContentBlockedException(decision.reason)
-        return _scaled(shareable, passing(), decision) if decision.done == "clipped" else shareable
+        return _scaled(shareable, leaving(), decision) if decision.done == "clipped" else shareable
 
-    def _passing(
+    def _update(
         self,
         shareable: Shareable,
         context: FLContext,
         seen: Capture | None,
         received: Received | None,
         index: int | None,
-    ) -> Passing:
+    ) -> OutgoingUpdate:
         """Return the update; BadInput where there are no weights, or no training was seen."""
         dxo, site = model_in(shareable), site_of(context)
         if dxo is None:
@@ -139,7 +143,7 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
             raise BadInput("no training was seen: put `with watch():` around it, in the same process")
         failed = shareable.get_return_code() != ReturnCode.OK
         before, after = ([], []) if failed else filters_around(context, type(self).__name__)
-        return Passing(
+        return OutgoingUpdate(
             sent=seen.start if received is None else received.state,
             state=state_of(dxo),
             seen=seen,
@@ -158,14 +162,14 @@ def _model(shareable: Shareable) -> tuple[dict[str, Tensor], bool] | None:
     return None if dxo is None else (state_of(dxo), dxo.data_kind != DataKind.WEIGHTS)
 
 
-def _scaled(shareable: Shareable, passing: Passing, decision: Decision) -> Shareable:
+def _scaled(shareable: Shareable, update: OutgoingUpdate, decision: Decision) -> Shareable:
     """Return the result with less of the change in it; the one that is given isn't changed."""
     dxo = model_in(shareable)
     assert dxo is not None
     own = {str(name): value for name, value in dxo.data.items()}
     dxo.data = {
         name: value if isinstance(own[name], Tensor) else value.numpy().astype(own[name].dtype)
-        for name, value in clipped(passing, decision.scale).items()
+        for name, value in update.clipped(decision.scale).items()
     }
     return dxo.update_shareable(copy.copy(shareable))
 
