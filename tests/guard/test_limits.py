@@ -1,7 +1,5 @@
 """A site's guard on a table: limits on images don't block, and what blocks says what to set."""
 
-import copy
-import logging
 import re
 from typing import Any, ClassVar
 
@@ -10,13 +8,12 @@ import torch
 from torch import nn
 
 import fedaudit
-from fedaudit.capture.capture import Capture
-from fedaudit.guard import OutgoingUpdate, SiteGuard
+from fedaudit.guard import SiteGuard
 from fedaudit.guard.attacks import uncalibrated
+from tests.guard.cases import outgoing, trained
 
 
 class Gate(SiteGuard):
-    _log = logging.getLogger("fedaudit.test")
     _limits: ClassVar[dict[str, float]] = {"psnr": 20.0}  # as NVFlare's
 
 
@@ -24,12 +21,7 @@ def gives_away(**settings: Any) -> str:
     """Return what becomes of an update over two rows of a table."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 2))
-    start = copy.deepcopy(net.state_dict())
-    with Capture(net) as seen:
-        optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
-        nn.functional.cross_entropy(net(torch.randn(2, 12)), torch.tensor([0, 1])).backward()
-        optimiser.step()
-    passing = OutgoingUpdate(start, net.state_dict(), seen, "weights", name="c", folder="f", follows=True)
+    passing = outgoing(*trained(net, torch.randn(2, 12), torch.tensor([0, 1])))
     return Gate(on_fail="refuse", **settings).decide(("job", "s"), "s", 0, lambda: passing).done
 
 
@@ -78,13 +70,8 @@ def test_no_attack_is_calibrated_in_every_round_unless_that_is_asked_for(
     monkeypatch.setattr(fedaudit.api, "audit_transcript", seen)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 2))
-    start = copy.deepcopy(net.state_dict())
-    with Capture(net) as watched:
-        optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
-        nn.functional.cross_entropy(net(torch.rand(1, 1, 8, 8)), torch.tensor([0])).backward()
-        optimiser.step()
+    passing = outgoing(*trained(net, torch.rand(1, 1, 8, 8), torch.tensor([0])))
     guard = Gate(attacks=[{"name": "agic-plus", "iterations": 100, **given}], fail_above={}, fail_on="recovered")
-    passing = OutgoingUpdate(start, net.state_dict(), watched, "weights", name="c", folder="f", follows=True)
     guard.decide(("job", "s"), "s", 0, lambda: passing)
     assert bool(made[0].calibrations) is calibrated
     assert made[0].attacks[0].settings["calibrate"] is calibrated

@@ -16,17 +16,14 @@ from scipy.stats import binom, mannwhitneyu
 from torch import Tensor, nn
 
 from fedaudit.capture.capture import Capture
-from fedaudit.guard import MemberWatch, OutgoingUpdate, SiteGuard
+from fedaudit.guard import MemberWatch, SiteGuard
 from fedaudit.guard.members import exact_test, level
 from fedaudit.guard.rounds import SiteRound, read_site
 from fedaudit.utils.errors import BadInput
+from tests.guard.cases import outgoing, trained
 
 WIDTH, CLASSES = 48, 4
 PLENTY = 1e6  # share of a round: tests don't depend on the time that anything takes
-
-
-class Gate(SiteGuard):
-    _log = logging.getLogger("fedaudit.test")
 
 
 def examples(many: int, seed: int, width: int = WIDTH) -> tuple[Tensor, Tensor]:
@@ -39,33 +36,19 @@ def network(seed: int = 0, width: int = WIDTH) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, 40), nn.ReLU(), nn.Linear(40, CLASSES))
 
 
-def trained(
-    net: nn.Module, inputs: Tensor, labels: Tensor, steps: int = 1, rate: float = 0.1
-) -> tuple[dict[str, Tensor], Capture]:
-    """Train, and return the state and what was seen of it."""
-    with Capture(net) as seen:
-        optimiser = torch.optim.SGD(net.parameters(), lr=rate)
-        for _ in range(steps):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(net(inputs), labels).backward()
-            optimiser.step()
-    return copy.deepcopy(net.state_dict()), seen
-
-
-def released(guard: Gate, state: dict[str, Tensor], seen: Capture) -> SiteRound:
+def released(guard: SiteGuard, state: dict[str, Tensor], seen: Capture) -> SiteRound:
     """Let an update over the site's examples pass the guard; return what was written down."""
-    passing = OutgoingUpdate(seen.start, state, seen, "weights", name="s", folder="f", follows=True)
-    decision = guard.decide(("job", "s"), "site 1, round 1", 0, lambda: passing)
+    decision = guard.decide(("job", "s"), "site 1, round 1", 0, lambda: outgoing(state, seen))
     line = read_site(Path("fedaudit-guard")).rounds[-1]
     assert line.done == decision.done
     return line
 
 
 def test_a_small_batch_on_a_wide_layer_is_told_and_the_policy_acts(caplog):
-    caplog.set_level(logging.INFO, logger="fedaudit.test")
+    caplog.set_level(logging.INFO, logger="fedaudit.guard")
     state, seen = trained(network(), *examples(8, 1))
     for on_fail, done in (("refuse", "it doesn't leave"), ("warn", "it leaves nevertheless")):
-        guard = Gate(attacks=[], on_fail=on_fail, held_out=examples(100, 2), share=PLENTY)
+        guard = SiteGuard(attacks=[], on_fail=on_fail, held_out=examples(100, 2), share=PLENTY)
         caplog.clear()
         assert released(guard, state, seen).alarms == ["members"]
         assert "site 1, round 1: which examples were trained on can be told: span has AUC 1.00 on 8 own" in caplog.text
@@ -86,10 +69,10 @@ def test_of_few_examples_more_held_out_ones_are_taken_until_a_test_can_be_sure(b
 
 
 def test_an_update_of_other_examples_tells_nothing(caplog):
-    caplog.set_level(logging.INFO, logger="fedaudit.test")
+    caplog.set_level(logging.INFO, logger="fedaudit.guard")
     state, _ = trained(network(), *examples(8, 3))
     _, seen = trained(network(), *examples(8, 1))
-    guard = Gate(attacks=[], on_fail="refuse", held_out=examples(100, 2), share=PLENTY)
+    guard = SiteGuard(attacks=[], on_fail="refuse", held_out=examples(100, 2), share=PLENTY)
     assert released(guard, state, seen).done == "left"
     assert "members: span has AUC 0." in caplog.text
 
@@ -235,7 +218,7 @@ def test_held_out_examples_of_another_source_are_no_alarm():
 )
 def test_wrong_settings_say_what_to_give(settings: dict[str, Any], says: str):
     with pytest.raises(BadInput, match=says):
-        Gate(**settings)
+        SiteGuard(**settings)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +229,7 @@ def test_wrong_settings_say_what_to_give(settings: dict[str, Any], says: str):
     ],
 )
 def test_held_out_examples_that_don_t_fit_are_told(held_out, says):
-    guard = Gate(attacks=[], held_out=held_out, share=PLENTY, on_fail="refuse")
+    guard = SiteGuard(attacks=[], held_out=held_out, share=PLENTY, on_fail="refuse")
     line = released(guard, *trained(network(), *examples(8, 1)))
     assert (line.done, line.checks["members"].outcome) == ("refused", "unable")
     assert re.search(says, line.checks["members"].text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -13,23 +12,14 @@ from fedaudit.guard import SiteGuard
 from fedaudit.guard.given import agreed_network, own_examples
 from fedaudit.utils.errors import BadInput
 
-LOG = logging.getLogger("fedaudit.test")
-
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-class Gate(SiteGuard):
-    """A guard that checks what comes in."""
-
-    _log = LOG
-    _early = False
-
-
 def let_in(state: dict[str, Tensor], policy: str, who: str, **known: Any) -> bool:
-    return Gate(on_received=policy, **known).receives(("job", "site"), who, None, lambda: (state, False)).let_in
+    return SiteGuard(on_received=policy, **known).receives(("job", "site"), who, None, lambda: (state, False)).let_in
 
 
 def fished() -> dict[str, Tensor]:
@@ -75,7 +65,7 @@ def test_the_agreed_network_and_examples_tell_more(caplog):
 
 
 def test_a_model_that_jumps_is_kept_out_of_the_site_and_of_its_memory(caplog):
-    gate, state = Gate(on_received="refuse"), network().state_dict()
+    gate, state = SiteGuard(on_received="refuse"), network().state_dict()
     moved = {name: tensor.clone() for name, tensor in state.items()}
 
     def step(size: float) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from fedaudit.guard.given import Examples
 from fedaudit.guard.outgoing import OutgoingUpdate
 from fedaudit.guard.plan import Plan
 from fedaudit.guard.rounds import CheckRecord
+from fedaudit.simulation.local_training import local_randomness
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import in_words
 
@@ -81,6 +82,15 @@ class Checks:
         self, state: SiteState, who: str, index: int | None, update: OutgoingUpdate | None, problem: str | None
     ) -> CheckResults:
         """Play what is due and return what each check says; where ``update`` can't be read, ``problem`` says why."""
+        try:
+            with local_randomness(0):  # the process may train on after the audit
+                return self._play(state, who, index, update, problem)
+        except Exception as error:
+            return CheckResults({}, problem=in_words(error))
+
+    def _play(
+        self, state: SiteState, who: str, index: int | None, update: OutgoingUpdate | None, problem: str | None
+    ) -> CheckResults:
         names = list(self.attacks.specs) if state.plan.rounds % self.every == 0 else []
         names += [MEMBERS] * (state.held_out is not None)
         due = state.plan.begin(names, update.seen.seconds if update is not None else 0.0)

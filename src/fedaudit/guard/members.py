@@ -23,7 +23,7 @@ from fedaudit.guard.watched import WatchedRound, mark
 from fedaudit.task.training import Loss
 from fedaudit.transcript.files import Form
 from fedaudit.transcript.update import SanitiserInfo
-from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.errors import BadInput, NotApplicable, in_words
 
 _TESTS = 2  # of a round: span and loss-series
 _MOST = 32  # pairs of records that are followed over rounds
@@ -189,10 +189,8 @@ class MemberWatch:
                     tests += part(case, left - self._asking, source)
                 except NotApplicable as error:
                     notes.append(str(error))
-                except BadInput as error:
-                    unable.append(str(error))
                 except Exception as error:  # what the other test says must not be lost with it
-                    unable.append(f"{type(error).__name__}: {error}")
+                    unable.append(in_words(error))
             self._costs["preparing"] = _SPARE * (time.perf_counter() - began - self._asking)
         except BadInput as error:
             unable.append(str(error))

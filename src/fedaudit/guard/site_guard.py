@@ -25,7 +25,6 @@ from fedaudit.guard.plan import Plan
 from fedaudit.guard.policy import ALARMED, Decision, Policy
 from fedaudit.guard.round_log import RoundLog
 from fedaudit.guard.rounds import RESULT, CheckRecord, Done, SiteRound
-from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput, in_words
 from fedaudit.utils.registry import Plugin, listed
 
@@ -47,7 +46,14 @@ class InspectedModel:
 
 
 class SiteGuard:
-    """The settings of a site's guard, and all that it does; a framework's own guard is one."""
+    """A site's guard: checks what comes in, attacks what is about to leave, and writes it down; a framework's is one.
+
+    It plays the attacks that a curious server could play on an update, as far as ``share`` pays for them. What it finds
+    is logged and written down on the site; nothing is added to what leaves. What can't be audited (no training was
+    seen, more than ``largest`` examples, no attack that ran measures what has a limit, an error of the guard's own)
+    does what ``unaudited`` says. So does what is no update, from 100 numbers on; a budget stops it, for no defence of
+    updates works on it.
+    """
 
     _log: ClassVar[logging.Logger] = logging.getLogger("fedaudit.guard")
     _limits: ClassVar[dict[str, float]] = {}  # where none are given
@@ -283,7 +289,10 @@ class SiteGuard:
             update, problem = read(), None
         except Exception as error:
             update, problem = None, in_words(error)
-        results = self._played(site, who, index, update, problem, is_update=update is not None or through is not None)
+        if update is None and through is None:
+            results = CheckResults({RESULT: unable(problem)}, problem=problem)
+        else:
+            results = self._checks.play(site, who, index, update, problem)
         decision, line = self._policy.decide(results, site.plan.usual_norm)
         if line:
             self._log.warning("fedaudit guard: %s: %s", who, line)
@@ -306,25 +315,6 @@ class SiteGuard:
             elements = sum(value.numel() for value in update.state.values())
         done = self._paid(site.plan, who, one, through, elements, beside=one.spent - results.seconds)
         return decision if done == decision.done else Decision(done)
-
-    def _played(
-        self,
-        site: SiteState,
-        who: str,
-        index: int | None,
-        update: OutgoingUpdate | None,
-        problem: str | None,
-        *,
-        is_update: bool,
-    ) -> CheckResults:
-        """Return what the checks say of what leaves; where ``update`` can't be read, ``problem`` says why."""
-        if not is_update:
-            return CheckResults({RESULT: unable(problem)}, problem=problem)
-        with local_randomness(0):  # the process may train on after the audit
-            try:
-                return self._checks.play(site, who, index, update, problem)
-            except Exception as error:
-                return CheckResults({}, problem=in_words(error))
 
     def _paid(
         self,

@@ -30,6 +30,9 @@ from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import tensor_bytes
 
+# of an observed task, as the training's capture has them
+_SEEN = ("batch_norm", "dropout", "label_smoothing", "class_weights", "packed_inputs", "heads", "packed_targets")
+
 
 class WatchedRound:
     """What the site trained on in a round, and what it is about to send; BadInput: that can't be asked about.
@@ -181,14 +184,8 @@ def _task(
         mean=(0.0,) * channels,
         std=(1.0,) * channels,
         loss=loss if isinstance(loss, str) else seen.loss,
-        batch_norm=seen.batch_norm,
-        dropout=seen.dropout,
-        label_smoothing=seen.label_smoothing,
-        class_weights=seen.class_weights,
         tokens=tokens,
-        packed_inputs=seen.packed_inputs,
-        heads=seen.heads,
-        packed_targets=seen.packed_targets,
+        **{name: getattr(seen, name) for name in _SEEN},
     )
     own = None if isinstance(loss, str) else loss or seen.criterion
     return complete_task(observed, {}, module, own, [])

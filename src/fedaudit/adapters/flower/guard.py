@@ -42,26 +42,15 @@ _MOST, _MOST_BYTES = 500, 32 * 2**20  # of these
 class Guard(SiteGuard):
     """A mod that attacks each update before it leaves: ``ClientApp(mods=[Guard(...)])``, the first of the mods.
 
-    It watches the local training, which stays as it is, and plays the attacks that a curious server could play, as far
-    as ``share`` pays for them. What it finds is logged and written down on the site; nothing is added to the reply. It
-    refuses where ``on_fail`` is ``"refuse"``: the reply becomes an error, and the round goes on without this client.
-    Where an update can't be audited (no training was seen, more than ``largest`` examples, the reply holds several
-    models, no attack that ran measures what has a limit, an error of the guard's own) it says so, and does what
-    ``unaudited`` says: by default such an update leaves, unless ``on_fail`` is ``"refuse"``. So it is with answers of
-    more than 100 numbers to what asks for no training; with a budget they are stopped, for no mod adds noise to them.
-
-    Before every training it inspects the model that came in, as ``fedaudit check-model`` does, and logs what looks
-    manipulated; where ``on_received`` is ``"refuse"`` such a model, or one that can't be checked, isn't trained on, and
-    the reply is an error.
+    Its settings are those of :class:`~fedaudit.guard.SiteGuard`. Attacks and limits are checked with the first training
+    message. It watches the local training, which stays as it is. What is refused, or isn't let in, becomes an error in
+    place of the reply, and the round goes on without this client. A reply of several models can't be audited.
 
     Whether the site's own training examples can be told is watched with ``held_out``, or with what the app's evaluation
     has used: up to 500 examples, or 32 MiB of them, which stay in ``context.state``.
 
     With ``target_epsilon`` the mods after this one tell what noise there is, unless ``sanitised`` does. A node's number
     doesn't outlast its SuperNode, so all updates of a run that stand in ``out`` count.
-
-    Its settings are those of :class:`~fedaudit.guard.SiteGuard`. Attacks and limits are checked with the first
-    training message.
     """
 
     _log = log

@@ -47,21 +47,10 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
     """Attacks each update on the site before it leaves: one filter for task data, one for task results.
 
     In the site's own ``local/privacy.json`` no job can leave it out; site filters run before a job's. It audits with
-    the training's own data, which it has where :func:`watch` is around the training in the same process, and plays the
-    attacks that a curious server could play, as far as ``share`` pays for them. What it finds is logged and written
-    down on the site; a result is changed only where ``on_fail`` is ``"clip"``. A blocked result becomes a failed task
-    (``TASK_RESULT_FILTER_ERROR``); the job goes on as long as the workflow has its least number of clients.
-
-    Where an update can't be audited (nothing was watched, another training was, more than ``largest`` examples, no
-    weights in plain sight, no attack that ran measures what has a limit, an error of the guard's own) it does what
-    ``unaudited`` says: by default such an update leaves, but where ``on_fail`` is ``"refuse"`` it is blocked. So it is
-    with every other result: metrics and statistics, and what leaves as a failure, leave unseen up to 100 numbers; a
-    larger one can't be audited, and with a budget it is stopped, for no filter of updates adds noise to it. Weights
-    that leave as a failure are attacked as all others are.
-
-    It also inspects every model that comes in, as ``fedaudit check-model`` does, and logs what looks manipulated;
-    where ``on_received`` is ``"refuse"`` such a model, or one that can't be checked, is blocked before anything is
-    trained on it.
+    the training's own data, which it has where :func:`watch` is around the training in the same process; what wasn't
+    watched, or has no weights in plain sight, can't be audited. A result is changed only where ``on_fail`` is
+    ``"clip"``. A blocked one becomes a failed task (``TASK_RESULT_FILTER_ERROR``); the job goes on as long as the
+    workflow has its least number of clients. Weights that leave as a failure are attacked as all others are.
 
     Whether the site's own training examples can be told is watched with ``held_out``, or with what the site validates
     on after its first training, in the same process; on a restart of the job's process that begins anew. With
