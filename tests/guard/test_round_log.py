@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 from fedaudit.guard.budget import Budget, filters_of, site_account
 from fedaudit.guard.round_log import RoundLog
-from fedaudit.guard.rounds import FILE, CheckRecord, Done, SiteRound, append_round, read_site
+from fedaudit.guard.rounds import FILE, CheckRecord, Done, SiteRound, Written, append_round, read_site
 from fedaudit.pipeline.ledger import Filter
 from fedaudit.utils.errors import BadInput
 
@@ -84,8 +84,6 @@ def test_a_torn_last_line_loses_itself_alone_and_counts_as_sent(tmp_path, cut):
 
 
 def test_only_what_left_is_counted_by_job_and_site():
-    from fedaudit.guard.rounds import Written
-
     kinds: tuple[Done, ...] = ("left", "clipped", "refused", "not let in", "stopped")
     rounds = [line(done, job, site) for done in kinds for job, site in (("j", "s"), ("j", "t"), ("k", "s"))]
     assert Written(rounds, 0).sent("j", "s") == 2

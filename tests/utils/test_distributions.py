@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 
 import pytest
@@ -81,3 +82,12 @@ def test_a_thing_says_where_it_comes_from() -> None:
     lab = distributions.NAMES["lab"]["fedaudit.datasets"]
     assert {name for name, home in homes.items() if home == "fedaudit-lab"} == {*lab}
     assert {home for name, home in homes.items() if name not in lab} == {"fedaudit"}
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "home"), [(p, n, home) for p, names in distributions.MOVED.items() for n, home in names.items()]
+)
+def test_a_name_that_moved_is_still_found_where_it_was(package: str, name: str, home: str) -> None:
+    module, _, now = home.partition(":")
+    moved = getattr(importlib.import_module(package), name)
+    assert moved is getattr(importlib.import_module(module), now or name)

@@ -32,7 +32,7 @@ class AttackSettings:
     Attributes:
         specs: the attacks, by name.
         unset: nobody set the limits on metrics, so those that nothing measures don't count.
-        out: folder for reports; None: none is written.
+        out: folder for reports.
     """
 
     specs: Mapping[str, dict[str, Any]]
@@ -44,12 +44,6 @@ class AttackSettings:
     std: list[float] | None
     loss: str | Loss | None
     out: Path | None
-
-    def limits(self) -> Limits:
-        """Return what no update may exceed."""
-        from fedaudit import api  # what attacks need takes seconds to import
-
-        return api.Limits(self.fail_above, self.fail_on)
 
 
 def attacked(
@@ -63,12 +57,12 @@ def attacked(
 
     Its seconds are those that it would take alone. BadInput: the update can't be attacked, or held to the limits.
     """
-    from fedaudit import api
+    from fedaudit import api  # what attacks need takes seconds to import
 
     began, examples = time.perf_counter(), sum(map(len, update.seen.inputs))
     if examples > settings.largest:
         raise BadInput(f"the update is over {examples} examples, and largest is {settings.largest}; raise largest")
-    limits = settings.limits()
+    limits = api.Limits(settings.fail_above, settings.fail_on)
     with temporary_folder() as place:
         given = None if isinstance(settings.loss, str) else settings.loss or copy.deepcopy(update.seen.criterion)
         audit = api.audit_transcript(

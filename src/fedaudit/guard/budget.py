@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
+
 from fedaudit.defences.sanitising import ClientContext
 from fedaudit.epsilon.accounting import PrivacyAccount
 from fedaudit.guard.rounds import LEFT, Done, SiteRound, Written
@@ -36,10 +38,7 @@ class Budget:
     def count(
         self, line: SiteRound, written: Written, through: Sequence[Filter] | None, elements: int | None
     ) -> tuple[SiteRound, str, str]:
-        """Return a round's line with its ε, why its update is stopped, and what keeps ε from being counted; or empty.
-
-        ``through`` and ``elements`` are as of :meth:`epsilon`.
-        """
+        """Return the line with its ε, why its update is stopped, and why ε isn't counted; each empty otherwise."""
         if line.done not in LEFT or not (self.target or self.given):
             return line, "", ""
         why = problem = ""
@@ -123,8 +122,6 @@ def site_account(filters: Sequence[Filter], elements: int | None, delta: float |
 
 def known_of(filters: Sequence[Filter], update: Update, context: ClientContext) -> SanitiserInfo | None:
     """Return what everybody knows of an update that went through these filters; None: nothing."""
-    import torch
-
     info = None
     for kind, settings in filters:
         sanitiser = known_sanitiser(kind, settings)

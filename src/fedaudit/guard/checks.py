@@ -78,19 +78,11 @@ class Checks:
 
         return MemberWatch(held_out, math.inf, self.attacks.loss)
 
+    @local_randomness(0)  # the process may train on after the audit
     def play(
         self, state: SiteState, who: str, index: int | None, update: OutgoingUpdate | None, problem: str | None
     ) -> CheckResults:
         """Play what is due and return what each check says; where ``update`` can't be read, ``problem`` says why."""
-        try:
-            with local_randomness(0):  # the process may train on after the audit
-                return self._play(state, who, index, update, problem)
-        except Exception as error:
-            return CheckResults({}, problem=in_words(error))
-
-    def _play(
-        self, state: SiteState, who: str, index: int | None, update: OutgoingUpdate | None, problem: str | None
-    ) -> CheckResults:
         names = list(self.attacks.specs) if state.plan.rounds % self.every == 0 else []
         names += [MEMBERS] * (state.held_out is not None)
         due = state.plan.begin(names, update.seen.seconds if update is not None else 0.0)
@@ -194,8 +186,8 @@ class Checks:
             )
             return known_of(filters, known, ClientContext(weights, tuple((name,) for name in weights), 1))
         except Exception as error:
-            text = "fedaudit guard: attacks aren't told which defence the updates go through: %s"
-            self.log.warning(text, in_words(error))
+            said = "fedaudit guard: attacks aren't told which defence the updates go through: %s"
+            self.log.warning(said, in_words(error))
             return None
 
 

@@ -59,14 +59,12 @@ def exact_test(members: Tensor, others: Tensor) -> float:
 
 @dataclass(frozen=True)
 class MembershipTest:
-    """What one test says.
+    """What an attack's scores of so many members, and of others, say.
 
     Attributes:
-        by: name of the attack.
-        auc: probability that the score of one of the site's examples is above a held-out one's.
+        auc: probability that a member's score is above another's.
         p_value: that chance would do as well (Mann and Whitney, one-sided, exact).
-        level: of the test, as :func:`level` says.
-        members, others: how many records.
+        level: at or below which that is an alarm, as :func:`level` says.
     """
 
     by: str
@@ -91,10 +89,8 @@ class MembershipCheck:
     """What one round was found to tell.
 
     Attributes:
-        tests: that could be made.
-        notes: why others couldn't, where that is no fault of the guard's.
+        notes: why tests couldn't be made, where that is no fault of the guard's.
         unable: why the round counts as one that wasn't watched; None: it was.
-        share: of the time that the site trained.
         needs: seconds that it takes to test something, where there were fewer; else 0.
     """
 
@@ -167,7 +163,7 @@ class MemberWatch:
 
         Args:
             state: what is about to leave, in that ``form``.
-            seen: the training that was case.
+            seen: the training that was watched.
             seconds: that it may take, in place of ``share`` of this round's training.
             sanitised: what everybody knows of the defence that the update went through.
         """

@@ -64,10 +64,9 @@ class OutgoingUpdate:
 
     def clipped(self, scale: float) -> dict[str, Tensor]:
         """Return what leaves where the change is scaled: what is no whole number moves towards what came in."""
+        less = {name: scale * change for name, change in self.changes().items()}
         if self.form == "weights":
-            less = {name: self.sent[name] + scale * change for name, change in self.changes().items()}
-        else:
-            less = {name: change * scale for name, change in self.changes().items()}
+            less = {name: self.sent[name] + change for name, change in less.items()}
         return {**self.state, **less}
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
+from typing import Any
 
 from fedaudit.guard.rounds import LEFT, RESULT, CheckOutcome, CheckRecord, SiteRound, in_parts
 from fedaudit.report.style import render
@@ -23,41 +23,6 @@ _WORST: tuple[CheckOutcome, ...] = ("alarm", "unable", "quiet", "not played")
 _NAMES = {"received": "model that came in", "members": "own records", RESULT: "result without an update"}
 _LEFT, _WIDTH, _ROW, _PLOT = 190, 1136, 19, 58  # of the picture, in CSS pixels
 _EDGE = 12  # at the right, for the last number
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A check over all rounds."""
-
-    name: str
-    played: int
-    alarms: int
-    unable: int
-    last: str
-    cells: list[tuple[float, str]]
-    y: int
-
-
-@dataclass(frozen=True)
-class _Plot:
-    """Numbers over rounds: their title, a line as SVG takes it, a reference, and what stands beside the axis."""
-
-    title: str
-    points: str
-    y: int
-    line: float | None
-    high: str
-    low: str
-
-
-@dataclass(frozen=True)
-class _Alarm:
-    """One of those that are listed."""
-
-    round: int
-    check: str
-    text: str
-    done: str
 
 
 def write_site(rounds: Sequence[SiteRound], folder: Path) -> None:
@@ -111,7 +76,7 @@ def headline(rounds: Sequence[SiteRound]) -> str:
     return f"Alarms in {count(len(alarms))} of {total} ({names}): {', '.join(done)}.{spent}"
 
 
-def _chapter(rounds: list[SiteRound]) -> dict[str, object]:
+def _chapter(rounds: list[SiteRound]) -> dict[str, Any]:
     names = list(dict.fromkeys(name for one in rounds for name in one.checks))
     size = math.ceil(len(rounds) / _COLUMNS)
     columns = [rounds[at : at + size] for at in range(0, len(rounds), size)]
@@ -120,10 +85,8 @@ def _chapter(rounds: list[SiteRound]) -> dict[str, object]:
     y = 8 + len(rows) * _ROW
     done = [(_LEFT + place * step, kind) for place, column in enumerate(columns) if (kind := _done(column))]
     y += _ROW + 12
-    plots = []
-    for plot in _plots(rounds, columns, step, y):
-        plots.append(plot)
-        y = plot.y + _PLOT
+    plots = _plots(rounds, columns, step, y)
+    y += len(plots) * _PLOT
     trained, spent = sum(one.trained for one in rounds), sum(one.spent for one in rounds)
     later = sum(one.trained for one in rounds[1:]), sum(one.spent for one in rounds[1:])
     facts = [f"{rounds[0].job}, {rounds[0].site}: {_span(rounds)}"]
@@ -157,7 +120,8 @@ def _chapter(rounds: list[SiteRound]) -> dict[str, object]:
     }
 
 
-def _row(name: str, rounds: list[SiteRound], columns: list[list[SiteRound]], step: float, y: int) -> _Row:
+def _row(name: str, rounds: list[SiteRound], columns: list[list[SiteRound]], step: float, y: int) -> dict[str, Any]:
+    """Return a check over all rounds."""
     checks = [one.checks.get(name, CheckRecord(outcome="not played")) for one in rounds]
     outcomes = Counter(check.outcome for check in checks)
     told = [check.text for check in checks if check.text]
@@ -166,15 +130,15 @@ def _row(name: str, rounds: list[SiteRound], columns: list[list[SiteRound]], ste
         found = {one.checks[name].outcome for one in column if name in one.checks}
         worst = next((outcome for outcome in _WORST if outcome in found), "not played")
         cells.append((_LEFT + place * step, worst.replace(" ", "-")))
-    return _Row(
-        name=_NAMES.get(name, name),
-        played=outcomes["quiet"] + outcomes["alarm"],
-        alarms=outcomes["alarm"],
-        unable=outcomes["unable"],
-        last=told[-1] if told else "",
-        cells=cells,
-        y=y,
-    )
+    return {
+        "name": _NAMES.get(name, name),
+        "played": outcomes["quiet"] + outcomes["alarm"],
+        "alarms": outcomes["alarm"],
+        "unable": outcomes["unable"],
+        "last": told[-1] if told else "",
+        "cells": cells,
+        "y": y,
+    }
 
 
 def _done(column: list[SiteRound]) -> str:
@@ -183,48 +147,44 @@ def _done(column: list[SiteRound]) -> str:
     return next((kind for kind in ("stopped", "refused", "not let in", "clipped") if kind in found), "")
 
 
-def _plots(rounds: list[SiteRound], columns: list[list[SiteRound]], step: float, y: int) -> Iterator[_Plot]:
-    """Yield what is known of the membership's slope, and of ε."""
+def _plots(rounds: list[SiteRound], columns: list[list[SiteRound]], step: float, y: int) -> list[dict[str, Any]]:
+    """Return what is known of the membership's slope, and of ε, as plots one below the other."""
+    plots = []
     slopes = [(at, one.slope) for at, column in enumerate(columns) for one in column if one.slope is not None]
     if slopes:
-        yield _plot("membership slope: AUC, 0.5 tells nothing", slopes, step, y, 0.0, 1.0, 0.5)
+        plots.append(_plot("membership slope: AUC, 0.5 tells nothing", slopes, step, y, 1.0, 0.5))
         y += _PLOT
     spent = [(at, one.epsilon) for at, column in enumerate(columns) for one in column if one.epsilon is not None]
     if spent:
         target = next((one.target for one in reversed(rounds) if one.target is not None), None)
         high = max([target or 0.0, *(value for _, value in spent)])
-        yield _plot("ε spent" + (", against the budget" if target else ""), spent, step, y, 0.0, high, target)
+        title = "ε spent" + (", against the budget" if target else "")
+        plots.append(_plot(title, spent, step, y, high, target))
+    return plots
 
 
 def _plot(
-    title: str,
-    values: Sequence[tuple[int, float]],
-    step: float,
-    y: int,
-    low: float,
-    high: float,
-    line: float | None,
-) -> _Plot:
-    height = _PLOT - 22
+    title: str, values: Sequence[tuple[int, float]], step: float, y: int, high: float, line: float | None
+) -> dict[str, Any]:
+    """Return numbers from 0 to ``high`` over rounds, as SVG takes them, and a ``line`` that they are held against."""
 
     def place(value: float) -> float:
-        return round(y + height * (1 - (value - low) / (high - low)), 1)
+        return round(y + (_PLOT - 22) * (1 - value / high), 1)
 
     points = " ".join(f"{_LEFT + (at + 0.5) * step:.1f},{place(value)}" for at, value in values)
-    return _Plot(title, points, y, None if line is None else place(line), f"{high:.3g}", f"{low:g}")
+    held = None if line is None else place(line)
+    return {"title": title, "points": points, "y": y, "line": held, "high": f"{high:.3g}"}
 
 
-def _alarms(rounds: list[SiteRound]) -> list[_Alarm]:
+def _alarms(rounds: list[SiteRound]) -> list[dict[str, Any]]:
+    """Return the last alarms, the last one first."""
     found = [
-        _Alarm(number, _NAMES.get(name, name), one.checks[name].text, _said(one))
+        {"round": number, "check": _NAMES.get(name, name), "text": one.checks[name].text, "done": done}
         for number, one in enumerate(rounds, 1)
         for name in one.alarms
+        for done in ["left nevertheless" if one.done == "left" else one.done]
     ]
     return found[::-1][:_ALARMS]
-
-
-def _said(one: SiteRound) -> str:
-    return "left nevertheless" if one.done == "left" else one.done
 
 
 def _ticks(total: int) -> list[int]:

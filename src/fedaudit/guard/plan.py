@@ -79,11 +79,6 @@ class Plan:
         if one.quiet and one.norm is not None:
             self.norms = [*self.norms, one.norm][-_NORMS:]
 
-    def wrote(self, seconds: float, *, drawn: bool) -> None:
-        """Note what it took to write the round down, with the page where that was ``drawn``."""
-        self.writing = seconds
-        self.drawing = seconds if drawn else self.drawing
-
     def draws(self, trained: float) -> bool:
         """Whether a round pays for a page, in which the site trained so many seconds; every 2ⁿ-th has one anyway."""
         paid = self.share is None or self.drawing <= self.share * trained

@@ -16,13 +16,7 @@ from fedaudit.utils.errors import BadInput, in_words
 
 @dataclass(frozen=True)
 class WrittenRound:
-    """A round that was written down, or wasn't.
-
-    Attributes:
-        done: what becomes of its update.
-        why: it is stopped; empty where it isn't.
-        problems: that stop nothing.
-    """
+    """What becomes of a round's update, why it is stopped, if it is, and problems that stop nothing."""
 
     done: Done
     why: str = ""
@@ -31,13 +25,9 @@ class WrittenRound:
 
 @dataclass(frozen=True)
 class RoundLog:
-    """What a site's guard writes down.
+    """What a site's guard writes into a folder, if it has one, and the budget that is counted there.
 
     What a budget can't count isn't sent; without a budget nothing that goes wrong here stops anything.
-
-    Args:
-        folder: of the file and the page; None: nothing is written.
-        budget: that is counted in the file.
     """
 
     folder: Path | None
@@ -55,8 +45,7 @@ class RoundLog:
     def stops(self, job: str, site: str, through: Sequence[Filter], elements: int) -> str | None:
         """Return why the budget doesn't allow another update; None: it does.
 
-        ``through`` are all filters of the site's updates, as far as the framework tells; ``elements`` are the whole
-        state's.
+        ``through`` and ``elements`` are as of :meth:`Budget.epsilon`.
         """
         if self.budget.target is None or self.folder is None:
             return None
@@ -68,11 +57,7 @@ class RoundLog:
     def end(
         self, line: SiteRound, through: Sequence[Filter] | None = (), elements: int | None = None, *, draw: bool = True
     ) -> WrittenRound:
-        """Write a round down, before its update leaves, and draw the page, if that is wanted.
-
-        ``through`` is as of :meth:`stops`; None: whatever the site says, nothing works on what leaves. ``elements`` are
-        the model's whole state's; None: not known.
-        """
+        """Write a round down, before its update leaves, and draw the page, if that is wanted; as :meth:`stops`."""
         if (folder := self.folder) is None:
             return WrittenRound(line.done)
         why = problem = ""

@@ -95,9 +95,6 @@ def in_parts(rounds: Sequence[SiteRound]) -> list[list[SiteRound]]:
     return [list(part) for _, part in itertools.groupby(ordered, key=lambda one: (one.job, one.site))]
 
 
-# --- the file -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Written:
     """The rounds in a site's file that can be read, in their order, and the ``torn`` lines that can't."""

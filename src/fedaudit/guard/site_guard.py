@@ -191,16 +191,16 @@ class SiteGuard:
 
     def _check(self) -> None:
         """Refuse attacks, limits and defences that there aren't: with a wrong word in it a policy lets nothing pass."""
-        from fedaudit.attacks.base import attacks_of  # what attacks need takes seconds to import
+        from fedaudit import api  # what attacks need takes seconds to import
+        from fedaudit.attacks.base import attacks_of
 
         if not self._checked:
-            self._checks.attacks.limits().check()
-            for made in attacks_of(self.attacks):
-                if made.recovers == "membership":
-                    raise BadInput(
-                        f"attacks has '{made.name}', which asks about records: give held_out=(inputs, "
-                        "classes), yours that nobody trains on, in its place; span and loss-series then run every round"
-                    )
+            api.Limits(self.fail_above, self.fail_on).check()
+            if of_records := [made.name for made in attacks_of(self.attacks) if made.recovers == "membership"]:
+                raise BadInput(
+                    f"attacks has '{of_records[0]}', which asks about records: give held_out=(inputs, classes), yours "
+                    "that nobody trains on, in its place; span and loss-series then run every round"
+                )
             self._checked = True
 
     # --- what comes in ----------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class SiteGuard:
                 site.received = history
         except Exception as error:
             self._log.warning("fedaudit guard: %s: what came in can't be checked: %s; %s", who, in_words(error), done)
-            check = CheckRecord(outcome="unable", text=in_words(error)[:LONGEST])
+            check = unable(in_words(error))
         check = check.model_copy(update={"seconds": perf_counter() - began})
         came = InspectedModel(check.outcome == "quiet" or not refuses, check)
         if not came.let_in:
@@ -292,7 +292,10 @@ class SiteGuard:
         if update is None and through is None:
             results = CheckResults({RESULT: unable(problem)}, problem=problem)
         else:
-            results = self._checks.play(site, who, index, update, problem)
+            try:
+                results = self._checks.play(site, who, index, update, problem)
+            except Exception as error:
+                results = CheckResults({}, problem=in_words(error))
         decision, line = self._policy.decide(results, site.plan.usual_norm)
         if line:
             self._log.warning("fedaudit guard: %s: %s", who, line)
@@ -313,25 +316,9 @@ class SiteGuard:
         if update is not None and through is not None:
             through = [*update.went_through, *update.goes_through]
             elements = sum(value.numel() for value in update.state.values())
-        done = self._paid(site.plan, who, one, through, elements, beside=one.spent - results.seconds)
+        done = self._end(who, one, through, elements, plan=site.plan)
+        site.plan.end(one, one.spent - results.seconds)
         return decision if done == decision.done else Decision(done)
-
-    def _paid(
-        self,
-        plan: Plan,
-        who: str,
-        line: SiteRound,
-        through: Sequence[Filter] | None,
-        elements: int | None,
-        beside: float,
-    ) -> Done:
-        """Write a round down and have the plan pay for it, ``beside``, the seconds spent in no check, too."""
-        began = perf_counter()
-        draw = bool(line.alarms) or line.done != "left" or plan.draws(line.trained)
-        done = self._end(who, line, through, elements, draw=draw)
-        plan.end(line, beside)
-        plan.wrote(perf_counter() - began, drawn=draw)
-        return done
 
     def played(self, key: Key) -> dict[str, int]:
         """Return in how many rounds of a job and site each check was played, as it was written down.
@@ -362,14 +349,19 @@ class SiteGuard:
         through: Sequence[Filter] | None = (),
         elements: int | None = None,
         *,
-        draw: bool = True,
+        plan: Plan | None = None,
     ) -> Done:
-        """Write a round down, before its update leaves; return what becomes of that."""
+        """Write a round down, before its update leaves; return what becomes of that. A ``plan`` pays for the page."""
+        began = perf_counter()
+        draw = plan is None or line.done != "left" or bool(line.alarms) or plan.draws(line.trained)
         ended = self._round_log.end(line, through, elements, draw=draw)
         if ended.why:
             self._log.warning("fedaudit guard: %s: not sent: %s", who, ended.why)
         for problem in ended.problems:
             self._once(problem)
+        if plan is not None:
+            plan.writing = perf_counter() - began
+            plan.drawing = plan.writing if draw else plan.drawing
         return ended.done
 
     def _once(self, text: str) -> None:

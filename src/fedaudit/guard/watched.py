@@ -39,7 +39,6 @@ class WatchedRound:
 
     Attributes:
         inputs, labels: of the training, as the model saw them, with repetitions.
-        seconds: that it took.
         distinct: how many different examples it was over.
         widest: how many of them the span attack finds room for in a layer, at most.
         target: the model that the site was sent.

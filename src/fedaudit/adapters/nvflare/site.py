@@ -200,10 +200,8 @@ def filters_around(context: FLContext, own: str) -> tuple[list[Filter], list[Fil
     try:
         workspace = context.get_workspace()
         scope = context.get_prop(FLContextKey.SCOPE_OBJECT)
-        policy, app = (
-            Path(workspace.get_site_config_dir()) / "privacy.json",
-            Path(workspace.get_app_dir(job_of(context))),
-        )
+        policy = Path(workspace.get_site_config_dir()) / "privacy.json"
+        app = Path(workspace.get_app_dir(job_of(context)))
         name = getattr(scope, "name", None)
         found = read_job(policy).sites if name and policy.is_file() else {}
         chain = [f for label, filters in found.items() if label.split(",")[0] == f"scope {name}" for f in filters]
