@@ -20,41 +20,34 @@ from fedaudit.attacks import ATTACKS, Finding, SourceFinding, make_attack
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.source import expected, permutation_test
 from fedaudit.pipeline.control_cases import each_by_heart
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import record, run_audit
-from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.pipeline.run import run_audit
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
-from fedaudit.transcript.observation import Message, Observation, observe
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.queries import NOBODY, UNUSED, QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
+from tests import build
+from tests.build import Scenarios
 
 _LEVEL = 0.01
 
 
+_SOURCES = Scenarios(
+    data={"split": "train"},
+    model="logistic",
+    federation={"algorithm": "fedavg", "clients": 3, "rounds": 2, "examples": 60, "batch_size": 10, "local_epochs": 5,
+                "learning_rate": 0.1},
+    attacks="source-inference",
+)  # fmt: skip
+
+
 def scenario(seed: int = 0, defences: Any = None, records: int = 60, **federation: Any) -> Scenario:
-    spec = {"name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 2, "examples": 60, "batch_size": 10,
-            "local_epochs": 5, "learning_rate": 0.1, **federation}  # fmt: skip
-    return scenario_from(
-        {
-            "seed": seed,
-            "data": {"name": "digits", "split": "train"},
-            "model": {"name": "logistic"},
-            "federations": [spec],
-            "defences": defences or {},
-            "threat": {"records": records},
-            "attacks": ["source-inference"],
-        }
-    )
-
-
-def recorded(made: Scenario) -> tuple[Observation, Truth]:
-    (only,) = record(resolve(made))
-    return observe(only.transcript, made.threat), only.truth
+    return _SOURCES(federation, seed=seed, defences=defences or {}, threat={"records": records})
 
 
 def run_attack(seen: Observation, **settings: Any) -> SourceFinding:
@@ -68,7 +61,7 @@ def result(found: Finding, seen: Observation, truth: Truth) -> Any:
 
 
 def p_value(made: Scenario) -> float:
-    seen, truth = recorded(made)
+    seen, truth = build.seen(made)
     return float(result(run_attack(seen), seen, truth).p_value)
 
 
@@ -222,7 +215,7 @@ def test_the_permutation_test_is_scipy_s(seed):
 
 @cache
 def small() -> tuple[Observation, Truth]:
-    return recorded(scenario(records=2, rounds=1))
+    return build.seen(scenario(records=2, rounds=1))
 
 
 def planted(right: float, seed: int = 0, sizes: tuple[int, ...] = (20, 20, 20)) -> tuple[Any, Observation, Truth]:
