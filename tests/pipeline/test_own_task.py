@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import pickle
@@ -20,6 +19,7 @@ from fedaudit.task import LOSSES, TASKS
 from fedaudit.transcript.transcript import Transcript
 from tests.capture.test_recorded_tasks import recorded
 from tests.pipeline.test_plugins import install, python
+from tests.questions import compared
 
 SOURCE = Path(fedaudit.__file__).parent
 
@@ -198,10 +198,7 @@ OBJECTS = {name.upper().replace("-", "_") for name in NAMES} | {"NEXT_TOKEN"}
 
 def comparisons(code: str) -> list[int]:
     """Return the lines on which something is compared with a task."""
-    asked = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Compare | ast.MatchValue)]
-    parts = [part for node in asked for part in ast.walk(node)]
-    found = [part.lineno for part in parts if isinstance(part, ast.Constant) and part.value in NAMES]
-    return found + [part.lineno for part in parts if isinstance(part, ast.Name) and part.id in OBJECTS]
+    return compared(code, NAMES, OBJECTS)
 
 
 def test_nothing_outside_of_the_tasks_asks_which_one_it_is() -> None:
