@@ -32,7 +32,8 @@ class Scenarios:
     """Scenarios of one federation, alike but for what a test changes.
 
     Args:
-        settings: of a scenario; ``federation`` is the one that it has, ``attacks`` may be one attack's name.
+        settings: of a scenario; ``federation`` is the one that it has unless a test names ``federations``, ``attacks``
+            may be one attack's name.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -47,8 +48,7 @@ class Scenarios:
         values = merged(self._settings, {"federation": dict(federation or {}), **changes})
         if isinstance(values.get("attacks"), str):
             values["attacks"] = [values["attacks"]]
-        values["federations"] = [values.pop("federation")]
-        return values
+        return {"federations": [values.pop("federation")]} | values
 
     def __call__(self, federation: Mapping[str, Any] | None = None, **changes: Any) -> Scenario:
         """Return a scenario."""

@@ -110,7 +110,7 @@ def test_a_column_s_values_are_numbered_and_every_example_has_one():
     assert two.test.attributes["kind"].tolist() == [0, 1, 1, 0]
     assert two.test.attributes["side"].tolist() == [0, 1, 0, 1]
     assert two.attributes["kind"].values == ("a", "b")
-    with pytest.raises(BadInput, match="not every example has one of the values of 'odd'"):
+    with pytest.raises(BadInput, match="values of 'odd'"):
         with_column(block, "odd", [0, 1], ["a", "b"])
 
 
@@ -254,7 +254,7 @@ def test_public_examples_of_one_value_teach_nothing():
     seen = logistic(public=True)
     assert seen.records is not None
     alike = dataclasses.replace(seen.records, public_values=torch.zeros(40).long())
-    with pytest.raises(NotApplicable, match="one value of the attribute"):
+    with pytest.raises(NotApplicable, match="one value"):
         make_attack("attribute-features").check(dataclasses.replace(seen, records=alike))
 
 

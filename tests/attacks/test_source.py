@@ -258,7 +258,7 @@ def with_classes(right: float, seed: int = 0) -> Any:
 def test_what_classes_tell_of_records_is_no_leak_of_these():
     told = [with_classes(0.0, seed) for seed in range(2)]
     assert not any(f.leak for f in told)
-    assert all("owners dealt anew among all records" in f.notes[-1] for f in told)
+    assert all("dealt anew among all" in f.notes[-1] for f in told)
     assert {FINDING_TYPES["source"].verdict([f]).verdict for f in told} == {"inconclusive"}
     assert with_classes(0.9).leak
 
@@ -374,7 +374,7 @@ def test_the_control_is_clients_that_learnt_their_own_by_heart():
     frozen = scenario(learning_rate=1e-9, local_epochs=1, records=100)
     (control,) = run_audit(frozen).result.controls
     assert control.won
-    assert "each on its own members by heart" in control.case
+    assert "by heart" in control.case
     seen = fedaudit.simulate(frozen, progress=False)
     case = each_by_heart(seen)
     assert case is not None

@@ -12,36 +12,27 @@ from sklearn.metrics import adjusted_rand_score
 from fedaudit import audit
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.evaluation import evaluate
-from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.utils.errors import NotApplicable
-from tests.build import recorded
+from tests.build import Scenarios, recorded
 
-FEDERATION: dict[str, Any] = {
-    "name": "f",
-    "algorithm": "fedavg",
-    "clients": 3,
-    "rounds": 8,
-    "examples": 18,
-    "batch_size": 3,
-    "local_steps": 4,
-    "learning_rate": 0.5,
-}
 LEVELS = 16  # of the digits
 
 
-def scenario(model: str = "mlp", sees: str = "sum", data: str = "digits", **changes: Any) -> Scenario:
-    width = {"width": 1000} if model == "mlp" else {}
-    return scenario_from(
-        {
-            "data": {"name": data, "split": "train"},
-            "model": {"name": model, **width},
-            "federations": [{**FEDERATION, **changes}],
-            "threat": {"sees": sees},
-            "attacks": [{"name": "sratta", "levels": LEVELS}],
-        }
-    )
+_SUMS = Scenarios(
+    data={"split": "train"},
+    model={"name": "mlp", "width": 1000},
+    federation={"algorithm": "fedavg", "clients": 3, "rounds": 8, "examples": 18, "batch_size": 3, "local_steps": 4,
+                "learning_rate": 0.5},
+    threat={"sees": "sum"},
+    attacks=[{"name": "sratta", "levels": LEVELS}],
+)  # fmt: skip
+
+
+def scenario(sees: str = "sum", model: str = "mlp", **federation: Any) -> Scenario:
+    return _SUMS(federation, model=model, threat={"sees": sees})
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +147,7 @@ def test_of_a_single_round_every_use_is_asked_for(local_steps):
 
 @pytest.mark.parametrize(("model", "says"), [("convnet-small", "fully connected layer"), ("logistic", "no ReLU")])
 def test_what_it_can_not_read_is_refused(model, says):
-    made = scenario(model, rounds=1, learning_rate=0.01)
+    made = scenario(model=model, rounds=1, learning_rate=0.01)
     with pytest.raises(NotApplicable, match=says):
         make_attack("sratta")(observe(recorded(made).transcript, made.threat))
 

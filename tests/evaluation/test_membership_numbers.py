@@ -92,7 +92,7 @@ def test_what_the_records_alone_tell_is_no_membership():
     told = verdict(confounded)
     assert told.verdict == "inconclusive"
     assert not told.headline
-    assert "the records alone, without any model, tell members from others" in told.verdict_text
+    assert "the records alone" in told.verdict_text
     assert "before any training" in told.advice[0]
     assert not confounded.leak
     area = next(m for m in confounded.metrics if m.name == "membership_blind_auc")

@@ -181,12 +181,12 @@ def test_targets_that_are_none_of_its_are_refused(targets: Tensor, words: str) -
 def test_a_loss_of_another_task_is_refused() -> None:
     data = Dataset.from_tensors(ROWS, LEVELS, task="ordinal")
     scenario = {"model": {"name": "mlp", "loss": "mse"}, "federations": [{"name": "f", "clients": 1}]}
-    with pytest.raises(BadInput, match="the loss 'mse' doesn't fit targets that are levels; use thresholds"):
+    with pytest.raises(BadInput, match="use thresholds"):
         fedaudit.simulate(scenario, data=data, progress=False)
 
 
 def test_nobody_else_knows_the_name() -> None:
-    with pytest.raises(BadInput, match="unknown task 'ordinal'; known: classification, multi-label"):
+    with pytest.raises(BadInput, match="'ordinal'; known: classification"):
         Dataset.from_tensors(ROWS, LEVELS, task="ordinal")
 
 
