@@ -474,9 +474,7 @@ def test_heads_that_stay_with_their_nodes_are_known_to_the_replay_alone(tmp_path
     (federation,) = done.result.federations
     assert federation.recording is not None
     assert federation.recording.facts == "verified"
-    assert federation.recording.facts_text.startswith(
-        "The facts hold: 3.weight, 3.bias stay with each client, and the replay has its own; messages travel in float16"
-    )
+    assert "3.weight, 3.bias stay with each client" in federation.recording.facts_text
     truth = load_file(tmp_path / "out/recording/truth/round-00001-client-00000.safetensors")
     assert truth["seen/1/0/start/3.weight"].shape == (10, 24)
     travelled = [load_file(file) for file in (tmp_path / "out/recording").glob("*.safetensors")]

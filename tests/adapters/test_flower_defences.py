@@ -191,7 +191,7 @@ def test_every_aggregator_does_to_flower_s_replies_what_it_does_in_the_simulator
 
 @pytest.mark.parametrize("name", [entry.name for entry in AGGREGATORS if entry.value.whole])
 def test_what_is_flower_s_own_is_left_to_it(name):
-    with pytest.raises(BadInput, match="wrap your strategy in its DifferentialPrivacy"):
+    with pytest.raises(BadInput, match="DifferentialPrivacy"):
         robust(name)
 
 
@@ -258,14 +258,14 @@ def test_what_is_a_parameter_is_said_by_the_module_or_by_names():
     ):
         with pytest.raises(BadInput, match=words):
             run(robust("krum", parameters=wrong))
-    with pytest.raises(BadInput, match="give the module, or the names"):
+    with pytest.raises(BadInput, match="the names"):
         robust("krum", parameters="0.weight")
 
 
 def test_fltrust_needs_root_data_and_trains_on_it_as_a_client():
-    with pytest.raises(BadInput, match="'fltrust' needs the server's own update on root data: give root="):
+    with pytest.raises(BadInput, match="give root="):
         robust("fltrust")
-    with pytest.raises(BadInput, match="'median' has no use for root"):
+    with pytest.raises(BadInput, match="no use for root"):
         robust("median", root=root)
     with pytest.raises(BadInput, match="3 inputs and 2 targets"):
         RootTraining(network(), torch.zeros(3, 1, 8, 8), torch.zeros(2), 0.1)
@@ -463,7 +463,7 @@ def test_what_can_t_be_sanitised_isn_t_sent():
                 message, context, partial(passing, reply)
             )
         assert not context.state
-    with pytest.raises(BadInput, match="add 1 or -1 to every weight"):
+    with pytest.raises(BadInput, match="1 or -1"):
         SanitiserMod("sign", {"scale": "one"})
     with pytest.raises(BadInput, match="give clients="):
         SanitiserMod("dgc", {"clip": 1.0})

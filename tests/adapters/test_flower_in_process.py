@@ -153,7 +153,7 @@ def test_an_app_that_waits_for_more_nodes_than_there_are_ends(tmp_path, monkeypa
     """Flower's own strategies want two nodes, and ask every second."""
     slept: list[float] = []
     monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", slept.append)
-    with pytest.raises(BadInput, match="waits for more nodes than the 1 that there are; give more"):
+    with pytest.raises(BadInput, match="more nodes than the 1"):
         run_app(write_app(tmp_path / "tiny"), nodes=1)
     assert 2 < len(slept) <= 10
 

@@ -69,7 +69,7 @@ def test_the_page_s_site_policy_guards_every_job_and_runs_first(tmp_path, caplog
     came, goes = shareable(STATE), shareable(STATE)
     assert apply_filters("task_data_filters", came, guarded, {}, "train", FilterKey.IN) is came
     for unreadable in (goes, Shareable({"a": [0.5] * 101}), DXO(DataKind.APP_DEFINED, {"a": 1}).to_shareable()):
-        with pytest.raises(ContentBlockedException, match="the site's guard didn't let this update leave"):
+        with pytest.raises(ContentBlockedException, match="let this update leave"):
             apply_filters("task_result_filters", unreadable, guarded, of_job, "train", FilterKey.OUT)
     assert not seen
     metrics = shareable({"accuracy": 0.5}, DataKind.METRICS)
@@ -121,7 +121,7 @@ def test_a_received_model_that_looks_manipulated_is_told_of_or_blocked(caplog):
         assert not caplog.text
         goes = shareable(altered)
         if policy == "refuse":
-            with pytest.raises(ContentBlockedException, match="didn't let this model in"):
+            with pytest.raises(ContentBlockedException, match="this model in"):
                 received.process(goes, context())
         else:
             assert received.process(goes, context()) is goes
@@ -239,14 +239,14 @@ def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     trained(1)
     with pytest.raises(ContentBlockedException):
         strict.process(shareable(after), context())
-    assert "none of the attacks can be run against it" in caplog.text
+    assert "none of the attacks" in caplog.text
     _, strict = pair(
         kind=GuardFilter, share=None, out=None, unaudited="refuse", attacks=[{"name": "invg", "iterations": 1}]
     )
     trained(1)
     with pytest.raises(ContentBlockedException):  # what leaves isn't what was watched
         strict.process(shareable({name: tensor + 1 for name, tensor in after.items()}), context())
-    assert "doesn't follow from the training that was watched" in caplog.text
+    assert "training that was watched" in caplog.text
     wrong_words: list[dict[str, Any]] = [{"attacks": ["invgg"]}, {"fail_on": "revealed"}, {"fail_above": {"x": 1}}]
     wrong_words += [{"on_received": "stop"}, {"on_fail": "stop"}, {"unaudited": "no"}, {"every": 0}, {"largest": 0}]
     for wrong in wrong_words:
@@ -265,7 +265,7 @@ def test_what_leaves_under_another_name_is_held_to_the_policy(caplog):
     received, leaving = pair(kind=GuardFilter, **settings)
     before, after = trained(1)
     received.process(shareable(before), context())
-    with pytest.raises(ContentBlockedException, match="didn't let this update leave"):
+    with pytest.raises(ContentBlockedException, match="let this update leave"):
         leaving.process(as_failure(shareable(after)), context())
     assert rounds_of()[-1].alarms == ["invg"]  # it was attacked
     histogram = {"a": {"histogram": [float(n) for n in range(101)]}}
@@ -352,7 +352,7 @@ def test_a_budget_outlasts_the_process_and_stops_before_the_round_that_would_exc
         if index < 2:
             leaving.process(shareable(after, index=index), context())
         else:
-            with pytest.raises(ContentBlockedException, match="privacy budget doesn't allow another update"):
+            with pytest.raises(ContentBlockedException, match="privacy budget"):
                 leaving.process(shareable(after, index=index), context())
     assert [one.done for one in rounds_of()] == ["left", "left", "stopped", "stopped"]
     assert [one.epsilon for one in rounds_of()] == [account.spent(1), account.spent(2), None, None]

@@ -2,51 +2,54 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedaudit.attacks import MembershipFinding, make_attack
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import record
-from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.observation import Message, Observation, observe
 from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.seeds import generator
+from tests.build import Scenarios, sent
 
-FEDERATION = {
-    "name": "f",
-    "algorithm": "fedavg",
-    "clients": 4,
-    "rounds": 2,
-    "examples": 120,
-    "batch_size": 10,
-    "local_epochs": 1,
-    "learning_rate": 0.1,
-}
+_MEMBERS = Scenarios(
+    data={"split": "train"},
+    model={"name": "mlp", "width": 32},
+    federation={
+        "algorithm": "fedavg",
+        "clients": 4,
+        "rounds": 2,
+        "examples": 120,
+        "batch_size": 10,
+        "local_epochs": 1,
+        "learning_rate": 0.1,
+    },
+    threat={"records": 60},
+)
 PUBLIC = {"knows_public_data": True, "public_examples": 60}
 
 
+KNOWN = {"knows_public_data": True, "public_examples": 160}
+
+
 def scenario(threat: dict[str, Any] | None = None, attacks: Any = ("loss-threshold",), **federation: Any) -> Scenario:
-    values = {
-        "data": {"name": "digits", "split": "train"},
-        "model": {"name": "mlp", "width": 32},
-        "federations": [{**FEDERATION, **federation}],
-        "threat": {"records": 60, **(threat or {})},
-        "attacks": list(attacks),
-    }
-    return scenario_from(values)
+    return _MEMBERS(federation, threat=threat or {}, attacks=list(attacks))
 
 
-def recorded(made: Scenario) -> tuple[Transcript, Truth]:
-    (only,) = record(resolve(made))
-    return only.transcript, only.truth
+@cache
+def overfitted() -> tuple[Observation, Transcript, Truth]:
+    """Return what is seen of a model that has learnt its clients' examples by heart."""
+    made = scenario({"records": 80, **KNOWN}, rounds=40, examples=80, local_epochs=3)
+    transcript, truth = sent(made)
+    return observe(transcript, made.threat), transcript, truth
 
 
 def run_attack(name: str, seen: Observation, **settings: Any) -> MembershipFinding:

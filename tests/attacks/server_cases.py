@@ -1,26 +1,50 @@
-"""What the tests of malicious servers share: a federation that is played, and how well its images came out."""
+"""What the tests of malicious servers share: a federation for each server, and how well its images came out."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.scenario.scenario import Scenario
-from fedaudit.simulation.simulator import Recording, simulate
-from fedaudit.transcript.observation import Observation, observe
+from fedaudit.simulation.simulator import Recording
+from tests.build import Scenarios
+
+PUBLIC: dict[str, Any] = {"knows_public_data": True, "public_examples": 200}
 
 
-def played(made: Scenario) -> Recording:
-    """Return what the scenario's one federation leaves."""
-    (federation,) = resolve(made).federations
-    return simulate(federation)
+def _under(server: dict[str, Any] | str, size: int, model: dict[str, Any], attack: str = "", **parts: Any) -> Scenarios:
+    """Return scenarios of a client that sends a gradient of so many examples to a malicious server."""
+    name = server if isinstance(server, str) else server["name"]
+    return Scenarios(
+        model=model,
+        federation={"clients": 1, "examples": size, "batch_size": size, "server": server},
+        attacks=attack or name,
+        **{**parts, "threat": {"adversary": "malicious-server", **parts.get("threat", {})}},
+    )
 
 
-def seen_in(made: Scenario, recording: Recording) -> list[Observation]:
-    """Return what the server sees, an observation an update."""
-    return observe(recording.transcript, made.threat).split()
+_MANY = {"knows_public_data": True, "public_examples": 900}
+SERVERS: dict[str, Scenarios] = {
+    "imprint": _under({"name": "imprint", "units": 96, "spread": 0.15}, 48, {"name": "convnet-small", "width": 4}),
+    "loki": _under({"name": "loki", "units": 64, "spread": 0.15}, 48, {"name": "convnet-small", "width": 4}).but(
+        federation={"clients": 4, "batch_size": 12}, threat={"sees": "sum"}
+    ),
+    "trap-weights": _under("trap-weights", 16, {"name": "mlp", "width": 400}, data="photos"),
+    "fishing": _under("fishing", 12, {"name": "convnet-small", "width": 8}),
+    "decepticons": _under("decepticons", 4, {"name": "encoder", "width": 64}, data="notes"),
+    "peftleak": _under("peftleak", 1, {"name": "vit-adapters", "width": 64}),
+    "geminio": _under(
+        "geminio",
+        120,
+        {"name": "mlp", "width": 32},
+        "invg",
+        data={"split": "test"},
+        threat={**_MANY, "public_examples": 600},
+    ),
+    "seer": _under("seer", 8, {"name": "mlp", "width": 64}, data={"split": "test"}, threat=_MANY),
+}
 
 
 def examples(recording: Recording) -> tuple[Tensor, Tensor]:
@@ -29,8 +53,8 @@ def examples(recording: Recording) -> tuple[Tensor, Tensor]:
     return torch.cat(list(inputs)), torch.cat(list(labels))
 
 
-def own_gradients(recording: Recording) -> Tensor:
-    """Return (n, numbers) each example's gradient of the model that was sent: the definition."""
+def each_gradient(recording: Recording) -> list[dict[str, Tensor]]:
+    """Return each example's gradient of the model that was sent: the definition."""
     transcript = recording.transcript
     module = transcript.module.eval()
     names = [name for name, _ in module.named_parameters()]
@@ -39,8 +63,13 @@ def own_gradients(recording: Recording) -> Tensor:
     found = []
     for x, y in zip(transcript.task_info.normalise(inputs), labels, strict=True):
         value = transcript.loss(functional_call(module, state, (x[None],)), y[None])
-        found.append(torch.cat([g.flatten() for g in torch.autograd.grad(value, [state[n] for n in names])]))
-    return torch.stack(found).double()
+        found.append(dict(zip(names, torch.autograd.grad(value, [state[n] for n in names]), strict=True)))
+    return found
+
+
+def own_gradients(recording: Recording) -> Tensor:
+    """Return (n, numbers) the same as a matrix."""
+    return torch.stack([torch.cat([g.flatten() for g in own.values()]) for own in each_gradient(recording)]).double()
 
 
 def best_psnr(true: Tensor, found: Tensor) -> Tensor:

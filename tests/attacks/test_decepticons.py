@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from fedaudit.attacks import SequenceFinding, make_attack
 from fedaudit.models.transformer import Transformer
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.transcript.observation import Observation
-from fedaudit.utils.errors import BadInput, NotApplicable
-from tests.attacks.server_cases import examples, played, seen_in
+from tests.attacks.server_cases import SERVERS, examples
+from tests.build import recorded, seen_in
 
-
-def scenario(data: str = "notes", model: str = "encoder", server: str | None = "decepticons", **rest: Any) -> Scenario:
-    spec = {"name": "f", "clients": 1, "examples": 4, "batch_size": 4, **rest.pop("federation", {})}
-    return scenario_from(
-        {
-            "data": {"name": data},
-            "model": {"name": model, "width": 64},
-            "federations": [{**spec, "server": server}],
-            "threat": {"adversary": "malicious-server", **rest.pop("threat", {})},
-            "attacks": ["decepticons"],
-            **rest,
-        }
-    )
+scenario = SERVERS["decepticons"]
 
 
 def recovered(made: Scenario) -> tuple[Observation, Tensor, SequenceFinding]:
-    recording = played(made)
+    recording = recorded(made)
     (seen,) = seen_in(made, recording)
     found = make_attack("decepticons")(seen)
     assert isinstance(found, SequenceFinding)
@@ -50,7 +35,7 @@ def recovered(made: Scenario) -> tuple[Observation, Tensor, SequenceFinding]:
     ],
 )
 def test_every_token_that_is_named_stands_at_its_place_in_a_sequence_of_its_own(data, model, rest):
-    seen, true, found = recovered(scenario(data, model, **rest))
+    seen, true, found = recovered(scenario(data=data, model={"name": model, "width": 64}, **rest))
     assert seen.task_info.tokens is not None
     padding = seen.task_info.tokens.padding or 0
     assert len(found.sequences) == len(true)
@@ -68,7 +53,7 @@ def test_every_token_that_is_named_stands_at_its_place_in_a_sequence_of_its_own(
 def test_bins_are_quantiles_and_tokens_alone_in_one_are_those_that_are_named():
     """The oracle: what the layer really gets, by a hook, and how many of these lie between two biases."""
     made = scenario()
-    recording = played(made)
+    recording = recorded(made)
     weights, model, info = (
         recording.transcript.rounds[0].weights,
         recording.transcript.module,
@@ -104,28 +89,3 @@ def test_bins_are_quantiles_and_tokens_alone_in_one_are_those_that_are_named():
     named = {(int(w), p) for row in found.sequences for p, w in enumerate(row) if w != (info.tokens.padding or 0)}
     expected = {(int(w), int(p)) for w, p in zip(tokens[alone], places[alone], strict=True)}
     assert len(named ^ expected) <= 0.05 * len(expected)  # one whose value is next to an edge may be in both bins
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"model": "decoder"}, "last one alone"),
-        ({"data": "notes-causal", "model": "decoder-lora"}, "all of which is trained"),
-        ({"federation": {"algorithm": "fedavg", "local_steps": 1}}, "fedsgd"),
-    ],
-)
-def test_what_can_not_be_is_refused(changes, says):
-    with pytest.raises(BadInput, match=says):
-        resolve(scenario(**changes))
-
-
-def test_an_honest_server_is_refused():
-    made = scenario(server=None, threat={"adversary": "server"})
-    (seen,) = seen_in(made, played(made))
-    with pytest.raises(NotApplicable, match="without bins"):
-        make_attack("decepticons")(seen)
-
-
-def test_it_is_chosen_where_the_server_plays_it():
-    made = resolve(scenario_from({**scenario().model_dump(), "attacks": None}))
-    assert "decepticons" in [attack.name for attack in made.scenario.attacks]

@@ -15,24 +15,21 @@ from fedaudit.attacks.inversion import epochs
 from fedaudit.attacks.inversion.epochs import chain, match
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
-from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
+from tests.build import Scenarios
 
 EPOCHS = {"name": "f", "clients": 1, "examples": 3, "batch_size": 1, "rounds": 6, "learning_rate": 1e-3}
 
 
+_SHORT = Scenarios(model={"name": "lenet", "initialisation": "uniform"}, evaluation={"controls": False})
+
+
 def scenario(federation: dict[str, Any], **attack: Any) -> Scenario:
-    values = {
-        "data": {"name": "digits"},
-        "model": {"name": "lenet", "initialisation": "uniform"},
-        "federations": [federation],
-        "attacks": [{"name": "agic-epochs", "iterations": 60, "pre_iterations": 60, **attack}],
-        "evaluation": {"controls": False},
-    }
-    return scenario_from(values)
+    return _SHORT(federation, attacks=[{"name": "agic-epochs", "iterations": 60, "pre_iterations": 60, **attack}])
 
 
 def seen(federation: dict[str, Any]) -> tuple[Observation, Recording]:

@@ -154,9 +154,9 @@ def test_what_it_refuses() -> None:
         with pytest.raises(NotApplicable, match=match) as caught:
             make_attack("exact-linear").check(seen(make(build), images, labels))
         assert "\n" not in str(caught.value)
-    with pytest.raises(NotApplicable, match="fewer patches than the embedding has channels"):
+    with pytest.raises(NotApplicable, match="fewer patches"):
         make_attack("exact-linear").check(seen(make(lambda: Attentive(8)), images[:1], labels[:1]))
-    with pytest.raises(NotApplicable, match="fewer examples in a batch than classes"):
+    with pytest.raises(NotApplicable, match="fewer examples in a batch"):
         make_attack("exact-linear").check(seen(make(one_layer), *images_of(0, 5)))
 
 
@@ -191,7 +191,7 @@ def test_one_step_of_local_training_is_the_same_form_and_two_are_refused() -> No
     assert bool(found.certified[0])
     assert float(errors(found, images).max()) < 1e-10
     twice = TrainingConfig(0.05, 2, (1, 1), data_size=1)
-    with pytest.raises(NotApplicable, match="one known local step before an attention"):
+    with pytest.raises(NotApplicable, match="one known local step"):
         make_attack("exact-linear").check(seen(make(Plain), images, labels, twice))
 
 

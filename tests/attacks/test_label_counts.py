@@ -16,10 +16,11 @@ from fedaudit.attacks.labels.inference import LABEL_INFERENCES, Evidence, infer_
 from fedaudit.evaluation.labels import class_accuracies
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
-from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.transcript.observation import observe
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
+from tests.build import Scenarios
 
 CLASSES, FEATURES = 10, 40
 SKEWED = {"scheme": "dirichlet", "alpha": 0.5}
@@ -144,13 +145,13 @@ def test_what_cannot_be_counted_is_refused():
     probe = torch.full((4, 3), 1 / 3), torch.zeros(4, 5)
     bare = Evidence(rows, None, lambda: probe)
     for method in ("ilrg", "ilrg-pooled"):
-        with pytest.raises(NotApplicable, match="needs the last layer's bias"):
+        with pytest.raises(NotApplicable, match="last layer's bias"):
             infer_labels(method, bare, 4)
     with pytest.raises(NotApplicable, match="which is zero here"):
         infer_labels("llg-star", bare, 4)
     with pytest.raises(NotApplicable, match="public examples"):
         infer_labels("llg-plus", bare, 4)
-    with pytest.raises(NotApplicable, match="no class with a negative gradient"):
+    with pytest.raises(NotApplicable, match="negative gradient"):
         infer_labels("llg", Evidence(rows.abs(), None, lambda: probe), 4)
     signs = Evidence(rows, rows[:, 0], lambda: probe, signs=True, weight=rows, offset=rows[:, 0])
     for method in COUNTED:
@@ -181,25 +182,10 @@ def test_shares_of_classes_count_absent_ones(inferred, true, expected):
 
 
 def scenario(method: str, **changes: Any) -> Scenario:
-    values: dict[str, Any] = {
-        "data": {"name": "digits"},
-        "model": {"name": "mlp", "batch_norm": "eval"},
-        "federations": [
-            {"name": "s", "clients": 3, "examples": 300, "batch_size": 64, "partition": SKEWED, "learning_rate": 1e-3},
-            {
-                "name": "f",
-                "algorithm": "fedavg",
-                "clients": 3,
-                "examples": 300,
-                "partition": SKEWED,
-                "batch_size": 16,
-                "local_steps": 4,
-                "learning_rate": 1e-3,
-            },
-        ],
-        "attacks": [{"name": "labels", "method": method}],
-    }
-    return scenario_from({**values, **changes})
+    sgd = {"name": "s", "clients": 3, "examples": 300, "batch_size": 64, "partition": SKEWED, "learning_rate": 1e-3}
+    avg = {**sgd, "name": "f", "algorithm": "fedavg", "batch_size": 16, "local_steps": 4}
+    model = {"name": "mlp", "batch_norm": "eval"}
+    return Scenarios(model=model, federations=[sgd, avg], attacks=[{"name": "labels", "method": method}])(**changes)
 
 
 @pytest.mark.parametrize(("method", "least"), [("ilrg", 0.85), ("ilrg-pooled", 0.92), ("llg-star", 0.85)])

@@ -121,7 +121,7 @@ def test_no_label_sets_are_claimed_where_the_counts_do_not_fit():
         true = truth.labels[0, seen.messages[0].client]
         assert off_whole(run.counts) > 0.05
         assert run.method == "counts"
-        assert "which of them occur together isn't told" in run.notes[0]
+        assert "occur together" in run.notes[0]
         assert run.labels.sum(dim=0).equal(run.counts.round().float())
         assert rows(run.labels) != rows(true)
 
@@ -159,7 +159,7 @@ def test_other_tasks_losses_and_methods_are_refused():
     seen = observe(transcript, ThreatModel()).split()[0]
     with pytest.raises(NotApplicable, match="not from one of your own"):
         make_attack("labels")(seen)
-    with pytest.raises(NotApplicable, match="one class an example; set method: auto"):
+    with pytest.raises(NotApplicable, match="method: auto"):
         make_attack("labels", {"method": "yin"})(seen)
 
 
@@ -269,7 +269,7 @@ def test_the_control_of_label_sets_has_the_same_batch_and_noise():
     result = run_audit(made, dataset=photographs(), model=network()).result
     (summary,), (control,) = result.summaries, result.controls
     assert summary.verdict == "not demonstrated"
-    assert "updates made under the same conditions, but without the defence" in control.case
+    assert "without the defence" in control.case
     assert control.won
     assert control.without_defence
     assert "average precision is" in summary.headline

@@ -17,12 +17,13 @@ from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
-from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.local_training import gradient, train, trainable
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import observe
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
+from tests.build import Scenarios
 
 SHAPE = (3, 12, 12)
 
@@ -192,13 +193,9 @@ FEDAVG = {"name": "f", "algorithm": "fedavg", "clients": 2, "examples": 40, "loc
 
 
 def scenario(method: str = "auto", **changes: Any) -> Scenario:
-    values = {
-        "data": {"name": "digits"},
-        "model": {"name": "convnet-small"},
-        "federations": [{"name": "s", "clients": 2, "examples": 40, "batch_size": 16}, FEDAVG],
-        "attacks": [{"name": "labels", "method": method}],
-    }
-    return scenario_from({**values, **changes})
+    sgd = {"name": "s", "clients": 2, "examples": 40, "batch_size": 16}
+    made = Scenarios(model="convnet-small", federations=[sgd, FEDAVG], attacks=[{"name": "labels", "method": method}])
+    return made(**changes)
 
 
 def test_the_attack_finds_the_labels_of_gradients_and_fedavg_updates():

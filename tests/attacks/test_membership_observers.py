@@ -14,7 +14,8 @@ from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
-from tests.attacks.membership_cases import PUBLIC, recorded, run_attack, scenario
+from tests.attacks.membership_cases import PUBLIC, run_attack, scenario
+from tests.build import sent
 
 WHO: dict[str, dict[str, Any]] = {"updates": {}, "sum": {"sees": "sum"}, "client": {"adversary": "client"}}
 ONE_MODEL = ["loss-threshold", "gradient-norm", "shadow-models", "lira", "rmia"]  # whoever has one can run these
@@ -27,7 +28,7 @@ def seen_by(who: str) -> tuple[Observation, Transcript]:
         seen, transcript = seen_by("client")
         return dataclasses.replace(seen, weights=seen.weights[-1:]), transcript
     made = scenario({**PUBLIC, **WHO[who]})
-    transcript, _ = recorded(made)
+    transcript, _ = sent(made)
     return observe(transcript, made.threat), transcript
 
 

@@ -119,7 +119,7 @@ def test_an_attribute_of_images_with_masks_is_told_from_features_or_refused() ->
     seen, truth = seen_of("segmentation", threat, marked(examples("segmentation", 400)))
     found: Any = make_attack("attribute-features")(seen)
     assert float((found.values == truth.values).double().mean()) > 0.6
-    with pytest.raises(NotApplicable, match="isn't one of the model's inputs"):
+    with pytest.raises(NotApplicable, match="model's inputs"):
         make_attack("attribute-loss")(seen)
     nets = nn.Conv2d(1, 3, 3, padding=1)
     with pytest.raises(NotApplicable, match="no fully connected layer"):
@@ -176,7 +176,7 @@ def test_a_property_that_the_labels_tell_is_no_leak_of_the_updates(task: str) ->
     by_labels = PropertyFinding(clients=torch.tensor(names), scores=torch.stack(rows).double() + noise)
     result = evaluate(by_labels, seen, truth, seed=0).result
     assert not result.leak
-    assert "labels alone tell it with an AUC of 1.000" in " ".join(result.notes)
+    assert "AUC of 1.000" in " ".join(result.notes)
     found = make_attack("property-inference", {"updates": 10})(seen, generator=generator(0, "attack"))
     assert np.isfinite(found.scores.numpy()).all()  # type: ignore[attr-defined]
     differ = "1 of 5 labels, which aren't matched," if task == "multi-label" else "targets aren't classes, and"

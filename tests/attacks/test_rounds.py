@@ -140,10 +140,10 @@ def test_sums_leave_the_global_models():
     seen = federation((0,), (0,))
     summed = [dataclasses.replace(m, update=dataclasses.replace(m.update, members=(0, 1, 2))) for m in seen.messages]
     seen = dataclasses.replace(seen, messages=tuple(summed), threat=ThreatModel(records=12, sees="sum"))
-    with pytest.raises(NotApplicable, match="only sums of several are known"):
+    with pytest.raises(NotApplicable, match="sums of several"):
         make_attack("fedmia").check(seen)
     assert run_attack("loss-series", seen).scores.isfinite().all()
-    with pytest.raises(NotApplicable, match="only sums of several clients' updates are known"):
+    with pytest.raises(NotApplicable, match="sums of several"):
         make_attack("loss-series", {"model": "client"}).check(seen)
 
 
@@ -151,14 +151,14 @@ def test_a_client_has_the_global_models():
     client = dataclasses.replace(federation((0, 1, 2), (0, 1, 2)), messages=())
     assert run_attack("loss-series", client).scores.isfinite().all()
     for name, settings in (("fedmia", {}), ("loss-series", {"model": "client"})):
-        with pytest.raises(NotApplicable, match="the adversary sees no update"):
+        with pytest.raises(NotApplicable, match="sees no update"):
             make_attack(name, settings).check(client)
 
 
 def test_what_is_too_little_is_said():
-    with pytest.raises(NotApplicable, match="no round has the updates of three"):
+    with pytest.raises(NotApplicable, match="updates of three"):
         make_attack("fedmia").check(federation((0, 1), (1, 2)))
-    with pytest.raises(NotApplicable, match="the global model is known of one only"):
+    with pytest.raises(NotApplicable, match="of one only"):
         make_attack("loss-series").check(federation((0, 1, 2)))
     with pytest.raises(NotApplicable, match=r"set threat\.records"):
         make_attack("fedmia").check(dataclasses.replace(federation((0, 1, 2)), records=None))
@@ -168,9 +168,9 @@ def test_what_is_too_little_is_said():
     )
     seen = dataclasses.replace(seen, messages=gradients, update_kind="gradient")
     assert run_attack("fedmia", seen).scores.isfinite().all()
-    with pytest.raises(NotApplicable, match="use statistic: gradient, or a federation of fedavg"):
+    with pytest.raises(NotApplicable, match="statistic: gradient"):
         make_attack("fedmia", {"statistic": "loss"}).check(seen)
-    with pytest.raises(NotApplicable, match="use model: global, or a federation of fedavg"):
+    with pytest.raises(NotApplicable, match="model: global"):
         make_attack("loss-series", {"model": "client"}).check(seen.split("client")[0])
 
 

@@ -20,41 +20,34 @@ from fedaudit.attacks import ATTACKS, Finding, SourceFinding, make_attack
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.source import expected, permutation_test
 from fedaudit.pipeline.control_cases import each_by_heart
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import record, run_audit
-from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.pipeline.run import run_audit
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
-from fedaudit.transcript.observation import Message, Observation, observe
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.queries import NOBODY, UNUSED, QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
+from tests import build
+from tests.build import Scenarios
 
 _LEVEL = 0.01
 
 
+_SOURCES = Scenarios(
+    data={"split": "train"},
+    model="logistic",
+    federation={"algorithm": "fedavg", "clients": 3, "rounds": 2, "examples": 60, "batch_size": 10, "local_epochs": 5,
+                "learning_rate": 0.1},
+    attacks="source-inference",
+)  # fmt: skip
+
+
 def scenario(seed: int = 0, defences: Any = None, records: int = 60, **federation: Any) -> Scenario:
-    spec = {"name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 2, "examples": 60, "batch_size": 10,
-            "local_epochs": 5, "learning_rate": 0.1, **federation}  # fmt: skip
-    return scenario_from(
-        {
-            "seed": seed,
-            "data": {"name": "digits", "split": "train"},
-            "model": {"name": "logistic"},
-            "federations": [spec],
-            "defences": defences or {},
-            "threat": {"records": records},
-            "attacks": ["source-inference"],
-        }
-    )
-
-
-def recorded(made: Scenario) -> tuple[Observation, Truth]:
-    (only,) = record(resolve(made))
-    return observe(only.transcript, made.threat), only.truth
+    return _SOURCES(federation, seed=seed, defences=defences or {}, threat={"records": records})
 
 
 def run_attack(seen: Observation, **settings: Any) -> SourceFinding:
@@ -68,7 +61,7 @@ def result(found: Finding, seen: Observation, truth: Truth) -> Any:
 
 
 def p_value(made: Scenario) -> float:
-    seen, truth = recorded(made)
+    seen, truth = build.seen(made)
     return float(result(run_attack(seen), seen, truth).p_value)
 
 
@@ -222,7 +215,7 @@ def test_the_permutation_test_is_scipy_s(seed):
 
 @cache
 def small() -> tuple[Observation, Truth]:
-    return recorded(scenario(records=2, rounds=1))
+    return build.seen(scenario(records=2, rounds=1))
 
 
 def planted(right: float, seed: int = 0, sizes: tuple[int, ...] = (20, 20, 20)) -> tuple[Any, Observation, Truth]:
@@ -265,7 +258,7 @@ def with_classes(right: float, seed: int = 0) -> Any:
 def test_what_classes_tell_of_records_is_no_leak_of_these():
     told = [with_classes(0.0, seed) for seed in range(2)]
     assert not any(f.leak for f in told)
-    assert all("owners dealt anew among all records" in f.notes[-1] for f in told)
+    assert all("dealt anew among all" in f.notes[-1] for f in told)
     assert {FINDING_TYPES["source"].verdict([f]).verdict for f in told} == {"inconclusive"}
     assert with_classes(0.9).leak
 
@@ -381,7 +374,7 @@ def test_the_control_is_clients_that_learnt_their_own_by_heart():
     frozen = scenario(learning_rate=1e-9, local_epochs=1, records=100)
     (control,) = run_audit(frozen).result.controls
     assert control.won
-    assert "each on its own members by heart" in control.case
+    assert "by heart" in control.case
     seen = fedaudit.simulate(frozen, progress=False)
     case = each_by_heart(seen)
     assert case is not None

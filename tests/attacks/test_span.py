@@ -13,41 +13,28 @@ from torch import nn
 from fedaudit.attacks import MembershipFinding
 from fedaudit.evaluation import evaluate
 from fedaudit.models import initialise
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import record
-from fedaudit.scenario.scenario import scenario_from
 from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.observation import Message, Observation, observe
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.queries import NOBODY, QuerySet
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
+from tests import build
 from tests.attacks.membership_cases import run_attack
+from tests.build import Scenarios
 
 STEPS = {"algorithm": "fedavg", "local_steps": 5, "learning_rate": 0.01}
 
 
-def recorded(
-    model: dict[str, Any] | None = None, own: nn.Module | None = None, batch: int = 8, **values: Any
-) -> tuple[Observation, Truth]:
+_TWO = Scenarios(data={"split": "train"}, model={"name": "mlp", "width": 32}, federation={"clients": 2}, attacks="span")
+
+
+def recorded(own: nn.Module | None = None, batch: int = 8, **values: Any) -> tuple[Observation, Truth]:
     """Return what a server sees of two clients who send one update each, and whose the records are."""
-    federation = {"name": "f", "clients": 2, "batch_size": batch, "examples": 2 * batch, **values.pop("federation", {})}
-    made = scenario_from(
-        {
-            "data": {"name": "digits", "split": "train"},
-            "model": model or {"name": "mlp", "width": 32},
-            "federations": [federation],
-            "threat": {"records": 4 * batch, **values.pop("threat", {})},
-            "attacks": ["span"],
-            **values,
-        }
-    )
-    (only,) = record(resolve(made, model=own))
-    transcript: Transcript = only.transcript
-    return observe(transcript, made.threat), only.truth
+    two = _TWO.but(federation={"batch_size": batch, "examples": 2 * batch}, threat={"records": 4 * batch})
+    return build.seen(two(**values), model=own)
 
 
 def judged(seen: Observation, truth: Truth, **settings: Any) -> tuple[MembershipFinding, float]:
@@ -57,7 +44,7 @@ def judged(seen: Observation, truth: Truth, **settings: Any) -> tuple[Membership
     )
 
 
-NOTES = {"data": {"name": "notes"}}
+NOTES = {"data": {"name": "notes", "split": "train"}}
 EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "linear": ({"name": "logistic"}, {}),
     "network": ({"name": "mlp", "width": 32}, {}),
@@ -72,7 +59,7 @@ EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c == "patches" else c for c in EXACT])
 def test_a_batch_smaller_than_a_layer_gives_its_members_away_and_nobody_else(case):
     model, values = EXACT[case]
-    found, area = judged(*(made := recorded(model, **values)))
+    found, area = judged(*(made := recorded(model=model, **values)))
     member = made[1].owners != NOBODY
     assert area == 1
     assert "exact in none" not in found.notes[0]
@@ -95,7 +82,7 @@ class Masked(nn.Module):
 @pytest.mark.parametrize(("between", "least"), [(nn.Dropout(0.3), 1.0), (nn.BatchNorm1d(32), 0.9)])
 def test_layers_behind_masks_and_batch_statistics_are_left_out(between, least):
     own = {"name": "custom", "initialisation": "given", "batch_norm": "train"}
-    seen, truth = recorded(own, Masked(between))
+    seen, truth = recorded(Masked(between), model=own)
     found, area = judged(seen, truth)
     assert area >= least  # what comes back through BatchNorm sums to zero over a batch: one direction is missing
     assert not bool((found.members & (truth.owners == NOBODY)).any())
@@ -179,7 +166,7 @@ def test_noise_blurs_spans_until_nothing_rises_above_it(network):
 @pytest.mark.parametrize("steps", [2, 5])
 def test_deeper_layers_after_local_steps_are_asked_at_the_steps_mean_weights(steps):
     federation = {**STEPS, "local_steps": steps, "learning_rate": 0.02}
-    seen, truth = recorded({"name": "convnet-small", "width": 4}, batch=4, federation=federation)
+    seen, truth = recorded(batch=4, model={"name": "convnet-small", "width": 4}, federation=federation)
     found, area = judged(seen, truth)
     assert area > 0.95
     assert "exact in none" in found.notes[0]

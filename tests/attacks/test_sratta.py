@@ -12,41 +12,32 @@ from sklearn.metrics import adjusted_rand_score
 from fedaudit import audit
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.evaluation import evaluate
-from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.utils.errors import NotApplicable
-from tests.attacks.server_cases import played
+from tests.build import Scenarios, recorded
 
-FEDERATION: dict[str, Any] = {
-    "name": "f",
-    "algorithm": "fedavg",
-    "clients": 3,
-    "rounds": 8,
-    "examples": 18,
-    "batch_size": 3,
-    "local_steps": 4,
-    "learning_rate": 0.5,
-}
 LEVELS = 16  # of the digits
 
 
-def scenario(model: str = "mlp", sees: str = "sum", data: str = "digits", **changes: Any) -> Scenario:
-    width = {"width": 1000} if model == "mlp" else {}
-    return scenario_from(
-        {
-            "data": {"name": data, "split": "train"},
-            "model": {"name": model, **width},
-            "federations": [{**FEDERATION, **changes}],
-            "threat": {"sees": sees},
-            "attacks": [{"name": "sratta", "levels": LEVELS}],
-        }
-    )
+_SUMS = Scenarios(
+    data={"split": "train"},
+    model={"name": "mlp", "width": 1000},
+    federation={"algorithm": "fedavg", "clients": 3, "rounds": 8, "examples": 18, "batch_size": 3, "local_steps": 4,
+                "learning_rate": 0.5},
+    threat={"sees": "sum"},
+    attacks=[{"name": "sratta", "levels": LEVELS}],
+)  # fmt: skip
+
+
+def scenario(sees: str = "sum", model: str = "mlp", **federation: Any) -> Scenario:
+    return _SUMS(federation, model=model, threat={"sees": sees})
 
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    return played(scenario())
+    return recorded(scenario())
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +88,7 @@ def test_each_example_of_a_sum_is_its_clients(recording):
         inputs = truth.inputs[key]
         assert members.unique().tolist() == [0, 1, 2]
         assert len(members) == len(inputs)
-    alone = played(scenario(sees="updates")).truth
+    alone = recorded(scenario(sees="updates")).truth
     for (index, _), members in truth.members.items():
         for client in range(3):
             own = truth.inputs[index, 0][members == client]
@@ -131,7 +122,7 @@ def test_groups_at_random_are_luck(recording, seen, found):
 
 def test_one_example_a_client_and_one_step_joins_nobody():
     made = scenario(examples=3, batch_size=1, local_steps=1, rounds=2)
-    one = played(made)
+    one = recorded(made)
     finding = make_attack("sratta", {"levels": LEVELS})(observe(one.transcript, made.threat))
     assert isinstance(finding, ImageFinding)
     assert finding.groups is not None
@@ -142,7 +133,7 @@ def test_one_example_a_client_and_one_step_joins_nobody():
 @pytest.mark.parametrize("local_steps", [1, 4])  # of one update, of which half of the examples or each twice is used
 def test_of_a_single_round_every_use_is_asked_for(local_steps):
     made = scenario(rounds=1, local_steps=local_steps)
-    one = played(made)
+    one = recorded(made)
     seen = observe(one.transcript, made.threat)
     finding = make_attack("sratta", {"levels": LEVELS})(seen)
     assert isinstance(finding, ImageFinding)
@@ -156,15 +147,15 @@ def test_of_a_single_round_every_use_is_asked_for(local_steps):
 
 @pytest.mark.parametrize(("model", "says"), [("convnet-small", "fully connected layer"), ("logistic", "no ReLU")])
 def test_what_it_can_not_read_is_refused(model, says):
-    made = scenario(model, rounds=1, learning_rate=0.01)
+    made = scenario(model=model, rounds=1, learning_rate=0.01)
     with pytest.raises(NotApplicable, match=says):
-        make_attack("sratta")(observe(played(made).transcript, made.threat))
+        make_attack("sratta")(observe(recorded(made).transcript, made.threat))
 
 
 def test_nobody_alone_in_any_neuron_is_refused():
     made = scenario(learning_rate=1e-3, rounds=1, examples=400, batch_size=50)
     with pytest.raises(NotApplicable, match="vouched for"):
-        make_attack("sratta", {"levels": LEVELS})(observe(played(made).transcript, made.threat))
+        make_attack("sratta", {"levels": LEVELS})(observe(recorded(made).transcript, made.threat))
 
 
 @pytest.mark.slow

@@ -169,15 +169,13 @@ def test_what_cannot_be_sought_beside_images_is_refused() -> None:
         return (outputs.sigmoid() - targets).square().mean()
 
     own, _ = seen_of("multi-label", loss=squared)
-    with pytest.raises(
-        NotApplicable, match="a user's own, and may not take targets that aren't whole; simulate it with "
-    ):
+    with pytest.raises(NotApplicable, match="targets that aren't whole"):
         make_attack("invg").check(own)
     epochs = {"algorithm": "fedavg", "examples": 4, "batch_size": 2, "local_epochs": 2}
     several, _ = seen_of("regression", epochs)
     with pytest.raises(NotApplicable, match="several epochs"):
         make_attack("invg").check(several)
-    with pytest.raises(NotApplicable, match="idlg looks for images of known labels"):
+    with pytest.raises(NotApplicable, match="known labels"):
         make_attack("idlg").check(seen_of("regression")[0])
 
 

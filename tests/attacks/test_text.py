@@ -34,6 +34,8 @@ from fedaudit.transcript.update import SanitiserInfo
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
 from fedaudit_lab.drawn.notes import LENGTH, tokenise, vocabulary, write_notes
+from tests import build
+from tests.build import Scenarios
 
 GRADIENTS = {"name": "f", "clients": 1, "examples": 4, "batch_size": 4}
 
@@ -41,17 +43,8 @@ GRADIENTS = {"name": "f", "clients": 1, "examples": 4, "batch_size": 4}
 def recorded(
     data: str = "notes-causal", model: str = "decoder", width: int = 96, seed: int = 0, **federation: Any
 ) -> Recording:
-    made = scenario_from(
-        {
-            "seed": seed,
-            "data": {"name": data},
-            "model": {"name": model, "width": width},
-            "federations": [{**GRADIENTS, **federation}],
-            "attacks": ["dager"],
-        }
-    )
-    (only,) = record(resolve(made))
-    return only
+    scenarios = Scenarios(data=data, model={"name": model, "width": width}, federation=GRADIENTS, attacks="dager")
+    return build.recorded(scenarios(federation, seed=seed))
 
 
 def run(name: str, only: Recording, threat: ThreatModel | None = None, **settings: Any) -> Any:

@@ -186,7 +186,7 @@ def test_an_update_of_empty_batches_alone_is_no_training_and_still_private(tmp_p
             F.cross_entropy(net(inputs.float()), targets.long()).backward()
             optimiser.step()
         assert seen is not None
-        with pytest.raises(BadInput, match="every batch that was drawn was empty"):
+        with pytest.raises(BadInput, match="was empty"):
             seen.training()
         recorder.update("a", model.state_dict(), seen, num_examples=2)
     (entry,) = json.loads((tmp_path / "r/round-00000.json").read_text())["messages"]

@@ -182,10 +182,10 @@ def refusal(folder: Path, *of: Any, **options: Any) -> str:
 
 def test_what_is_no_task_is_refused_while_it_is_recorded(tmp_path: Path) -> None:
     maps = refusal(tmp_path / "maps", pixels(1), IMAGES, [IMAGES[:4]], functional.l1_loss)
-    assert "of maps of pixels masks alone can be audited" in maps
+    assert "masks alone" in maps
     sure = -torch.ones(4, 4)
     labels = refusal(tmp_path / "s", linear(4), ROWS, [sure], functional.binary_cross_entropy_with_logits)
-    assert "labels of a multi-label task are 0 or 1, or between, and these are -1 to -1" in labels
+    assert "these are -1 to -1" in labels
     several = (torch.rand(4, 3, 6, 5, generator=DICE) > 0.5).float()
     pixel = refusal(tmp_path / "p", pixels(3), IMAGES, [several], functional.binary_cross_entropy_with_logits)
     assert "isn't recorded" in pixel
@@ -230,4 +230,4 @@ def test_labels_of_a_text_are_no_tokens(tmp_path: Path) -> None:
 
 def test_a_class_for_every_token_is_refused(tmp_path: Path) -> None:
     said = refusal(tmp_path / "r", Tagger(3, each=True), TEXT, [TEXT[:4] % 3], functional.cross_entropy)
-    assert "the model's output is of shape (1, 3, 6)" in said
+    assert "(1, 3, 6)" in said

@@ -58,7 +58,7 @@ def test_a_broadcast_by_mistake_is_named(tmp_path):
     with pytest.warns(UserWarning, match="broadcast"):
         seen = recorded(tmp_path / "r", functional.mse_loss)
     assert any("different shapes, (4, 1) and (4,)" in note for note in seen.notes)
-    with pytest.raises(BadInput, match="a user's own loss; give it"):
+    with pytest.raises(BadInput, match="own loss; give it"):
         fedaudit.attack(tmp_path / "r", ["tableak"], module=net(), progress=False)
 
 
@@ -122,7 +122,7 @@ def test_why_no_example_was_recorded_is_said(tmp_path):
             optimiser.step()
         recorder.update("a", net.state_dict(), seen, num_examples=4)
     recorder.close()
-    with pytest.raises(BadInput, match=r"inputs have the shape \(4, 1, 2, 2, 2, 1\); attacks are on images"):
+    with pytest.raises(BadInput, match=r"\(4, 1, 2, 2, 2, 1\)"):
         fedaudit.attack(tmp_path / "r", ["labels"], module=net, progress=False)
 
 

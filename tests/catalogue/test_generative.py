@@ -196,7 +196,7 @@ def test_impossible_generators_are_refused(shape, latent, width):
 def test_a_victim_among_the_public_examples_is_refused(trained):
     made, only = recorded(trained, data={"name": "digits", "split": "train"})
     attack = make_attack("gias", made.attacks[0].settings())
-    with pytest.raises(BadInput, match=r"2 of the victims' images are among the public examples"):
+    with pytest.raises(BadInput, match=r"among the public examples"):
         check_public_examples([only], [attack])
     with pytest.raises(BadInput, match=r"data\.split=test"):
         run_audit(made)
@@ -241,7 +241,7 @@ def test_a_generator_of_another_training_is_not_written_over(tmp_path, digits, m
     assert file.stat().st_mtime_ns == written
     assert train(again=True).computation != first.computation
     dataclasses.replace(first, computation=None).save(file)  # as files were once
-    with pytest.raises(BadInput, match="an unknown version of fedaudit made"):
+    with pytest.raises(BadInput, match="unknown version"):
         train()
     file.write_bytes(b"something else")
     with pytest.raises(BadInput, match="isn't a generator"):

@@ -4,39 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
 
 import pytest
 import torch
 
 from fedaudit.attacks import ImageFinding, make_attack
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.transcript.observation import observe
-from fedaudit.utils.errors import BadInput, NotApplicable
-from tests.attacks.server_cases import best_psnr, played, seen_in
+from tests.attacks.server_cases import SERVERS, best_psnr
+from tests.build import recorded, seen_in
 from tools.measure.seer_share import Batch, table
 
-SGD: dict[str, Any] = {"algorithm": "fedsgd", "clients": 1, "examples": 8, "batch_size": 8}
-MLP: dict[str, Any] = {"name": "mlp", "width": 64}
-
-
-def scenario(spec: dict[str, Any], model: dict[str, Any] | None = None, public: int = 900, **server: Any) -> Scenario:
-    return scenario_from(
-        {
-            "data": {"name": "digits", "split": "test"},
-            "model": model or MLP,
-            "federations": [{"name": "f", **spec, "server": {"name": "seer", **server}}],
-            "threat": {"adversary": "malicious-server", "knows_public_data": True, "public_examples": public},
-            "attacks": ["seer"],
-        }
-    )
+scenario = SERVERS["seer"]
 
 
 @pytest.mark.slow
 def test_the_image_that_its_decoder_counts_comes_out():
-    made = scenario({**SGD, "clients": 40, "examples": 320})
-    recording = played(made)
+    made = scenario({"clients": 40, "examples": 320})
+    recording = recorded(made)
     alone, psnr, brightest = 0, [], 0
     for seen in seen_in(made, recording):
         found = make_attack("seer")(seen)
@@ -52,19 +36,9 @@ def test_the_image_that_its_decoder_counts_comes_out():
     assert sorted(psnr)[len(psnr) // 2] > 20
 
 
-def test_it_is_honest_until_it_starts_and_sends_the_same_from_then_on():
-    made = scenario({**SGD, "rounds": 3}, public=100, start=1, steps=2)
-    recording = played(made)
-    honest = played(scenario({**SGD, "rounds": 3}, public=100, start=9))
-    first, second, third = (record.weights for record in recording.transcript.rounds)
-    assert all(torch.equal(first[name], t) for name, t in honest.transcript.rounds[0].weights.items())
-    assert not any(torch.equal(second[name], t) for name, t in first.items())
-    assert all(torch.equal(second[name], t) for name, t in third.items())
-
-
 def test_the_decoder_takes_the_sum_of_the_gradients_and_nobody_else_has_it():
-    made = scenario(SGD, public=100, steps=1)
-    recording = played(made)
+    made = scenario({"server": {"name": "seer", "steps": 1}}, threat={"public_examples": 100})
+    recording = recorded(made)
     for adversary in ("server", "eavesdropper", "client"):
         other = made.threat.model_copy(update={"adversary": adversary, "public_examples": None})
         assert not observe(recording.transcript, other).adversary_log
@@ -83,30 +57,6 @@ def test_the_decoder_takes_the_sum_of_the_gradients_and_nobody_else_has_it():
     assert "count 2 of" in found.notes[0]
     assert found.images.shape == (8, 1, 8, 8)
     assert torch.allclose(found.images, pixels.view(1, 1, 8, 8).expand(8, -1, -1, -1), atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("spec", "model", "says"),
-    [
-        ({**SGD, "batch_norm": "train"}, {"name": "convnet-small", "width": 8}, "batch_norm: eval"),
-        (SGD, {"name": "fcn-3-dropout"}, "without BatchNorm and dropout"),
-    ],
-)
-def test_what_can_not_be_is_refused(spec, model, says):
-    with pytest.raises(BadInput, match=says):
-        resolve(scenario(spec, model, steps=1))
-
-
-def test_too_few_public_examples_are_refused():
-    with pytest.raises(BadInput, match="64 public examples"):
-        played(scenario(SGD, public=63))
-
-
-def test_an_update_of_an_honest_server_is_refused():
-    made = scenario(SGD, public=100, start=1)
-    (seen,) = seen_in(made, played(made))
-    with pytest.raises(NotApplicable, match="no decoder"):
-        make_attack("seer")(seen)
 
 
 def test_the_table_of_what_it_reads_goes_by_what_it_counts():

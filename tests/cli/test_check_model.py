@@ -222,7 +222,7 @@ def test_an_audit_says_what_a_client_would_notice(capsys: pytest.CaptureFixture[
     (federation,) = audit.result.federations
     seen = {check.name: check for check in federation.checks}
     assert seen["architecture"].noticed == seen["alike rows"].noticed == 1.0
-    assert "units of its own before the network" in federation.description
+    assert "before the network" in federation.description
     print_summary(audit.result)
     assert "would a client notice? architecture" in capsys.readouterr().out
     page = audit.save(tmp_path / "out").read_text()

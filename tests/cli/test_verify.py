@@ -66,7 +66,7 @@ def test_an_audit_follows_from_its_findings(folder: Path, command: Command) -> N
     before = state(folder)
     outcome = command("verify", folder, "--workers", 1)
     assert outcome.code == 0, outcome
-    assert "values of results.json, its images and its page match" in outcome.out
+    assert "its images and its page match" in outcome.out
     assert state(folder) == before  # nothing is written
 
 
@@ -195,12 +195,12 @@ def test_a_changed_finding_is_refused(folder: Path, command: Command) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\0\0")
     outcome = command("verify", folder)
     assert outcome.code == 2
-    assert "was changed or damaged after it was written" in outcome.err
+    assert "changed or damaged" in outcome.err
 
 
 def test_other_code_is_refused(folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "code_version", lambda: "another")
-    assert "were made by other code than this" in command("verify", folder).err
+    assert "other code" in command("verify", folder).err
 
 
 def a_little(value: Any) -> Any:
@@ -237,7 +237,7 @@ def test_another_processor_s_results_are_compared_within_rounding(folder: Path, 
     outcome = command("verify", folder, "--workers", 1)
     assert outcome.code == 0, outcome
     assert "note: made with torch '1.0', and here it is" in outcome.out
-    assert "another processor's arithmetic: compared within 0.0001 relative" in outcome.out
+    assert "within 0.0001 relative" in outcome.out
     rewritten(better)(folder)
     lines = differing(command("verify", folder, "--workers", 1))
     assert any(line.startswith("summaries[0].psnr.mean: results.json says ") for line in lines)

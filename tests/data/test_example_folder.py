@@ -278,7 +278,7 @@ def test_a_person_is_in_one_split_and_in_one_client_and_never_both_in_and_out(tm
     train, test = persons(data.train.inputs), persons(data.test.inputs)
     assert train.isdisjoint(test)
     assert 4 <= len(test) <= 12
-    assert "of 40 persons, whose examples are shared out and held out together" in data.summary
+    assert "of 40 persons" in data.summary
     for scheme in ("iid", "dirichlet", "classes-per-client")[: 3 if targets == "kind" else 1]:
         federation: dict[str, Any] = {"name": "f", "clients": 3, "partition": {"scheme": scheme}, "examples": 50}
         scenario = {

@@ -116,7 +116,7 @@ def test_types_can_be_declared_and_columns_left_out() -> None:
 def test_what_is_missing_is_a_category_of_texts_and_refused_of_numbers() -> None:
     holes = Series([None, "a", float("nan"), "a", "b", "b", "a", "b", "a", "b"], "object")
     assert from_frame(pandas_like(ward=holes), "out").columns[1].categories == ("?", "a", "b")
-    with pytest.raises(BadInput, match="column 'age' has 1 of 10 numbers that are missing or not finite, the first in"):
+    with pytest.raises(BadInput, match="'age' has 1 of 10 numbers"):
         from_frame(pandas_like(age=Series([None, *AGES[1:]], "float64")), "out")
 
 
@@ -141,7 +141,7 @@ def test_what_a_frame_is_refused_for(changes: dict[str, Series], options: dict[s
 
 def test_too_many_categories_are_refused() -> None:
     frame = {"id": [f"p{i}" for i in range(3000)], "out": ["no", "yes"] * 1500}
-    with pytest.raises(BadInput, match="different values, more than 1,000 categories"):
+    with pytest.raises(BadInput, match="1,000 categories"):
         from_frame(frame, "out", types={"id": "categorical"})
 
 
@@ -151,7 +151,7 @@ def test_declared_columns_of_an_array() -> None:
     made = Dataset.from_tensors(rows, torch.tensor([0, 1, 0, 1, 0, 1]), columns=columns)
     assert set(made.train.inputs[:, :2].flatten().tolist()) == {0.0, 1.0}
     assert made.columns[1].mean == pytest.approx(float(rows[:, 2].mean()), abs=10)
-    with pytest.raises(BadInput, match="each of 0 to 2 must be one's"):
+    with pytest.raises(BadInput, match="0 to 2"):
         Dataset.from_tensors(rows, torch.tensor([0, 1] * 3), columns=columns[:1])
     with pytest.raises(BadInput, match="is one-hot"):
         Dataset.from_tensors(rows * 2, torch.tensor([0, 1] * 3), columns=columns)

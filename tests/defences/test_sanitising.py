@@ -22,7 +22,7 @@ from fedaudit.defences.sanitising import SANITISERS, ClientContext, OwnExamples
 from fedaudit.epsilon.accounting import Account
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
-from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.encoding import decode, encode
 from fedaudit.simulation.history import History
 from fedaudit.simulation.server import Server
@@ -34,6 +34,7 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.registry import make
+from tests.build import Scenarios
 
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.weight": (5, 4), "c.weight": (2, 5), "c.bias": (2,)}
 LAYERS = (("a.weight", "a.bias"), ("b.weight",), ("c.weight", "c.bias"))
@@ -238,18 +239,16 @@ def test_layers_that_too_few_sent_stay_as_they_are():
 # --- in the simulator, on disk, in an audit ------------------------------------------------------------------------
 
 
+_THREE = Scenarios(
+    model={"name": "lenet", "initialisation": "uniform"},
+    federation={"name": "fed", "clients": 3, "examples": 30, "rounds": 2, "batch_size": 4, "learning_rate": 0.05},
+    threat={"knows_labels": True},
+    attacks=[{"name": "invg", "iterations": 3}],
+)
+
+
 def scenario(sanitiser: Any, federation: dict[str, Any] | None = None, **rest: Any) -> Scenario:
-    spec = {"name": "fed", "clients": 3, "examples": 30, "rounds": 2, "batch_size": 4, "learning_rate": 0.05}
-    values = {
-        "data": {"name": "digits"},
-        "model": {"name": "lenet", "initialisation": "uniform"},
-        "federations": [{**spec, **(federation or {})}],
-        "defences": {"sanitiser": sanitiser},
-        "threat": {"knows_labels": True},
-        "attacks": [{"name": "invg", "iterations": 3}],
-        **rest,
-    }
-    return scenario_from(values)
+    return _THREE(federation, **{"defences": {"sanitiser": sanitiser}, **rest})
 
 
 def simulated(made: Scenario) -> tuple[Transcript, History]:

@@ -578,7 +578,7 @@ def test_certificates_of_signals_hold_in_any_unit(algorithm: dict[str, Any]) -> 
     signals[::2, 0] = 0
     found = audited((signals, torch.arange(60) % 3), ["exact-linear"], 3, kind="signal", **algorithm)["exact-linear"]
     assert found.verdict == "recovered"
-    assert "3 of 3 certified as exact without the truth, and the truth agrees" in found.verdict_text
+    assert "3 of 3 certified as exact" in found.verdict_text
 
 
 def test_a_constant_channel_of_a_recording_is_scaled_as_the_others_are(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_form_that_others_have_word_for_word_counts_for_nothing() -> None:
 def test_notes_that_several_rounds_show_count_once() -> None:
     true = NOTES.train.inputs[:4]
     found = judgement(SequenceFinding(attack="a", sequences=true), true, NOTES.train.targets[:4], 0, times=3)
-    assert found.text.startswith("4 of 4 sequences came out word for word")
+    assert found.text.startswith("4 of 4 sequences")
     assert found.evidence is not None
     assert found.evidence.n == 4
 

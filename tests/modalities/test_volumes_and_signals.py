@@ -48,7 +48,7 @@ def test_five_axes_are_volumes_and_four_are_where_one_says_so():
 @pytest.mark.parametrize("low", [0.0, -3.7])
 def test_an_ecg_never_becomes_a_picture_silently(shape: tuple[int, ...], low: float):
     inputs = torch.rand(shape) + low
-    with pytest.raises(BadInput, match=r"may be signals \(n, C, T\) or grey images; say which, kind='signal'"):
+    with pytest.raises(BadInput, match=r"kind='signal'"):
         taken(inputs)
     data = taken(inputs, kind="signal")
     assert (data.kind, data.input_shape) == ("signal", shape[1:])
@@ -70,9 +70,9 @@ def test_four_axes_out_of_range_name_volumes_and_channels():
 
 def test_a_kind_that_the_data_set_isn_t_of_is_refused():
     data = taken(torch.rand(20, 3, 8, 8))
-    with pytest.raises(BadInput, match="kind='signal', and the data set 'custom' is of the kind 'image'"):
+    with pytest.raises(BadInput, match="is of the kind 'image'"):
         fedaudit.simulate(data=data, kind="signal", progress=False)
-    with pytest.raises(BadInput, match="data set 'digits' holds images, and kind is 'volume'"):
+    with pytest.raises(BadInput, match="kind is 'volume'"):
         load_dataset("digits", kind="volume")
 
 
@@ -117,7 +117,7 @@ def test_floats_are_scaled_by_the_train_split_s_range_and_the_summary_says_so():
     data = Dataset.from_tensors(train, LABELS[:4], test=(test, LABELS[:2]), kind="volume")
     torch.testing.assert_close(data.train.inputs[:, 0] * 700 - 200, train, rtol=1e-5, atol=1e-3)
     assert float(data.test.inputs[0, 0, 0, 0, 0]) == 1.0
-    assert "values -200 to 500, the train split's range, are scaled to [0, 1], 1 voxels of the test" in data.summary
+    assert "values -200 to 500" in data.summary
     plain = torch.rand(20, 2, 3, 3)
     assert torch.equal(all_inputs(taken(plain, kind="volume"))[:, 0], plain)
 
@@ -161,7 +161,7 @@ def test_signals_are_standardised_by_channel_and_have_no_bounds():
     assert [float(end.unique()) for end in info.pixel_range(seen)] == [-torch.inf, torch.inf]
     flat = torch.zeros(20, 1, 30)
     assert taken(flat, kind="signal").std == (1.0,)
-    with pytest.raises(BadInput, match="the signals have values that are not finite"):
+    with pytest.raises(BadInput, match="not finite"):
         taken(torch.full((20, 3, 5), torch.inf), kind="signal")
 
 
@@ -191,12 +191,12 @@ def test_one_broken_voxel_takes_no_contrast_away():
     assert float(data.train.inputs.std()) > 0.9 * float(plain.train.inputs.std())
     assert float(data.train.inputs.max()) == 1
     assert "but for the outermost 0.1% at either end, which lie far off" in data.summary
-    assert "voxels of both splits beyond it clipped" in data.summary
+    assert "clipped" in data.summary
     # in [0, 1] the user's own scale stays; the drawing is stretched, of both in the same way
     given = broken / 30_000
     kept = Dataset.from_tensors(given, torch.arange(12) % 2, kind="volume")
     assert kept.train.inputs[0].equal(given[0])
-    assert "PSNR is of [0, 1] and flatters them" in kept.summary
+    assert "PSNR is of [0, 1]" in kept.summary
     kind = example_kind("volume")
     sheet = kind.draw(given[:1])
     assert float(sheet.min()) < 0.05
@@ -260,13 +260,13 @@ def test_own_arrays_are_a_data_set_of_a_scenario(tmp_path: Path, ending: str):
     np.testing.assert_array_equal(kept[0].numpy(), inputs[16:])
     with pytest.raises(BadInput, match="kind='signal'"):
         load_dataset("arrays", data_dir=tmp_path)
-    with pytest.raises(BadInput, match="image_size=8 given for data set 'arrays'"):
+    with pytest.raises(BadInput, match="image_size=8"):
         load_dataset("arrays", data_dir=tmp_path, kind="signal", image_size=8)
 
 
 def test_a_file_without_labels_is_refused(tmp_path: Path):
     save_file({"inputs": torch.zeros(4, 3)}, tmp_path / "data.safetensors")
-    with pytest.raises(BadInput, match="has no tensor labels, only inputs"):
+    with pytest.raises(BadInput, match="no tensor labels"):
         load_dataset("arrays", data_dir=tmp_path)
     (tmp_path / "data.safetensors").write_bytes(b"nothing")
     with pytest.raises(BadInput, match="cannot read"):

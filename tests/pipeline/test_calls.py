@@ -37,7 +37,7 @@ def test_a_model_and_data_suffice_for_a_simulation() -> None:
     """Nobody named the default audit's federations: the first of them it is."""
     assert fedaudit.simulate(model=NET, data=DATA, progress=False).transcript.name == "fedsgd"
     named = {**TWO["federations"][0], "name": "b"}
-    with pytest.raises(fedaudit.BadInput, match="has 2 federations; choose one with federation=…: a, b"):
+    with pytest.raises(fedaudit.BadInput, match="federation=…: a, b"):
         fedaudit.simulate({"federations": [*TWO["federations"], named]}, model=NET, data=DATA, progress=False)
 
 
@@ -120,7 +120,7 @@ def test_the_truth_in_memory_is_known_by_its_transcript(recording: fedaudit.Reco
     evaluated = fedaudit.evaluate(found, recording.truth, controls=False, progress=False).result.findings
     assert [f.metrics for f in evaluated] == [f.metrics for f in expected] != []
     other = fedaudit.simulate(TWO, model=NET, data=DATA, seed=1, out=tmp_path / "t", progress=False)
-    with pytest.raises(fedaudit.BadInput, match="ground truth of another transcript than 'a'"):
+    with pytest.raises(fedaudit.BadInput, match="another transcript than 'a'"):
         fedaudit.evaluate(found, other.truth, progress=False)
 
 
@@ -166,7 +166,7 @@ def test_the_name_of_a_loss_is_no_function(recording: fedaudit.Recording, tmp_pa
         lambda: fedaudit.audit(TWO, model=NET, data=DATA, loss=name, progress=False),
         lambda: fedaudit.attack(tmp_path / "t", "labels", model=NET, loss=name, progress=False),
     ):
-        with pytest.raises(fedaudit.BadInput, match=r"loss is 'mse'; give a function of \(outputs, targets\)"):
+        with pytest.raises(fedaudit.BadInput, match=r"function of \(outputs, targets\)"):
             call()
 
 

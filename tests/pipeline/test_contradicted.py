@@ -89,7 +89,7 @@ def noisy(moved: State) -> State:
 
 def test_clipping_is_told_by_its_norm(tmp_path):
     done = audited(tmp_path / "r", step, clipped)
-    assert "updates are clipped to a norm of 0.01. Known examples aren't sent so" in advice(done)
+    assert "clipped to a norm of 0.01" in advice(done)
     assert done.federations[0].recording.facts == "verified"
 
 
@@ -266,7 +266,7 @@ def test_what_wasnt_understood_of_a_training_contradicts_nothing(tmp_path):
     result = audited(tmp_path, by_transforms)
     recording = result.federations[0].recording
     assert recording.facts == "unverified"
-    assert "wasn't understood, so that it can't be repeated" in recording.facts_text
+    assert "can't be repeated" in recording.facts_text
 
 
 def test_what_was_seen_of_an_update_that_is_reproduced_explains_no_other(tmp_path):
@@ -285,7 +285,7 @@ def test_what_was_seen_of_an_update_that_is_reproduced_explains_no_other(tmp_pat
 
 def test_a_step_of_several_gradients_is_told_as_such(tmp_path):
     said = advice(audited(tmp_path / "r", sharpness_aware))
-    assert "SAM and L-BFGS take more than one gradient a step" in said
+    assert "more than one gradient a step" in said
     assert "noise" not in said
 
 
@@ -302,7 +302,7 @@ def test_a_loss_of_ones_own_is_asked_for_and_repeated_where_it_is_given(tmp_path
     assert "Give the loss: --loss" in advice(audited(tmp_path / "a", lambda model: step(model, focal)))
     given = audited(tmp_path / "b", lambda model: step(model, focal), loss=focal)
     assert given.federations[0].replay_error == 0
-    with pytest.raises(fedaudit.BadInput, match="seen where a loss of torch's is called"):
+    with pytest.raises(fedaudit.BadInput, match="a loss of torch's"):
         audited(tmp_path / "c", lambda model: step(model, gathered), loss=gathered)
 
 

@@ -134,7 +134,7 @@ def test_an_easier_control_shows_that_the_attack_runs_and_no_more(harder, here):
     summary = only(result := unrepeatable(invg(), federation={**STEP, "clients": 1, **harder}))
     assert summary.verdict == "inconclusive"
     assert f"one known example, undefended, one step; here: {here}" in summary.advice[-1]
-    assert "this shows that the attack runs, not that it had a chance here" in summary.advice[-1]
+    assert "not that it had a chance" in summary.advice[-1]
     (control,) = result.controls
     assert control.won
     assert control.images[0].psnr > 20
@@ -268,7 +268,7 @@ def test_an_undefended_federation_is_the_control_for_nothing(ran):
     assert by_name["a-plain"].verdict == "recovered"
     assert by_name["a-noise"].verdict == "not demonstrated"
     assert [(m.federation, m.steps) for m in result.margins] == [("a-noise", [])]  # it is the defence that stops it
-    assert by_name["a-noise"].headline.endswith("although it did from a-plain, which has no defence.")
+    assert "from a-plain" in by_name["a-noise"].headline
     (control,) = result.controls
     assert (control.federation, control.won, control.timing) == ("a-plain", True, None)
     assert sorted(ran) == ["a-noise"] * 2 + ["a-plain"] * 2
@@ -519,7 +519,7 @@ def test_contradicted_facts_make_an_audit_inconclusive(wrong):
     assert record.replay_error is not None
     assert (record.replay_error > 0.05) is bool(wrong)
     assert summary.verdict == "inconclusive"
-    assert any("the recorded training gives other updates" in text for text in summary.advice) is bool(wrong)
+    assert any("gives other updates" in text for text in summary.advice) is bool(wrong)
     assert any("learning rate, momentum" in text for text in summary.advice) is bool(wrong)
 
 

@@ -367,7 +367,7 @@ def test_what_is_done_to_an_update_explains_it(name: str, tmp_path: Path) -> Non
 def test_nothing_explains_a_wrong_fact(name: str, tmp_path: Path) -> None:
     checked, _ = recorded(tmp_path / "r", WRONG[name])
     assert facts_of(checked) == "contradicted", facts_in_words(checked)
-    assert "nothing ordinary that was tried explains it" in facts_in_words(checked)
+    assert "nothing ordinary" in facts_in_words(checked)
 
 
 @pytest.mark.parametrize("name", ["a head at home", "a head at home that is sent"])
@@ -404,7 +404,7 @@ def test_labels_are_granted_to_a_recording_whose_head_stays_at_home(tmp_path: Pa
     asked = [torch.cat([y for _, y in loader(client)]) for client in range(2)]
     assert all(one.labels.equal(y) for one, y in zip(found, asked, strict=True))  # type: ignore[union-attr]
     (tmp_path / "truth").rename(tmp_path / "elsewhere")
-    with pytest.raises(fedaudit.BadInput, match="has them in its ground truth"):
+    with pytest.raises(fedaudit.BadInput, match="ground truth"):
         fedaudit.attack(tmp_path, attacks, threat={"knows_labels": True}, **known)
 
 

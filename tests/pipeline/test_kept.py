@@ -186,7 +186,7 @@ def test_an_attack_that_returns_something_else_is_found_out(tmp_path: Path, monk
 
     other = LocalModelFinding(state={"w": torch.ones(1)}, rounds_used=1)
     monkeypatch.setattr(GradientInversion, "_run", lambda *_: other)
-    with pytest.raises(TypeError, match="invg returned a LocalModelFinding, not a ImageFinding"):
+    with pytest.raises(TypeError, match="LocalModelFinding, not a ImageFinding"):
         audit(tmp_path)
 
 

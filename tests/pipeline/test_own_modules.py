@@ -280,7 +280,7 @@ def test_a_recorder_takes_arrays_in_the_order_of_the_state(tmp_path):
     recorder = fedaudit.Recorder(tmp_path / "r", module=net)
     with recorder.round(arrays):
         recorder.update("a", moved, num_examples=3)
-        with pytest.raises(FedAuditError, match="a list of 1, and the model has 4 tensors"):
+        with pytest.raises(FedAuditError, match="4 tensors"):
             recorder.update("b", moved[:1], num_examples=3)
     recorder.close()
     read = fedaudit.Transcript.load(tmp_path / "r", plain(), task={"input_shape": [1, 6, 6]})

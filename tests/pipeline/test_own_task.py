@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import pickle
@@ -20,6 +19,7 @@ from fedaudit.task import LOSSES, TASKS
 from fedaudit.transcript.transcript import Transcript
 from tests.capture.test_recorded_tasks import recorded
 from tests.pipeline.test_plugins import install, python
+from tests.questions import compared
 
 SOURCE = Path(fedaudit.__file__).parent
 
@@ -181,12 +181,12 @@ def test_targets_that_are_none_of_its_are_refused(targets: Tensor, words: str) -
 def test_a_loss_of_another_task_is_refused() -> None:
     data = Dataset.from_tensors(ROWS, LEVELS, task="ordinal")
     scenario = {"model": {"name": "mlp", "loss": "mse"}, "federations": [{"name": "f", "clients": 1}]}
-    with pytest.raises(BadInput, match="the loss 'mse' doesn't fit targets that are levels; use thresholds"):
+    with pytest.raises(BadInput, match="use thresholds"):
         fedaudit.simulate(scenario, data=data, progress=False)
 
 
 def test_nobody_else_knows_the_name() -> None:
-    with pytest.raises(BadInput, match="unknown task 'ordinal'; known: classification, multi-label"):
+    with pytest.raises(BadInput, match="'ordinal'; known: classification"):
         Dataset.from_tensors(ROWS, LEVELS, task="ordinal")
 
 
@@ -198,10 +198,7 @@ OBJECTS = {name.upper().replace("-", "_") for name in NAMES} | {"NEXT_TOKEN"}
 
 def comparisons(code: str) -> list[int]:
     """Return the lines on which something is compared with a task."""
-    asked = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Compare | ast.MatchValue)]
-    parts = [part for node in asked for part in ast.walk(node)]
-    found = [part.lineno for part in parts if isinstance(part, ast.Constant) and part.value in NAMES]
-    return found + [part.lineno for part in parts if isinstance(part, ast.Name) and part.id in OBJECTS]
+    return compared(code, NAMES, OBJECTS)
 
 
 def test_nothing_outside_of_the_tasks_asks_which_one_it_is() -> None:

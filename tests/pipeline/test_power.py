@@ -180,9 +180,7 @@ def test_not_demonstrated_needs_power_under_these_very_conditions(sometimes: Any
     (control,) = result.controls
     assert control.power is not None
     assert (control.power.n, control.power.value, control.won) == (6, 1.0, True)
-    assert summary.headline.endswith(
-        "of 6 held-out examples in updates made under the same conditions it recovered 6; of the clients' 4, none."
-    )
+    assert "it recovered 6; of the clients' 4, none" in summary.headline
     assert not result.margins
 
 
@@ -300,7 +298,7 @@ def test_what_the_defence_stops_has_no_margin() -> None:
     made = scenario(SINGLE, defences=[{"name": "plain"}, {"name": "noise", "sanitiser": NOISE}])
     result = fedaudit.audit(made, progress=False, fail_below={"margin": 0.5}).result
     assert [(m.federation, m.factor, len(m.steps)) for m in result.margins] == [("f-noise", None, 0)]
-    assert "it is the defence that stops this attack" in result.margins[0].text
+    assert "the defence that stops" in result.margins[0].text
 
 
 def test_a_least_margin_is_verified_as_one(tmp_path: Path) -> None:

@@ -174,11 +174,11 @@ def test_what_are_no_examples_is_said_in_a_line(recorded, records, said):
 def test_what_is_missing_is_said_in_a_line(tmp_path, recorded):
     folder, inputs, labels = recorded
     record(tmp_path / "r", steps=1)
-    with pytest.raises(BadInput, match=r"no examples are known that nobody trained on; give some: records=…"):
+    with pytest.raises(BadInput, match=r"give some: records="):
         attacked(tmp_path / "r", threat={"records": 40})
     (outcome,) = attacked(tmp_path / "r")
     assert "--records FILE" in str(outcome)
-    with pytest.raises(BadInput, match=r"0 can be drawn in pairs of one class"):
+    with pytest.raises(BadInput, match=r"pairs of one class"):
         attacked(tmp_path / "r", records=(inputs[:80], labels[:80]))
     with pytest.raises(BadInput, match=r"set threat\.records=\d+, or give more"):
         attacked(folder, threat={"records": 2000})
@@ -197,7 +197,7 @@ def test_records_that_look_different_are_no_membership(tmp_path, change):
     )  # fmt: skip
     (told,) = finished.result.summaries
     assert told.verdict == "inconclusive"
-    assert "the records alone, without any model, tell members from others" in told.verdict_text
+    assert "the records alone" in told.verdict_text
 
 
 def test_a_column_of_a_recorded_table_is_hidden_and_asked_for(tmp_path):
@@ -306,7 +306,7 @@ def test_what_a_property_lacks_is_said_in_a_line(tmp_path):
             asked(tmp_path / folder, attack, **threat)
     smokers(tmp_path / "one", clients=1)
     (outcome,) = asked(tmp_path / "one", attack)
-    assert "compares clients, and updates of one only are known" in str(outcome)
+    assert "updates of one only" in str(outcome)
     assert "threat.client_property" in str(asked(tmp_path / "r", attack, client_property=None)[0])
 
 

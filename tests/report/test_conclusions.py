@@ -126,7 +126,7 @@ def test_what_is_true_of_images_is_said_of_images_only(tmp_path):
     comparison = Comparison.model_validate({**compared, "difference": interval(0.3), "outcome": "a is better"})
     others = render_report(result.model_copy(update={"comparisons": [comparison]}), tmp_path)
     assert [text for text in OF_IMAGES if text in others] == []
-    assert "Two attacks are compared on the same updates, clients or records, one by one" in others
+    assert "on the same updates, clients or records" in others
 
 
 def test_what_could_not_be_run_is_no_table_of_images(tmp_path, capsys):

@@ -221,7 +221,7 @@ def test_files_are_written_by_their_names_and_an_unknown_format_is_refused(tmp_p
     written = write_outputs(result(tmp_path), tmp_path, ["markdown", "sarif", "junit", "sarif"])
     assert [path.name for path in written] == ["summary.md", "results.sarif", "junit.xml"]
     assert all(path.read_text(encoding="utf-8") for path in written)
-    with pytest.raises(BadInput, match="unknown format 'sarf'; did you mean 'sarif'"):
+    with pytest.raises(BadInput, match="did you mean 'sarif'"):
         write_outputs(result(tmp_path), tmp_path, ["sarf"])
     with pytest.raises(BadInput, match=r"give a list of formats, such as \['sarif'\]"):
         write_outputs(result(tmp_path), tmp_path, "sarif")

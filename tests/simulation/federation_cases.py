@@ -11,13 +11,14 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.registry import SETTINGS, register
+from tests.build import Scenarios
 
 
 @checked_dataclass(kw_only=True, eq=False, config=SETTINGS)  # registered below: workers import it, too
@@ -44,8 +45,7 @@ MLP = {"name": "mlp", "width": 8}
 
 
 def scenario(spec: dict[str, Any], **rest: Any) -> Scenario:
-    values = {"data": {"name": "digits"}, "model": MLP, "attacks": ["invg"], **rest}
-    return scenario_from({**values, "federations": [{"name": "fed", **spec}]})
+    return Scenarios(model=MLP, federation={"name": "fed"}, attacks="invg")(spec, **rest)
 
 
 def run(

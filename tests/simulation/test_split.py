@@ -33,6 +33,7 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import FILE, Truth, check_belongs, save_recording
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import BadInput, NotApplicable
+from tests.build import Scenarios
 
 HIJACKED: dict[str, Any] = {
     "threat": {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 40},
@@ -40,13 +41,16 @@ HIJACKED: dict[str, Any] = {
 }
 
 
+_SPLIT = Scenarios(
+    model={"name": "cafe-cnn", "width": 4},
+    federation={"algorithm": "split", "rounds": 6, "examples": 8, "batch_size": 4, "learning_rate": 0.1},
+    attacks="unsplit",
+)
+
+
 def scenario(cut: int | str | None = "relu1", **parts: Any) -> Scenario:
-    federation: dict[str, Any] = {
-        "name": "f", "algorithm": "split", "rounds": 6, "examples": 8, "batch_size": 4, "learning_rate": 0.1,
-        "vertical": {"cut": cut, **parts.pop("vertical", {})}, **parts.pop("federation", {}),
-    }  # fmt: skip
-    known = {"data": {"name": "digits"}, "model": {"name": "cafe-cnn", "width": 4}, "attacks": ["unsplit"]}
-    return scenario_from({**known, "federations": [federation], **parts})
+    vertical = {"cut": cut, **parts.pop("vertical", {})}
+    return _SPLIT({"vertical": vertical, **parts.pop("federation", {})}, **parts)
 
 
 def played(cut: int | str = "relu1", **parts: Any) -> tuple[Recording, Observation]:

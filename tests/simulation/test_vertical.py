@@ -29,6 +29,7 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import FILE, Truth, check_belongs, save_recording
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
+from tests.build import Scenarios
 
 PARTIES: dict[str, Any] = {
     "name": "f", "algorithm": "vertical", "clients": 2, "rounds": 12, "examples": 8, "batch_size": 4,
@@ -37,10 +38,11 @@ PARTIES: dict[str, Any] = {
 VERTICAL = [name for name in ATTACKS.names() if ATTACKS[name].value.reads is VerticalRecord]
 
 
+_VERTICAL = Scenarios(model={"name": "mlp", "width": 8}, federation=PARTIES, attacks="norm-scoring")
+
+
 def scenario(vertical: dict[str, Any] | None = None, **parts: Any) -> Scenario:
-    known = {"data": {"name": "digits"}, "model": {"name": "mlp", "width": 8}}
-    federation = {**PARTIES, **parts.pop("federation", {}), "vertical": vertical or {}}
-    return scenario_from({**known, "federations": [federation], "attacks": ["norm-scoring"], **parts})
+    return _VERTICAL({**parts.pop("federation", {}), "vertical": vertical or {}}, **parts)
 
 
 def played(vertical: dict[str, Any] | None = None, **parts: Any) -> tuple[Recording, Scenario]:

@@ -103,5 +103,5 @@ def test_a_kept_simulation_of_something_else_is_one_line(tmp_path: Path) -> None
     for state in ({"finished": 1}, {**saved["state"], "rounds": 3}, {**saved["state"], "model": {}}):
         digest = digest_text(fingerprint(state), saved["key"])
         torch.save({**saved, "state": state, "digest": digest}, path)
-        with pytest.raises(BadInput, match="isn't what fedaudit wrote there"):
+        with pytest.raises(BadInput, match="fedaudit wrote"):
             simulate(federation, checkpoint=path)

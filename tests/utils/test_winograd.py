@@ -197,7 +197,7 @@ def test_nothing_is_compiled_at_run_time_and_the_finding_says_that_torch_s_convo
     victim, notes = small_victim(), list[str]()
     engine_agrees(victim, traced(victim, notes))
     (note,) = notes
-    assert note.startswith("engine: torch's own convolutions, which are slower")
+    assert "torch's own convolutions" in note
     assert "not built: fedaudit doctor --build" in note
     assert not fresh_kernels.exists()
     assert native.native_code() == "none"
@@ -218,7 +218,7 @@ def test_what_was_built_for_another_processor_or_version_is_not_loaded(fresh_ker
     ):
         with monkeypatch.context() as patch:
             change(patch)
-            with pytest.raises(native.Unavailable, match="another version or processor: fedaudit doctor --build"):
+            with pytest.raises(native.Unavailable, match="fedaudit doctor --build"):
                 native.kernels()
             assert native.native_code() == "none"
 

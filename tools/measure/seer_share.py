@@ -23,7 +23,8 @@ from PIL import Image
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.utils.machine import one_thread
-from tests.attacks.server_cases import best_psnr, played, seen_in
+from tests.attacks.server_cases import best_psnr
+from tests.build import recorded, seen_in
 
 _SHOWN, _SCALE = 16, 6
 _RANGES = [(-math.inf, ""), (0.5, "up to 0.5"), (0.8, "0.5 to 0.8"), (1.2, "0.8 to 1.2"), (math.inf, "above 1.2")]
@@ -53,7 +54,7 @@ def measure(seed: int) -> list[Batch]:
             "attacks": ["seer"],
         }
     )
-    recording, rows = played(made), []
+    recording, rows = recorded(made), []
     for seen in seen_in(made, recording):
         found = make_attack("seer")(seen)
         assert isinstance(found, ImageFinding)
