@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedaudit.models.trees import Booster, TreeEnsemble, read_booster, write_booster
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.trees import TreeRecord
 from fedaudit.utils.errors import BadInput, CorruptTranscript
-from tests.attacks.tree_cases import boosted, model, noise, stump, transcript
+from fedaudit_trees.model import Booster, TreeEnsemble, read_booster, write_booster
+from fedaudit_trees.record import TreeRecord
 from tests.data.data_cases import one_line
+from tests.trees.tree_cases import boosted, model, noise, stump, transcript
 
 STUMP = stump(0, 0.0, (1.0, 1.5), (-2.0, 1.0))
 
