@@ -23,15 +23,15 @@ audit: $(NATIVE)  ## run the default audit on the embedded photographs; report i
 
 setup: $(NATIVE)  ## make .venv and install fedaudit with everything that tests need
 
-$(READY): pyproject.toml catalogue/pyproject.toml lab/pyproject.toml src/fedaudit/utils/version.py constraints.txt
+$(READY): pyproject.toml catalogue/pyproject.toml lab/pyproject.toml trees/pyproject.toml src/fedaudit/utils/version.py constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./catalogue -e ./lab
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./catalogue -e ./lab -e ./trees
 	@touch $(READY)
 
 setup-locked:  ## make .venv from requirements-dev.txt: only files whose SHA-256 stands there (Linux, torch for CPUs)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./catalogue -e ./lab
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./catalogue -e ./lab -e ./trees
 	@touch $(READY)
 
 # The native code, built again when its source has changed; without a compiler everything works, slower.
@@ -42,8 +42,8 @@ $(NATIVE): $(READY) src/fedaudit/utils/winograd.cpp src/fedaudit/utils/native.py
 test: lint $(NATIVE)  ## lint, types, import rules, and the core of the tests
 	$(call PYTEST,$(BIN)/python) -m 'not slow and not long'
 
-test-core: $(NATIVE)  ## the core of the tests without those of the catalogue and the laboratory
-	$(call PYTEST,$(BIN)/python) -m 'not slow and not long' --ignore tests/catalogue --ignore tests/lab
+test-core: $(NATIVE)  ## the core of the tests without those of our other distributions
+	$(call PYTEST,$(BIN)/python) -m 'not slow and not long' --ignore tests/catalogue --ignore tests/lab --ignore tests/trees
 
 test-slow: $(NATIVE)  ## the tests that take long
 	$(call PYTEST,$(BIN)/python) -rs -m 'slow and not long'
@@ -95,13 +95,13 @@ bench-peers: .venv-peers/.ready  ## all benchmarks in full, beside breaching, Fl
 .venv-peers/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-peers
 	grep -vE '^($(NOT_FOR_PEERS))==' constraints.txt > .venv-peers/constraints.txt
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-peers/constraints.txt -e '.[bench,test]' -e ./catalogue -e ./lab
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-peers/constraints.txt -e '.[bench,test]' -e ./catalogue -e ./lab -e ./trees
 	-.venv-peers/bin/fedaudit doctor --build
 	@touch .venv-peers/.ready
 
 .venv-lowest/.ready: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[test]' -e ./catalogue -e ./lab
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[test]' -e ./catalogue -e ./lab -e ./trees
 	-.venv-lowest/bin/fedaudit doctor --build
 	@touch .venv-lowest/.ready
 

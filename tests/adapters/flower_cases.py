@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -208,4 +209,5 @@ def quickstart(folder: Path, framework: str, datasets: str) -> tuple[Path, dict[
         "class IidPartitioner:\n    def __init__(self, num_partitions):\n        self.num_partitions = num_partitions\n"
     )
     own = Path(__file__).parents[2] / "src"
-    return app, {"PYTHONPATH": f"{folder / 'stub'}:{own}", "OMP_NUM_THREADS": "1"}
+    paths = [str(folder / "stub"), str(own), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return app, {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

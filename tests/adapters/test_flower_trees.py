@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedaudit.capture.boosters import read_boosters
 from fedaudit.data import load_dataset
 from fedaudit.data.dataset import Split
 from fedaudit.pipeline.recordings import check_replay
-from fedaudit.simulation.trees import grow
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.trees import TreeSpec, tree_record
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import Quiet
 from fedaudit.utils.seeds import generator
+from fedaudit_trees.boosters import read_boosters
+from fedaudit_trees.growing import grow
+from fedaudit_trees.record import TreeSpec, tree_record
 from tests.adapters.flower_cases import quickstart, replaced
-from tests.attacks.test_timberstrike import attacked
+from tests.trees.test_timberstrike import attacked
 
 pytestmark = pytest.mark.peers
 pytest.importorskip("flwr", reason="Flower isn't installed: pip install 'PATH_OF_THE_CLONE[flower]'")

@@ -73,7 +73,7 @@ SETTINGS = [
     (
         "unknown algorithm",
         ["federations.sgd.algorithm=fedvg"],
-        "it should be 'fedsgd', 'fedavg', 'fedprox', 'vertical', 'split' or 'trees'",
+        "unknown algorithm 'fedvg'; did you mean 'fedavg'? known: fedsgd, fedavg, fedprox, vertical, split",
     ),
     ("unknown partition", ["federations.sgd.partition.scheme=dirichelt"], "did you mean 'dirichlet'?"),
     ("option of another partition", ["federations.sgd.partition.alpha=1"], "'iid' takes no options; leave 'alpha' out"),

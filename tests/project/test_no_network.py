@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 # What Python has for the network. urllib.parse only quotes; a study tries whether the Ray cluster named is there.
 NETWORK = {"socket", "ssl", "http", "urllib", "requests", "httpx", "aiohttp", "ftplib", "smtplib", "xmlrpc", "asyncio"}
+SOURCES = ("src", "catalogue/src", "lab/src", "trees/src")
 ALLOWED = {("src/fedaudit/report/sarif.py", "urllib.parse"), ("lab/src/fedaudit_lab/studies/backends.py", "socket")}
 
 
@@ -73,7 +74,7 @@ def imports(path: Path) -> set[str]:
 
 
 def test_no_module_of_ours_imports_what_reaches_the_network() -> None:
-    files = sorted(path for folder in ("src", "catalogue/src", "lab/src") for path in (ROOT / folder).rglob("*.py"))
+    files = sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))
     found = {
         (path.relative_to(ROOT).as_posix(), name)
         for path in files

@@ -20,7 +20,7 @@ from fedaudit.utils.distributions import NAMES
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow]
 SOURCE = (
-    *("src", "catalogue", "lab", "docs", "tests", "tools", "examples", "contrib"),
+    *("src", "catalogue", "lab", "trees", "docs", "tests", "tools", "examples", "contrib"),
     *("pyproject.toml", "README.md", "LICENSE", "Makefile"),
 )
 KEPT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -112,7 +112,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
     assert names(wheel) == sources
-    assert not any(name.startswith(("fedaudit_lab", "fedaudit_catalogue")) for name in sources)
+    assert not any(name.startswith(("fedaudit_lab", "fedaudit_catalogue", "fedaudit_trees")) for name in sources)
     for needed in ("py.typed", "scenario/default.yaml", "report/templates/report.html.j2"):
         assert f"fedaudit/{needed}" in sources
     assert any(name.endswith("winograd.cpp") for name in sources)
@@ -146,7 +146,7 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         top = {Path(name).parts[1] for name in archive.getnames()}
-    folders = {"src", "catalogue", "lab", "tests", "tools", "docs", "contrib"}
+    folders = {"src", "catalogue", "lab", "trees", "tests", "tools", "docs", "contrib"}
     assert {*folders, "LICENSE", "pyproject.toml", "README.md"} <= top
     assert not [name for name in top if name.startswith(".venv") or name in {".git", "audit", "bench"}]
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", tmp_path, sdist, where=tmp_path)
@@ -172,6 +172,7 @@ def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
             ["init", "--data", "notes", "-y"],
         ),
         "catalogue": (["rank", "lenet"], ["audit", "--set", "attacks=[r-gap]", "--out", "none"]),
+        "trees": (["audit", "--set", "federations.fedsgd.algorithm=trees", "--out", "none"],),
     }
     for extra, words in ((extra, words) for extra, every in missing.items() for words in every):
         done = subprocess.run([fedaudit, *words], cwd=outside, capture_output=True, text=True, check=False)

@@ -23,16 +23,18 @@ SOURCE = Path(fedaudit.__file__).parent
 KINDS = ["vertical", "trees"]
 # What is a protocol's own, and what is written for it.
 ROOMS = re.compile(
-    r"(simulation/protocols/\w+|(simulation|transcript|models|evaluation)/(vertical|trees)|capture/boost(ers|ing)"
-    r"|attacks/(vertical/\w+|timberstrike|active/fsha))\.py"
+    r"(simulation/protocols/\w+|(simulation|transcript|models|evaluation)/vertical|attacks/(vertical/\w+|active/fsha))\.py"
 )
 MODULES = {
     name: path.read_text()
     for path in sorted(SOURCE.rglob("*.py"))
     if not ROOMS.fullmatch(name := path.relative_to(SOURCE).as_posix())
 }
-# Where a new protocol is named, beside its own rooms: its settings, its file, how that is read, and its attacks.
-NAMED = {"simulation/spec.py", "transcript/files.py", "transcript/transcript.py", "attacks/__init__.py"}
+# The names that objects of before are still found by, which a new protocol hasn't, and what says how to get one.
+NAMED = {
+    *("simulation/spec.py", "transcript/sent.py", "attacks/base.py", "adapters/flower/audit.py"),
+    *("utils/distributions.py", "results/audit.py"),
+}
 
 
 def looks(code: str) -> list[int]:
@@ -56,26 +58,24 @@ def test_nobody_outside_of_the_protocols_asks_which_one_it_is() -> None:
     assert not looks('FederationSpec(algorithm="trees", trees=x)')
 
 
-def test_a_protocol_is_named_in_four_files_beside_its_own() -> None:
-    own = re.compile(r"import .*\b(TreeSpec|TreeEntry|TreeRecord|TimberStrike|Trees)\b|\"trees\"")
-    naming = {name for name, code in MODULES.items() if own.search(code)}
-    # The names that objects of before are still found by, which a new protocol hasn't.
-    assert naming - {"transcript/sent.py", "attacks/base.py"} == NAMED
+def test_a_protocol_of_another_package_is_named_nowhere() -> None:
+    own = re.compile(r"\b(TreeSpec|TreeEntry|TreeRecord|TimberStrike|Trees)\b|[\"']trees[\"']")
+    assert {name for name, code in MODULES.items() if own.search(code)} == NAMED
 
 
 def test_every_protocol_has_settings_records_and_algorithms_of_its_own() -> None:
-    assert set(PROTOCOLS.names()) == set(SENT) == {"horizontal", *KINDS}
+    assert set(PROTOCOLS.names()) == set(SENT.names()) == {"horizontal", *KINDS}
     for entry in PROTOCOLS:
         protocol = entry.value
-        assert protocol.settings.kind == protocol.sent.kind == entry.name
-        for algorithm in protocol.settings.algorithms:
+        assert protocol.sent.specified.kind == protocol.sent.kind == entry.name
+        for algorithm in protocol.sent.specified.algorithms:
             assert protocol_by(algorithm) is protocol
             local = {"local_steps": 1, "proximal_mu": 0.1 * (algorithm == "fedprox")} if algorithm[:4] == "fedp" else {}
             local = {"local_steps": 1} if algorithm == "fedavg" else local
             cut = {"vertical": {"cut": 1}} if algorithm == "split" else {}
             spec = FederationSpec.model_validate({"name": "f", "algorithm": algorithm, **local, **cut})
             assert protocol_of(spec) is protocol
-            assert isinstance(spec.settings, protocol.settings)
+            assert isinstance(spec.settings, protocol.sent.specified)
 
 
 def test_what_attacks_read_is_said_once() -> None:
@@ -84,13 +84,13 @@ def test_what_attacks_read_is_said_once() -> None:
     class Of0(Attack):
         trees_only = True
 
-    assert Of0.reads is SENT["trees"]
+    assert Of0.reads is SENT["trees"].value
 
 
 def test_what_was_sent_is_found_by_its_earlier_names(seen: Observation) -> None:
     assert seen.sent is UPDATES
     assert (seen.vertical, seen.trees) == (None, None)
-    record = object.__new__(SENT["trees"])
+    record = object.__new__(SENT["trees"].value)
     assert replace(seen, sent=record).trees is record
 
 

@@ -28,7 +28,6 @@ from fedaudit.data.medical import read_example
 from fedaudit.guard.rounds import read_site
 from fedaudit.models import checkpoint
 from fedaudit.models.checkpoint import load_checkpoint
-from fedaudit.models.trees import read_booster
 from fedaudit.results import AuditResult
 from fedaudit.transcript.rounds import read_file
 from fedaudit.transcript.truth import Truth
@@ -38,6 +37,7 @@ from fedaudit.utils.image_bytes import decode
 from fedaudit_catalogue.generators import TrainedGenerator
 from fedaudit_lab.studies.store import FILE as STORE
 from fedaudit_lab.studies.store import Store
+from fedaudit_trees.model import read_booster
 from tests.conftest import Command, core, refused
 from tests.data.data_cases import one_line, random_images
 from tests.data.test_formats import idx, png, write_parquet

@@ -50,6 +50,7 @@ PACKAGES = (
     "fedaudit.results",
     "fedaudit.scenario",
     "fedaudit.simulation",
+    "fedaudit.simulation.protocols",
     "fedaudit.task",
     "fedaudit.transcript",
     "fedaudit.utils",

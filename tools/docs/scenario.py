@@ -13,6 +13,7 @@ from fedaudit.models import MODELS
 from fedaudit.models.families import inputs_of
 from fedaudit.scenario.scenario import DataSpec, EvaluationSpec, ModelSpec, Scenario, TrainingSpec
 from fedaudit.simulation.spec import FederationSpec, MaliciousSpec, PartitionSpec
+from fedaudit.transcript.sent import SENT, settings_by_kind
 from fedaudit.transcript.threat import ThreatModel
 from tools.docs.settings import MADE, cell, default_of, head, markdown, row, type_of, written
 
@@ -24,6 +25,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     "federations": FederationSpec,
     "federations.partition": PartitionSpec,
     "federations.malicious": MaliciousSpec,
+    **{f"federations.{name}": kind for name, kind in settings_by_kind().items()},
     "defences": DefencesSpec,
     "threat": ThreatModel,
     "evaluation": EvaluationSpec,
@@ -102,6 +104,7 @@ def _table(path: str, part: type[BaseModel]) -> Iterator[str]:
         if not field.description:
             raise ValueError(f"{part.__name__}.{name} has no description: give its Field one")
         special = {
+            "algorithm": ", ".join(f"`{a}`" for entry in SENT for a in entry.value.specified.algorithms),
             "attacks": "list of names, or `null`",
             "aggregator": "name",
             "sanitiser": "name",

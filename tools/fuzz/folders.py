@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.adapters.nvflare.job import is_job, read_job
-from fedaudit.capture.boosters import read_boosters
 from fedaudit.data import folder_data, load_dataset
 from fedaudit.modalities.packed import Packing
 from fedaudit.models import adapters_names
@@ -26,9 +25,10 @@ from fedaudit.report.ledger import answers, rows
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import FOLDER, load_truth
 from fedaudit.utils import plain_yaml
-from tests.attacks.tree_cases import model as boosted_model
-from tests.attacks.tree_cases import stump
+from fedaudit_trees.boosters import read_boosters
 from tests.transcript.integrity_cases import seal_again
+from tests.trees.tree_cases import model as boosted_model
+from tests.trees.tree_cases import stump
 from tools.fuzz.base import Finding, Target
 from tools.fuzz.strategies import Draw, changed, mutated, odd
 

@@ -30,16 +30,16 @@ from fedaudit.guard.page import page
 from fedaudit.guard.rounds import CheckRecord, SiteRound, read_site
 from fedaudit.models import Generator, GeneratorSpec
 from fedaudit.models.checkpoint import load_checkpoint, read_torch_file, save_checkpoint
-from fedaudit.models.trees import read_booster
 from fedaudit.results import AuditResult
 from fedaudit.utils.image_bytes import decode, dimensions
 from fedaudit_catalogue.generators import TrainedGenerator
 from fedaudit_lab.studies.analysis import analyse
 from fedaudit_lab.studies.spec import expand, study_from
 from fedaudit_lab.studies.store import FILE, Store
-from tests.attacks.tree_cases import model as boosted_model
-from tests.attacks.tree_cases import stump
+from fedaudit_trees.model import read_booster
 from tests.data.medical_cases import dicom, wfdb
+from tests.trees.tree_cases import model as boosted_model
+from tests.trees.tree_cases import stump
 
 PIXELS = np.arange(2 * 3 * 16 * 16, dtype=np.uint8).reshape(2, 16, 16, 3)
 

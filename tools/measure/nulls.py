@@ -56,14 +56,14 @@ from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
-from tests.attacks.tree_cases import boosted
-from tests.attacks.tree_cases import seen as seen_trees
 from tests.evaluation.test_evaluation import seen as image_seen
 from tests.evaluation.test_rows import KINDS, people, scene
 from tests.evaluation.test_sequences import NOTES
 from tests.evaluation.test_sequences import judged as of_text
 from tests.evaluation.test_verdicts import judged as of_labels
 from tests.evaluation.test_verdicts import labels_of, of_attributes, of_members, seen
+from tests.trees.tree_cases import boosted
+from tests.trees.tree_cases import seen as seen_trees
 
 PLAYED: dict[str, dict[str, Any]] = {
     "sratta": {

@@ -33,7 +33,6 @@ from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFindi
 from fedaudit.attacks.records.source import SourceFinding, SourceInference
 from fedaudit.attacks.records.property import PropertyFinding, PropertyInference
 from fedaudit.attacks.epsilon import Epsilon, EpsilonFinding
-from fedaudit.attacks.timberstrike import TimberStrike
 from fedaudit.attacks.vertical.cafe import CAFE
 from fedaudit.attacks.vertical.labels import (
     DirectionScoring,
@@ -148,7 +147,6 @@ __all__ = [
     "Sratta",
     "Stacked",
     "TabLeak",
-    "TimberStrike",
     "TokenFinding",
     "Trace",
     "TrapWeights",

@@ -307,7 +307,7 @@ class Attack(Plugin, ABC):
             raise TypeError(f"{cls.__name__} overrides Attack.__call__, which checks and times; implement _run")
         for earlier, kind in (("vertical", "vertical"), ("trees_only", "trees")):
             if vars(cls).get(earlier):  # as attacks said it before ``reads``
-                cls.reads = SENT[kind]
+                cls.reads = SENT[kind].value
 
     @final
     def __call__(

@@ -1,4 +1,4 @@
-"""``fedaudit convert``: a transcript that an earlier version wrote, or a folder of boosters, in today's format."""
+"""``fedaudit convert``: an earlier version's transcript, or messages as they travelled, in today's format."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def convert(
     new: Annotated[Path, typer.Argument(parser=folder, metavar="NEW", help="New folder.")],
 ) -> None:
     """Convert a transcript of an earlier version, or recorded boosters, with the truth; the old folder stays."""
-    from fedaudit.capture.boosters import convert_boosters
-    from fedaudit.transcript.files import BOOSTERS
+    from fedaudit.simulation.protocols import PROTOCOLS
+    from fedaudit.transcript.files import travelled
     from fedaudit.transcript.older import convert_folder
 
-    for note in convert_boosters(old, new) if (old / BOOSTERS).is_file() else convert_folder(old, new):
+    protocol = travelled(old)
+    for note in PROTOCOLS[protocol].value.convert(old, new) if protocol else convert_folder(old, new):
         print(f"note: {note}")
     print(f"converted: {new}")

@@ -16,7 +16,7 @@ from fedaudit.data.catalogue import (
 )
 from fedaudit.data.dataset import Attribute, Dataset, Split
 from fedaudit.data.example_folder import Examples, folder_data, read_folder
-from fedaudit.data.own import from_frame
+from fedaudit.data.own import from_frame, pairs_of
 
 __all__ = [
     "DATASETS",
@@ -33,6 +33,7 @@ __all__ = [
     "from_frame",
     "how_to_get",
     "load_dataset",
+    "pairs_of",
     "read_folder",
     "reading_once",
 ]

@@ -61,6 +61,9 @@ def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
     Args:
         data: (inputs, targets), a map-style torch Dataset, a DataLoader, whose data set is taken, or a file: .npz or
             .safetensors with ``inputs`` and ``labels``, or .csv of numbers under a line of names, the target last.
+
+    Raises:
+        BadInput: it is none of these, or can't be read.
     """
     if isinstance(data, str | Path):
         return _pairs_in(Path(data))

@@ -4,6 +4,7 @@
 from fedaudit.modalities import image, table, tokens, volume, signal, packed  # noqa: F401, I001
 from fedaudit.modalities.base import EXAMPLE_KINDS, ExampleKind, example_kind, fitting_kind, kind_of, register, save_png
 from fedaudit.modalities.columns import Column
+from fedaudit.modalities.columns import numbers as number_columns
 from fedaudit.modalities.packed import Packing, Part
 from fedaudit.modalities.tokens import NOTHING, TokenInfo
 
@@ -18,6 +19,7 @@ __all__ = [
     "example_kind",
     "fitting_kind",
     "kind_of",
+    "number_columns",
     "register",
     "save_png",
 ]

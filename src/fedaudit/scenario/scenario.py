@@ -13,8 +13,8 @@ from fedaudit.defences.spec import DefencesSpec
 from fedaudit.scenario.yaml import apply_override as apply_override
 from fedaudit.scenario.yaml import describe_source, read_scenario
 from fedaudit.scenario.yaml import parse_setting as parse_setting
-from fedaudit.simulation.spec import PROTOCOL_SETTINGS, FederationSpec
-from fedaudit.transcript.sent import SENT
+from fedaudit.simulation.spec import FederationSpec
+from fedaudit.transcript.sent import SENT, settings_by_kind
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
@@ -228,26 +228,27 @@ class Scenario(Spec):
         if not isinstance(values, dict) or not isinstance(values.get("federations"), list) or values.get("model"):
             return values
         named = {f.get("algorithm") for f in values["federations"] if isinstance(f, dict)}
-        own = next((kind.model for kind in PROTOCOL_SETTINGS if kind.model and named & set(kind.algorithms)), "")
+        kinds = settings_by_kind().values()
+        own = next((kind.model for kind in kinds if kind.model and named & set(kind.algorithms)), "")
         return {**values, "model": {"name": own}} if own else values
 
     @model_validator(mode="after")
     def _one_model(self) -> Scenario:
-        first = self.federations[0]
-        own = {kind.model: kind for kind in PROTOCOL_SETTINGS if kind.model}
+        first, in_words = self.federations[0], {entry.name: entry.value.federations for entry in SENT}
+        own = {kind.model: kind for kind in settings_by_kind().values() if kind.model}
         for other in self.federations[1:]:
             if first.settings.kind != other.settings.kind:
-                one, another = (SENT[f.settings.kind].federations for f in (first, other))
+                one, another = (in_words[f.settings.kind] for f in (first, other))
                 raise ValueError(f"{one} and {another} train different models; give each a scenario of its own")
             if first.settings.of_model(first.clients) != other.settings.of_model(other.clients):
                 raise ValueError(
-                    f"the {SENT[first.settings.kind].federations} '{first.name}' and '{other.name}' train different "
+                    f"the {in_words[first.settings.kind]} '{first.name}' and '{other.name}' train different "
                     "models (clients, features, embedding, top or cut); give each a scenario of its own"
                 )
         if first.settings.model != (self.model.name if self.model.name in own else ""):
             sort = own.get(self.model.name, type(first.settings))
             raise ValueError(
-                f"{SENT[sort.kind].federations} (algorithm: {sort.algorithms[0]}) are of the model {sort.model}, and "
+                f"{in_words[sort.kind]} (algorithm: {sort.algorithms[0]}) are of the model {sort.model}, and "
                 f"only such are; the model is '{self.model.name}', and the algorithm {first.algorithm}: leave "
                 f"{'model out' if first.settings.model else 'one of the two out'}"
             )

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedaudit.simulation.behaviour import BEHAVIOURS, Behaviour, ClientStep
     from fedaudit.simulation.checkpoint import Checkpoint
     from fedaudit.simulation.client import Federation
+    from fedaudit.simulation.history import History
     from fedaudit.simulation.local_training import FAILURES, local_randomness, train, trainable
     from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS, SERVER_LOG, ServerBehaviour, ServerStep
     from fedaudit.simulation.simulator import Recording, simulate
@@ -25,6 +26,7 @@ __all__ = [
     "Checkpoint",
     "ClientStep",
     "Federation",
+    "History",
     "Recording",
     "ServerBehaviour",
     "ServerStep",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_serializer, model_validator
 
 from fedaudit.data.partition import PARTITIONS
 from fedaudit.simulation.behaviour import Behaviour
 from fedaudit.simulation.server_behaviour import ServerBehaviour
 from fedaudit.task.training import LocalPlan
-from fedaudit.transcript.sent import ProtocolSpec
-from fedaudit.transcript.trees import TreeSpec
+from fedaudit.transcript.sent import SENT, ProtocolSpec, settings_by_kind
 from fedaudit.transcript.vertical import VerticalSpec
+from fedaudit.utils.distributions import lacking
 from fedaudit.utils.errors import unknown_name
 from fedaudit.utils.registry import PluginField
 from fedaudit.utils.validation import (
@@ -89,25 +89,23 @@ class MaliciousSpec(Spec):
         return {"name": settings.pop("name"), "clients": self.clients, "lacks": self.lacks, **settings}
 
 
-# Of the protocols that have settings of their own, each in a field of its name.
-PROTOCOL_SETTINGS: tuple[type[ProtocolSpec], ...] = (VerticalSpec, TreeSpec)
-
-
 class FederationSpec(Spec):
     """One federation: who trains how.
 
     ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights. In a ``vertical`` one the clients are parties
     that hold different features of the same examples, and the server holds the labels. In ``split`` learning the one
     client holds whole examples and the first layers of the model (``vertical.cut``), the server the others and the
-    labels. In one of ``trees`` they grow boosted trees by xgboost, and send these.
+    labels. Other packages add algorithms, whose settings stand under a key of their protocol's name: ``trees``.
     """
 
+    model_config = ConfigDict(extra="allow")  # settings of other packages' protocols; any other key is refused
+
     name: Name = Field(description="for reports and files")
-    algorithm: Literal["fedsgd", "fedavg", "fedprox", "vertical", "split", "trees"] = Field(
+    algorithm: str = Field(
         default="fedsgd",
         description="what clients send: the gradient of one batch (fedsgd), what local training changed (fedavg, "
         "fedprox), embeddings of their own features (vertical), what the first layers put out (split), or boosted "
-        "trees (trees)",
+        "trees (trees, of fedaudit-trees)",
     )
     clients: Count = Field(default=4, description="how many there are; of a vertical federation, parties")
     clients_per_round: Count | None = Field(default=None, description="how many take part in a round; all if null")
@@ -149,9 +147,6 @@ class FederationSpec(Spec):
         default=None,
         description="of a vertical federation, or split learning: how features, model and messages are split",
     )
-    trees: TreeSpec | None = Field(
-        default=None, description="of a federation of boosted trees: how they are grown, and what is sent"
-    )
     record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
     )
@@ -164,11 +159,43 @@ class FederationSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _settings_by_default(cls, values: Any) -> Any:
-        for kind in PROTOCOL_SETTINGS if isinstance(values, dict) else ():
+        if not isinstance(values, dict):
+            return values
+        kinds = settings_by_kind()
+        for name, kind in kinds.items():
             if values.get("algorithm") in kind.algorithms:
-                given = {} if values.get(kind.kind) is None else values[kind.kind]
-                return {**kind.defaults(values["algorithm"]), **values, kind.kind: given}
-        return values
+                given = {} if values.get(name) is None else values[name]
+                values = {**kind.defaults(values["algorithm"]), **values, name: given}
+        own: dict[str, ProtocolSpec] = {}
+        for name in [name for name in values if name not in cls.model_fields]:
+            elsewhere = lacking(SENT.group, name)
+            if name not in kinds and not elsewhere:
+                raise ValueError(unknown_name("key", name, [*cls.model_fields, *kinds]))
+            if values[name] is None:
+                continue
+            if name not in kinds:
+                raise ValueError(f"protocol '{name}' {elsewhere}")
+            own |= TypeAdapter(dict[str, kinds[name]]).validate_python({name: values[name]})  # type: ignore[valid-type]
+        return {name: value for name, value in values.items() if name in cls.model_fields} | own
+
+    @field_validator("algorithm")
+    @classmethod
+    def _of_a_protocol(cls, algorithm: str) -> str:
+        known = [name for entry in SENT for name in entry.value.specified.algorithms]
+        if algorithm not in known:
+            elsewhere = lacking(SENT.group, algorithm)
+            raise ValueError(f"'{algorithm}' {elsewhere}" if elsewhere else unknown_name("algorithm", algorithm, known))
+        return algorithm
+
+    @classmethod
+    def part(cls, name: str) -> Any:
+        """Return the settings of a protocol where ``name`` is its."""
+        return super().part(name) or settings_by_kind().get(name)
+
+    @property
+    def trees(self) -> Any:
+        """The settings of boosted trees, if the federation is of these; else None."""
+        return (self.model_extra or {}).get("trees")
 
     @property
     def settings(self) -> ProtocolSpec:
@@ -176,7 +203,7 @@ class FederationSpec(Spec):
         return next(iter(self._given()), ProtocolSpec())
 
     def _given(self) -> list[ProtocolSpec]:
-        return [given for kind in PROTOCOL_SETTINGS if (given := getattr(self, kind.kind)) is not None]
+        return [given for name in settings_by_kind() if (given := getattr(self, name, None)) is not None]
 
     @property
     def drawn(self) -> str:

@@ -29,8 +29,10 @@ from fedaudit.task.info import TaskInfo
 from fedaudit.task.targets import TaskName
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.rounds import REMEDY, Digest, Files
+from fedaudit.transcript.sent import SENT, entries_by_kind
 from fedaudit.transcript.update import CONTRADICTED, Replay, SanitiserInfo
 from fedaudit.utils.bounds import JSON, TENSORS, check_file, read_bytes
+from fedaudit.utils.distributions import lacking
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.integrity import (
     blank,
@@ -52,9 +54,8 @@ REPLAY = "replay.json"
 
 # What a client sends: its weights after training, their difference to what it was sent, or a gradient.
 Form = Literal["weights", "difference", "gradient"]
-# Of the whole federation, in files of these names.
-PARTS = ("queries", "adversary-log", "canaries", "vertical", "trees")
-BOOSTERS = "trees.yaml"  # beside boosters as they travelled, of which `fedaudit convert` makes a transcript
+# Of the whole federation, in files of these names; what its protocol sent is in one of the protocol's name.
+PARTS = ("queries", "adversary-log", "canaries")
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
 _Examples = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -169,8 +170,9 @@ class Header(BaseModel):
     @field_validator("parts")
     @classmethod
     def _known(cls, parts: list[str]) -> list[str]:
-        if unknown := [part for part in parts if part not in PARTS]:
-            raise ValueError(f"'{unknown[0][:40]}' is none of {', '.join(PARTS)}")
+        known = [*PARTS, *entries_by_kind()]
+        if unknown := [part for part in parts if part not in known and not lacking(SENT.group, part)]:
+            raise ValueError(f"'{unknown[0][:40]}' is none of {', '.join(known)}")
         return parts
 
     @field_validator("name")
@@ -189,6 +191,12 @@ class _Start(BaseModel):
 def round_file(index: int) -> str:
     """Return the name of the index of round ``index``."""
     return f"round-{index:05d}.json"
+
+
+def travelled(folder: Path) -> str | None:
+    """Return the protocol whose messages lie in ``folder`` as they travelled, with their facts in ``PROTOCOL.yaml``."""
+    kinds = (path.stem for path in sorted(folder.glob("*.yaml")) if not (folder / INDEX).exists())
+    return next((kind for kind in kinds if kind in SENT or lacking(SENT.group, kind)), None)
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -270,7 +278,7 @@ def read_header(folder: Path) -> Header:
     """Return what ``index.json`` says; BadInput: there is none, an earlier version wrote it, or the key doesn't fit."""
     path = folder / INDEX
     if not path.is_file():
-        command = "convert" if (folder / BOOSTERS).is_file() else "simulate"
+        command = "convert" if travelled(folder) else "simulate"
         raise BadInput(f"no transcript in '{folder}': it has no {INDEX}; make one with 'fedaudit {command}'")
     try:
         data = read_bytes(path, JSON)

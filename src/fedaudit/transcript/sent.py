@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.rounds import Round
 from fedaudit.transcript.update import UpdateKind
+from fedaudit.utils.registry import Registry
 from fedaudit.utils.validation import Spec
 
 Key = tuple[int, int]
@@ -66,14 +67,18 @@ class ProtocolSpec(Spec):
         return {}
 
 
-SENT: dict[str, type[Sent]] = {}  # by their kinds
+SENT: Registry[type[Sent]] = Registry("protocol", "fedaudit.protocols")
 
 
 class Sent:
     """What travelled in a federation, beside rounds of updates, or what one side sees of it.
 
+    A subclass with a ``kind`` adds itself to ``SENT``, by which settings, files and objects of a protocol are found.
+
     Class attributes:
         kind: of its :class:`ProtocolSpec`.
+        specified: that :class:`ProtocolSpec`.
+        entry: how it lies on disk, in a file of the name ``kind``; None: rounds of updates are all.
         update_kind: of its updates; where it has none, what it counts as.
         federations: such federations, in words.
         others: all other federations, in words; empty: they are told one by one.
@@ -84,6 +89,8 @@ class Sent:
     """
 
     kind: ClassVar[str]
+    specified: ClassVar[type[ProtocolSpec]] = ProtocolSpec
+    entry: ClassVar[type[SentEntry] | None] = None
     update_kind: ClassVar[UpdateKind] = "weights"
     federations: ClassVar[str]
     others: ClassVar[str] = ""
@@ -94,7 +101,8 @@ class Sent:
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        SENT[cls.kind] = cls
+        if "kind" in vars(cls):
+            SENT.register(cls.kind, cls.federations)(cls)
 
     @property
     def settings(self) -> ProtocolSpec:
@@ -136,6 +144,10 @@ class Sent:
         """Return how much there is of it, in words."""
         return f"{sum(len(r.updates) for r in rounds)} updates in {len(rounds)} round(s)"
 
+    def content(self) -> Any:
+        """Return what a transcript's digest is made of; of another package's class, plain values and tensors."""
+        return self
+
     def parts(self) -> dict[str, tuple[dict[str, Tensor], SentEntry]]:
         """Return what of it lies in a file of its own, by its name: the tensors, and the rest."""
         return {}
@@ -161,6 +173,16 @@ class SentEntry(BaseModel, ABC):
     @abstractmethod
     def record(self, tensors: dict[str, Tensor], module: nn.Module, task_info: TaskInfo, path: Path) -> Sent:
         """Return it with ``tensors``, read from ``path``; CorruptTranscript: one is missing, or contradicts another."""
+
+
+def settings_by_kind() -> dict[str, type[ProtocolSpec]]:
+    """Return the settings that protocols have beside a federation's own, by the field that they are in."""
+    return {e.name: e.value.specified for e in SENT if e.value.specified is not ProtocolSpec}
+
+
+def entries_by_kind() -> dict[str, type[SentEntry]]:
+    """Return how what protocols sent lies on disk, by the file that it is in."""
+    return {e.name: entry for e in SENT if (entry := e.value.entry)}
 
 
 class HasSent:

@@ -19,6 +19,7 @@ from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import LossOptions, as_called, recognise
 from fedaudit.task.training import Loss, loss_function
+from fedaudit.transcript import vertical  # noqa: F401 (it adds what is read of its protocol)
 from fedaudit.transcript.files import (
     INDEX,
     PARTS,
@@ -44,10 +45,8 @@ from fedaudit.transcript.rounds import (
     check_update,
     expected,
 )
-from fedaudit.transcript.sent import UPDATES, HasSent, Sent, SentEntry
-from fedaudit.transcript.trees import TreeEntry
+from fedaudit.transcript.sent import SENT, UPDATES, HasSent, Sent, SentEntry, entries_by_kind
 from fedaudit.transcript.update import Replay, UpdateKind
-from fedaudit.transcript.vertical import VerticalEntry
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import fingerprint, tensor_bytes
 from fedaudit.utils.folders import temporary_folder
@@ -55,7 +54,6 @@ from fedaudit.utils.integrity import blank
 from fedaudit.utils.validation import explain
 
 SERVER_LOG = "server/"  # before the names of what a malicious server records
-_ENTRIES: dict[str, type[SentEntry]] = {"vertical": VerticalEntry, "trees": TreeEntry}  # by their files
 
 Entry = TypeVar("Entry", bound=BaseModel)
 
@@ -179,7 +177,7 @@ class Transcript(HasSent):
         The architecture isn't in it (``task_info`` names it), nor what was added later: replays and notes.
         """
         parts = (self.rounds, self.adversary_log, self.records, self.clients, self.partial, self.recording)
-        added = [*([self.canaries] if self.canaries else []), *([self.sent] if self.sent.no_updates else [])]
+        added = [*([self.canaries] if self.canaries else []), *([self.sent.content()] if self.sent.no_updates else [])]
         return fingerprint(self.name, self.task_info, *parts, *added)
 
     def save(self, folder: Path | str) -> None:
@@ -295,13 +293,15 @@ class Transcript(HasSent):
 
         captured = header.source == "captured"
         entries = [e for e in read_rounds(folder, header) if rounds is None or not captured or e.index in rounds]
-        if captured and not entries and not _ENTRIES.keys() & set(header.parts):
+        own = [SENT[part] for part in header.parts if part not in PARTS]  # BadInput where a package is lacking
+        if captured and not entries and not own:
             chosen = "" if rounds is None else " among those asked for"
             raise CorruptTranscript(f"'{folder}' has no closed round{chosen}: the recording ended before one was over")
-        parts = {part: found for part in PARTS if (found := read_part(folder, header, part)) is not None}
+        kinds = entries_by_kind()
+        parts = {part: found for part in (*PARTS, *kinds) if (found := read_part(folder, header, part)) is not None}
         notes = list(header.notes)
-        protocol = next((part for part in _ENTRIES if part in parts), None)
-        sent = _entry(_ENTRIES[protocol], parts[protocol][0], place(protocol)) if protocol else None
+        protocol = next((part for part in kinds if part in parts), None)
+        sent = _entry(kinds[protocol], parts[protocol][0], place(protocol)) if protocol else None
         if module is None and (header.task is None or header.task.model == "custom"):
             raise BadInput(f"the transcript in '{folder}' is of a user's own model; name it: module=…")
         if module is not None:

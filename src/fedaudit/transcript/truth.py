@@ -411,7 +411,11 @@ def typical(truth: Truth, count: int, label: int | None = None) -> tuple[Tensor,
 
 
 def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:
-    """Write the transcript to ``folder``, and its truth, marked as its own; all appears at once, or nothing changes."""
+    """Write the transcript to ``folder``, and its truth, marked as its own; all appears at once, or nothing changes.
+
+    Raises:
+        BadInput: the folder is in use or can't be written.
+    """
     check_new(folder)
     about = {**truth.about, "transcript": transcript.id}
     try:

@@ -140,6 +140,7 @@ class VerticalRecord(Sent):
     """
 
     kind: ClassVar[str] = "vertical"
+    specified: ClassVar[type[ProtocolSpec]] = VerticalSpec
     update_kind: ClassVar[UpdateKind] = "gradient"
     federations: ClassVar[str] = "vertical federations"
     not_this: ClassVar[str] = "isn't: its clients hold whole examples; set federations[].algorithm: vertical, or split"
@@ -338,6 +339,9 @@ class VerticalEntry(SentEntry):
             raise CorruptTranscript(f"{path}: a gradient is none of the model's")
         made.check(module, task_info, str(path))
         return made
+
+
+VerticalRecord.entry = VerticalEntry
 
 
 def vertical_module(spec: VerticalSpec, parties: int, task_info: TaskInfo) -> VerticalModel:

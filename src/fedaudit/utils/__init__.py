@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fedaudit.utils.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedaudit.utils.bounds import GRID, STORE, TENSORS, check_file
+    from fedaudit.utils.bounds import BOOSTER, GRID, STORE, TENSORS, check_file, read_bytes
     from fedaudit.utils.errors import (
         BadInput,
         CorruptTranscript,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fedaudit.utils.plain_yaml import dumps as dump_yaml
     from fedaudit.utils.plain_yaml import loads as load_yaml
     from fedaudit.utils.plain_yaml import read as read_yaml
-    from fedaudit.utils.processes import end_with, run_tasks, tell
+    from fedaudit.utils.processes import WorkerDied, end_with, keep_workers, run_tasks, tell
     from fedaudit.utils.progress import Display, Quiet, Report, live_display, wide_console
     from fedaudit.utils.registry import Registry, make
     from fedaudit.utils.seeds import derive_seed, generator
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         NonNegative,
         Number,
         Positive,
+        Share,
         Spec,
         Title,
         Whole,
@@ -59,10 +60,12 @@ if TYPE_CHECKING:
         no_boolean,
     )
     from fedaudit.utils.winograd import flop_counters
+    from fedaudit.utils.words import many, one_of
 else:
     __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
+    "BOOSTER",
     "GRID",
     "STORE",
     "TENSORS",
@@ -80,9 +83,11 @@ __all__ = [
     "Quiet",
     "Registry",
     "Report",
+    "Share",
     "Spec",
     "Title",
     "Whole",
+    "WorkerDied",
     "all_finite",
     "check_file",
     "check_folder",
@@ -103,15 +108,19 @@ __all__ = [
     "generator",
     "import_torchvision",
     "inside",
+    "keep_workers",
     "live_display",
     "load_yaml",
     "make",
+    "many",
     "native_code",
     "no_boolean",
+    "one_of",
     "one_thread",
     "own_process",
     "peak_memory",
     "proc_field",
+    "read_bytes",
     "read_yaml",
     "run_tasks",
     "start_measuring_memory",

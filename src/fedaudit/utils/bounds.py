@@ -98,7 +98,12 @@ def check_file(path: Path, bounds: Bounds) -> None:
 
 
 def read_bytes(path: Path, bounds: Bounds) -> bytes:
-    """Return the bytes of a file, see :func:`opened`."""
+    """Return a file's bytes.
+
+    Raises:
+        BadInput: it is no ordinary file, or larger than ``bounds`` allow.
+        OSError: it can't be opened.
+    """
     with opened(path, bounds) as file:
         return file.read(bounds.file + 1)[: bounds.file]
 

@@ -28,11 +28,19 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
             *("slice-tissues", "xray-phantoms", "xray-single-label", "ecg-synthetic"),
         ),
     },
+    "trees": {
+        "fedaudit.protocols": ("trees",),
+        "fedaudit.attacks": ("timberstrike",),
+        "fedaudit.models": ("xgboost",),
+    },
 }
 # By package of ours: the Python names that it had once, and the module that has them now, with the name there if new.
 MOVED: dict[str, dict[str, str]] = {
     "fedaudit.adapters": {"SiteGuard": "fedaudit.guard", "Passing": "fedaudit.guard:OutgoingUpdate"},
-    "fedaudit.attacks": dict.fromkeys(("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader"), "fedaudit_catalogue.attacks"),
+    "fedaudit.attacks": {
+        **dict.fromkeys(("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader"), "fedaudit_catalogue.attacks"),
+        "TimberStrike": "fedaudit_trees.timberstrike",
+    },
     "fedaudit.pipeline": {"MemberWatch": "fedaudit.guard"},
 }
 

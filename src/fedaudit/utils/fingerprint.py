@@ -7,6 +7,7 @@ that they would be made alike: by the same code and torch, from the same setting
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.metadata
 from functools import cache, partial
 from pathlib import Path, PurePath
@@ -25,6 +26,8 @@ _OF_A_PROCESS = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotati
 _BY_NAME = ("torch", "fedaudit", "builtins")
 # The same of packages whose modules import what is looked for in them: their versions go with the names.
 _BY_VERSION = ("transformers", "peft")
+# Ours beside fedaudit, whose things go by their names, too: with a hash of the package's code.
+_BY_CODE = ("fedaudit_trees",)
 # What a dataclass is given besides, from what its author wrote; pydantic's parts hold addresses.
 _MADE = (
     *("__dataclass_fields__", "__dataclass_params__", "__signature__", "__match_args__", "__init__", "__repr__"),
@@ -53,9 +56,8 @@ def code_digest() -> str:
 
 
 @cache
-def code_version() -> str:
-    """Return a hash of this package's sources, those left out that only present results."""
-    home = Path(__file__).parents[1]
+def code_version(home: Path = Path(__file__).parents[1]) -> str:
+    """Return a hash of a package's sources, of this one by default, those left out that only present results."""
     paths = sorted(p.relative_to(home) for kind in ("*.py", "*.cpp") for p in home.rglob(kind))
     return fingerprint([(str(p), (home / p).read_bytes()) for p in paths if p.parts[0] not in _NO_MATTER])
 
@@ -154,7 +156,8 @@ def _parts(thing: Any) -> tuple[str, list[Any]]:
         parts = [thing.__func__]
     elif hasattr(thing, "__dict__"):
         mode = "training" if isinstance(thing, nn.Module) else None  # it is set before use
-        parts = [kind, {name: value for name, value in vars(thing).items() if name != mode}]
+        held = {**vars(thing), **(getattr(thing, "__pydantic_extra__", None) or {})}
+        parts = [kind, {name: value for name, value in held.items() if name != mode}]
     else:
         parts = [repr(thing)]  # where that holds an address, it is another in every process
     return name, parts
@@ -162,8 +165,10 @@ def _parts(thing: Any) -> tuple[str, list[Any]]:
 
 @cache
 def _version(module: str) -> str:
-    """Return the version of the package that a module is of, where it is one of ``_BY_VERSION``; else nothing."""
+    """Return the version of the package that a module is of, where such go with its names; else nothing."""
     package = module.partition(".")[0]
+    if package in _BY_CODE:
+        return code_version(Path(str(importlib.import_module(package).__file__)).parent)
     return importlib.metadata.version(package) if package in _BY_VERSION else ""
 
 

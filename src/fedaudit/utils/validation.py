@@ -21,6 +21,11 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @classmethod
+    def part(cls, name: str) -> Any:
+        """Return the type of what is under a key; None: nothing may be."""
+        return cls.model_fields[name].annotation if name in cls.model_fields else None
+
     def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -166,7 +171,8 @@ def _fields_at(model: type[BaseModel] | None, location: tuple[int | str, ...]) -
         if model is None or isinstance(part, int):
             continue
         info = model.model_fields.get(part)
-        model = _model_in(info.annotation) if info else None
+        inside = model.part(part) if issubclass(model, Spec) else info and info.annotation
+        model = _model_in(inside)
     return list(model.model_fields) if model else []
 
 

@@ -23,19 +23,19 @@ from torch import Tensor, nn
 
 from fedaudit import api
 from fedaudit.adapters.flower.in_process import App, Call, Enough, Run, lies_in, loaded, run_app
-from fedaudit.adapters.flower.messages import MODEL, booster_in, check_names, is_training, num_examples, state_in
+from fedaudit.adapters.flower.messages import MODEL, bytes_in, check_names, is_training, num_examples, state_in
 from fedaudit.attacks.base import Attacks, attacks_of
-from fedaudit.capture.boosters import convert_boosters
-from fedaudit.capture.boosting import BoosterCapture, BoosterRecorder, WrongColumns
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.models import without_opacus
 from fedaudit.pipeline import offline
+from fedaudit.simulation.protocols import PROTOCOLS, MessageRecorder, WrongApp
 from fedaudit.task.training import UNMODELLED, Loss
 from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import truth_beside
+from fedaudit.utils.distributions import lacking
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.machine import import_torchvision, one_thread
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fedaudit.api import Audit, Verdict
 
 RECORDING = "recording"  # the folder in OUT
-SENT = "boosters"  # likewise, of an app of xgboost's: what travelled, of which the recording is made
+SENT = "boosters"  # likewise, of an app that sends no arrays: what travelled, of which the recording is made
 _TESTED, _OF_NODE = 2000, 200  # most examples that are kept of all nodes' evaluations, and of one's
 
 
@@ -149,8 +149,8 @@ def audit_flower(
                 planned = rounds or {**found.config, **dict(config or {})}.get("num-server-rounds")
                 total = float(planned) if isinstance(planned, int) and planned > 0 else math.inf
                 report = display.stage(f"the Flower app {found.name}", total)
-                trees = BoosterRecorder(folder / SENT, name=found.name, **named)
-                watcher = _Watcher(recorder, trees, report)
+                others = {e.name: o for e in PROTOCOLS if (o := e.value.recorder(folder / SENT, found.name, **named))}
+                watcher = _Watcher(recorder, list(others.values()), report)
                 try:
                     with one_thread(), watcher.server:  # one thread as the replay, so that it can give the same bits
                         _seed(seed)
@@ -170,16 +170,17 @@ def audit_flower(
                 raise watcher.refused
             if run.stopped:
                 display.say(f"note: half of the time was spent: the app was stopped in round {run.rounds}")
-            watcher.notes = _once([*watcher.notes, *trees.notes])
-            if trees.messages:  # all that a client sent is attacked together
-                trees.close(records)
-                watcher.notes += convert_boosters(folder / SENT, folder / RECORDING)
+            watcher.notes = _once([*watcher.notes, *(note for other in others.values() for note in other.notes)])
+            sent = next((name for name, other in others.items() if other.messages), None)
+            if sent:  # all that a client sent is attacked together
+                others[sent].close(records)
+                watcher.notes += PROTOCOLS[sent].value.convert(folder / SENT, folder / RECORDING)
                 attacked = records = None
             for note in watcher.notes:
                 display.say(f"note: {note}")
-            module = None if trees.messages else recorder.without_personal(_module(watcher, run, folder / RECORDING))
+            module = None if sent else recorder.without_personal(_module(watcher, run, folder / RECORDING))
             display.say(
-                f"{watcher.updates or trees.messages} updates in {run.rounds} round(s) recorded in "
+                f"{others[sent].messages if sent else watcher.updates} updates in {run.rounds} round(s) recorded in "
                 f"{folder / RECORDING} ({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
             )
         request = dataclasses.replace(
@@ -203,14 +204,14 @@ def audit_flower(
 class _Watcher:
     """Watches every client's training and records it."""
 
-    def __init__(self, recorder: Recorder, trees: BoosterRecorder, report: Report) -> None:
+    def __init__(self, recorder: Recorder, others: Sequence[MessageRecorder], report: Report) -> None:
         self.module: nn.Module | None = None
         self.loss: nn.Module | None = None  # of the app's own
         self.updates = 0
         self.rounds: set[int] = set()  # of which there are updates
         self.notes: list[str] = []
         self.refused: BadInput | None = None  # what was asked for, or the app, doesn't fit: it was stopped
-        self._recorder, self._trees, self._report = recorder, trees, report
+        self._recorder, self._others, self._report = recorder, others, report
         self._round: int | None = None
         self._tested: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by node, what its first evaluation used
         self.server = Evaluation(None, _TESTED)  # the ServerApp's own, between the clients' answers
@@ -224,20 +225,16 @@ class _Watcher:
             return self._evaluated(message, context, call)
         sent = copy.deepcopy(message.content)  # the client may change what it is given
         self._report(index)
-        with Capture() as seen, BoosterCapture() as grown:
+        with Capture() as seen, contextlib.ExitStack() as watched:
+            others = [(other, watched.enter_context(other.watch())) for other in self._others]
             reply = call(message, context)
         if not reply.has_error():
+            node, model, start = str(context.node_id), bytes_in(reply.content), bytes_in(sent)
             try:
-                if model := booster_in(reply.content):
-                    self._trees.message(index, str(context.node_id), model, booster_in(sent) or b"", grown)
-                elif grown.booster is not None:
-                    raise BadInput(
-                        "it trains xgboost, and sends no model as save_raw('json') or save_raw('ubj') gives it"
-                    )
-                else:
+                if not any(other.message(index, node, model, start, known) for other, known in others):
                     self._check(reply.content, seen)
                     self._record(index, context.node_id, sent, seen, reply.content)
-            except WrongColumns as error:
+            except WrongApp as error:
                 self.refused = error
                 raise Enough from None
             except FedAuditError as error:
@@ -277,6 +274,11 @@ class _Watcher:
                 "the app trains no torch module that fedaudit can watch (but scikit-learn, NumPy, JAX or TensorFlow, "
                 "or in another process): apps of torch, Lightning, transformers and xgboost can be audited; write the "
                 "model as a torch.nn.Module, or simulate one like it: fedaudit audit SCENARIO"
+            )
+        if bytes_in(content) is not None:
+            self.refused = BadInput(
+                "the app's clients send a model as bytes, as those of boosted trees do; what reads these "
+                f"{lacking(PROTOCOLS.group, 'trees')}"
             )
         if self.refused is not None:
             raise Enough

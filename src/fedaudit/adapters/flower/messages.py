@@ -70,8 +70,8 @@ def state_in(content: RecordDict, names: Sequence[str] | None = None, key: str |
     return dict(zip(names, state.values(), strict=True))
 
 
-def booster_in(content: RecordDict) -> bytes | None:
-    """Return the model of xgboost that travels in a message as the bytes of one array, or None: something else does."""
+def bytes_in(content: RecordDict) -> bytes | None:
+    """Return the JSON or UBJSON that travels in a message as the bytes of one array, or None: something else does."""
     arrays = [array for record in content.array_records.values() for array in record.values()]
     if len(arrays) != 1 or arrays[0].dtype not in ("uint8", ""):  # the older API gives bytes no type
         return None

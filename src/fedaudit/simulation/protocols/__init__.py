@@ -1,17 +1,30 @@
-"""The protocols: horizontal federations, vertical ones and split learning, boosted trees; objects that are asked."""
+"""The protocols, objects that are asked: horizontal, vertical and split learning; other packages add theirs."""
 
-from fedaudit.simulation.protocols.base import PROTOCOLS, Protocol, SimulationOptions, protocol_by, protocol_of
-from fedaudit.simulation.protocols.horizontal import Horizontal
-from fedaudit.simulation.protocols.trees import Trees
-from fedaudit.simulation.protocols.vertical import Vertical
+from fedaudit.simulation.protocols import horizontal, vertical  # noqa: F401 (they add themselves)
+from fedaudit.simulation.protocols.base import (
+    PROTOCOLS,
+    AsScenario,
+    Change,
+    EasyCase,
+    MessageRecorder,
+    Protocol,
+    SimulationOptions,
+    WrongApp,
+    protocol_by,
+    protocol_of,
+    register,
+)
 
 __all__ = [
     "PROTOCOLS",
-    "Horizontal",
+    "AsScenario",
+    "Change",
+    "EasyCase",
+    "MessageRecorder",
     "Protocol",
     "SimulationOptions",
-    "Trees",
-    "Vertical",
+    "WrongApp",
     "protocol_by",
     "protocol_of",
+    "register",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -14,10 +15,11 @@ from fedaudit.simulation.client import Federation
 from fedaudit.simulation.recording import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.sent import ProtocolSpec, Sent
+from fedaudit.transcript.sent import SENT, ProtocolSpec, Sent
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
+from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Registry
 
 
@@ -52,14 +54,56 @@ class Change(NamedTuple):
     settings: tuple[str, ...]
 
 
+class WrongApp(BadInput):
+    """What was asked for doesn't fit the app that runs: no message of it can be recorded."""
+
+
+class MessageRecorder(ABC):
+    """Records a framework's messages that aren't a network's state, as its clients send them, and watches training.
+
+    Attributes:
+        messages: how many were recorded.
+        notes: what readers should know of the recording.
+    """
+
+    messages: int = 0
+    notes: list[str]
+
+    @abstractmethod
+    def watch(self) -> AbstractContextManager[Any]:
+        """Return what watches a client's training while it is entered."""
+
+    @abstractmethod
+    def message(self, index: int, client: str, model: bytes | None, start: bytes | None, seen: Any) -> bool:
+        """Write what a client sent in a round; False: it isn't of this protocol.
+
+        Args:
+            index: of the round, from 0.
+            client: the framework's name for it.
+            model: the bytes that it sent in place of arrays; None: it sent none.
+            start: those that it was sent.
+            seen: what :meth:`watch` gave.
+
+        Raises:
+            WrongApp: the app is to be stopped.
+            BadInput: this message can't be recorded.
+        """
+
+    @abstractmethod
+    def close(self, records: Any | None = None) -> None:
+        """Write what :meth:`Protocol.convert` needs beside the messages; BadInput: it wasn't seen.
+
+        ``records``: examples of other people, see :func:`fedaudit.data.pairs_of`, with which what is found is compared.
+        """
+
+
 class Protocol(ABC):
     """How the clients and the server of a federation work together. Whoever needs to know asks it, by nobody's name.
 
     What is not overridden is a horizontal federation's, whose rounds of updates everybody can read.
 
     Class attributes:
-        settings: what a scenario says of it.
-        sent: what travels beside updates.
+        sent: what travels beside updates; with it, what a scenario says of it.
         described: one of its federations, in words: ``a vertical federation``.
         own_model: why a user's own model is refused; empty: it isn't.
         instead: what may be changed of one that has no updates, in place of defences.
@@ -69,7 +113,6 @@ class Protocol(ABC):
         deployment: of a diagnostic, how to ask a deployment, in a sentence; empty: settings of updates say it.
     """
 
-    settings: ClassVar[type[ProtocolSpec]]
     sent: ClassVar[type[Sent]]
     described: ClassVar[str]
     own_model: ClassVar[str] = ""
@@ -125,19 +168,33 @@ class Protocol(ABC):
         """Return a recording as a scenario says it; None: its updates say it."""
         return None
 
+    def convert(self, folder: Path, out: Path) -> Sequence[str]:  # noqa: ARG002
+        """Write what lies in ``folder`` as it travelled to ``out``, a new folder, as a recording; return notes.
+
+        The facts that everybody knows are in ``PROTOCOL.yaml``. BadInput: it can't be read.
+        """
+        raise BadInput(f"'{folder}' can't be converted: of {self.described} only recordings are read, not messages")
+
+    def recorder(self, folder: Path, name: str, **columns: Sequence[float] | None) -> MessageRecorder | None:  # noqa: ARG002
+        """Return what records an app's messages in ``folder``, a new one; None: they are a network's state.
+
+        ``columns``: ``mean`` and ``std``, as everybody knows them.
+        """
+        return None
+
     def replay_errors(self, transcript: Transcript, truth: Truth) -> dict[tuple[int, int], float] | None:  # noqa: ARG002
         """Return by (round, client) the relative error of what known examples give; None: updates are trained."""
         return None
 
 
-PROTOCOLS: Registry[Protocol] = Registry("protocol")
+PROTOCOLS: Registry[Protocol] = Registry("protocol", SENT.group)
 
 P = TypeVar("P", bound=type[Protocol])
 
 
 def register(protocol: P) -> P:
-    """Add an object of the class to ``PROTOCOLS``, under the name of its settings."""
-    PROTOCOLS.register(protocol.settings.kind, protocol.described)(protocol())
+    """Add an object of the class to ``PROTOCOLS``, under the name of what it sends."""
+    PROTOCOLS.register(protocol.sent.kind, protocol.described)(protocol())
     return protocol
 
 
@@ -148,5 +205,5 @@ def protocol_of(of: Transcript | FederationSpec) -> Protocol:
 
 def protocol_by(algorithm: str) -> Protocol:
     """Return the protocol of federations whose ``algorithm`` is this; if nobody names it, the usual one."""
-    named = (p.value for p in PROTOCOLS if algorithm in p.value.settings.algorithms)
+    named = (p.value for p in PROTOCOLS if algorithm in p.value.sent.specified.algorithms)
     return next(named, PROTOCOLS[ProtocolSpec.kind].value)

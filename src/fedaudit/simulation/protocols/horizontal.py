@@ -11,14 +11,13 @@ from fedaudit.simulation.protocols.base import Protocol, SimulationOptions, regi
 from fedaudit.simulation.recording import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.sent import ProtocolSpec, Updates
+from fedaudit.transcript.sent import Updates
 
 
 @register
 class Horizontal(Protocol):
     """FedSGD, FedAvg and FedProx."""
 
-    settings = ProtocolSpec
     sent = Updates
     described = "a horizontal federation"
 

@@ -52,7 +52,6 @@ _WHO_SPLIT = {
 class Vertical(Protocol):
     """Embeddings go up, and their gradients come down."""
 
-    settings = VerticalSpec
     sent = VerticalRecord
     described = "a vertical federation"
     own_model = "a vertical federation is made of fedaudit's models, a party's network each; name one of them"

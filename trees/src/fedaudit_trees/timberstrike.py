@@ -13,15 +13,12 @@ from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, linp
 from scipy.sparse import coo_array, csr_array
 from scipy.stats import norm
 
-from fedaudit.attacks.base import Attack, Case, Progress, register
-from fedaudit.attacks.findings import RowFinding
-from fedaudit.modalities.columns import Column, numbers
-from fedaudit.models.trees import OBJECTIVES, Tree
-from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.trees import HELD, TreeRecord
-from fedaudit.utils.errors import NotApplicable
-from fedaudit.utils.validation import Count
+from fedaudit.attacks import Attack, Case, NotApplicable, Observation, Progress, RowFinding, register
+from fedaudit.modalities import Column, number_columns
+from fedaudit.task import TaskInfo
+from fedaudit.utils import Count
+from fedaudit_trees.model import OBJECTIVES, Tree
+from fedaudit_trees.record import HELD, TreeRecord
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -84,7 +81,7 @@ class TimberStrike(Attack):
     frequent, else the first. Without cover, which the paper doesn't treat, the counts of a leaf are the fewest that
     give its value, a float32, and later trees are matched by Σ_i x_ij (g_i + v_j h_i/η) + λ v_j/η = 0, in which cover
     doesn't occur. Masked cover (NVFlare sends 1 for all) isn't missing: gains and weights tell it
-    (:meth:`fedaudit.models.trees.Tree.with_cover`). Where a client's first tree was grown on others' trees (cyclic),
+    (:meth:`fedaudit_trees.model.Tree.with_cover`). Where a client's first tree was grown on others' trees (cyclic),
     p is that of the mean over the leaves of these that the box meets, and counts are approximate. In a regression rows
     of one leaf have one label, moved by the mean residual that every later leaf tells.
 
@@ -391,7 +388,7 @@ def _values(
     rows: _Rows, info: TaskInfo, trees: Sequence[Tree], held: tuple[Floats, Floats] | None, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
     """Return rows (n, d) within their boxes, and how sure each of their cells (n, c) is."""
-    columns = info.columns or numbers(info.input_shape[0])
+    columns = info.columns or number_columns(info.input_shape[0])
     found, sure = np.zeros_like(rows.low), np.zeros((len(rows.low), len(columns)))
     like = None if held is None else _donors(rows, *held)
     for place, column in enumerate(columns):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedaudit.models.trees import Booster, TreeEnsemble, read_booster, write_booster
+from fedaudit.attacks import RowFinding, make_attack
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
+from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.trees import TreeRecord
 from fedaudit.utils.errors import BadInput, CorruptTranscript
-from tests.attacks.tree_cases import boosted, model, noise, stump, transcript
+from fedaudit_trees.model import Booster, TreeEnsemble, read_booster, write_booster
+from fedaudit_trees.record import TreeRecord
 from tests.data.data_cases import one_line
+from tests.trees.tree_cases import boosted, model, noise, stump, transcript
 
 STUMP = stump(0, 0.0, (1.0, 1.5), (-2.0, 1.0))
 
@@ -41,6 +45,20 @@ def played(trees: dict[str, Any] | None = None, **parts: Any) -> tuple[Recording
 
 
 # --- without xgboost ------------------------------------------------------------------------------------------------
+
+
+def test_a_recording_of_before_the_package_is_read_and_attacked_bit_for_bit(tmp_path: Path) -> None:
+    """Written by fedaudit when trees were a part of it; its identifier is a hash of all that travelled."""
+    folder = Path(__file__).parents[1] / "data/recorded-trees"
+    read = Transcript.load(folder)
+    assert read.fingerprint() == json.loads((folder / "index.json").read_text())["id"]
+    read.save(tmp_path / "again")
+    for file in folder.iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
+    (seen,) = observe(read, ThreatModel(adversary="client")).split("client")
+    found = make_attack("timberstrike")(seen)
+    assert isinstance(found, RowFinding)
+    assert len(found.rows) == 20
 
 
 def test_without_xgboost_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,17 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedaudit.data.dataset import Split
-from fedaudit.models.trees import OBJECTIVES, Booster, Tree, TreeEnsemble, read_booster, write_booster
-from fedaudit.simulation.client import Federation
-from fedaudit.simulation.history import History
-from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.trees import HELD, TreeMessage, TreeRecord, TreeSpec, tree_record
-from fedaudit.transcript.truth import Truth
-from fedaudit.utils.bounds import BOOSTER
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.seeds import generator
+from fedaudit.data import Split
+from fedaudit.simulation import Federation, History
+from fedaudit.task import TaskInfo
+from fedaudit.transcript import Transcript, Truth
+from fedaudit.utils import BOOSTER, BadInput, generator
+from fedaudit_trees.model import OBJECTIVES, Booster, Tree, TreeEnsemble, read_booster, write_booster
+from fedaudit_trees.record import HELD, TreeMessage, TreeRecord, TreeSpec, tree_record
 
 Rows = NDArray[np.float32]
 
@@ -31,8 +27,7 @@ def play(federation: Federation, report: Callable[[float], None] | None = None) 
     Returns:
         What travelled; the truth, in which all rows of client c are under (0, c); how it went.
     """
-    spec, info = federation.spec, federation.task_info
-    assert spec.trees is not None
+    spec, info, trees = federation.spec, federation.task_info, _spec_of(federation)
     history = History(federation.accuracy_every, federation.accuracy_examples)
 
     def after(finished: int, model: TreeEnsemble, sent: int) -> None:
@@ -47,11 +42,11 @@ def play(federation: Federation, report: Callable[[float], None] | None = None) 
     held, asked = federation.client_data, list(federation.client_data)
     log = {}
     if federation.during_training:  # the adversary is a client: it holds rows of its own
-        own = held[spec.trees.observer]
+        own = held[trees.observer]
         log = dict(zip(HELD, (own.inputs, own.targets), strict=True))
-        del asked[spec.trees.observer]
+        del asked[trees.observer]
     whole = asked if _summed(federation) else None
-    record = grow(held, spec.trees, spec.learning_rate, spec.rounds, info.num_classes, rng, after, summed=whole)
+    record = grow(held, trees, spec.learning_rate, spec.rounds, info.num_classes, rng, after, summed=whole)
     transcript = Transcript(federation.name, info, federation.model, federation.loss, [], log, sent=record)
     data = [_pooled(whole)] if whole else held
     return transcript, truth_of([data[c] for c in record.victims], record.victims, federation), history
@@ -266,9 +261,8 @@ def check_task(info: TaskInfo) -> None:
 
 def check_trees(federation: Federation) -> None:
     """Refuse what a federation of trees can't have, before anything is simulated."""
-    spec = federation.spec
-    assert spec.trees is not None
-    protocol, summed = spec.trees.protocol, federation.group_size > 1
+    spec, trees = federation.spec, _spec_of(federation)
+    protocol, summed = trees.protocol, federation.group_size > 1
     if not federation.defences.undefended:
         raise BadInput(
             "a federation of trees has no updates that sanitisers or aggregators could change; use sanitiser: none and "
@@ -279,7 +273,7 @@ def check_trees(federation: Federation) -> None:
             "secure aggregation adds histograms up, of all clients, and can't add trees: use trees.protocol: histogram "
             "and threat.sees: sum, or threat.sees: updates"
         )
-    if protocol == "histogram" and (spec.trees.noise or not spec.trees.cover or spec.trees.per_round > 1):
+    if protocol == "histogram" and (trees.noise or not trees.cover or trees.per_round > 1):
         raise BadInput("by histograms clients send sums, one tree a round: leave noise, cover and per_round out")
     if federation.during_training and spec.clients < 2:
         raise BadInput("a client looks at the others (threat.adversary: client), and there are none; raise clients")
@@ -296,8 +290,12 @@ def check_trees(federation: Federation) -> None:
 
 def _summed(federation: Federation) -> bool:
     """Whether only the sum of all histograms is seen: under secure aggregation, and by a client in any case."""
-    histogram = federation.spec.trees is not None and federation.spec.trees.protocol == "histogram"
-    return histogram and (federation.group_size > 1 or federation.during_training)
+    return _spec_of(federation).protocol == "histogram" and (federation.group_size > 1 or federation.during_training)
+
+
+def _spec_of(federation: Federation) -> TreeSpec:
+    assert isinstance(federation.spec.settings, TreeSpec)
+    return federation.spec.settings
 
 
 def _xgboost(why: str = "a federation of trees is grown by xgboost") -> Any:

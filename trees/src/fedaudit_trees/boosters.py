@@ -17,22 +17,16 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from fedaudit.data.own import pairs_of
-from fedaudit.modalities.columns import Column, numbers
-from fedaudit.models.trees import MODEL, OBJECTIVES, Booster, Tree, TreeEnsemble, read_booster, write_booster
-from fedaudit.simulation.trees import as_json, is_json
-from fedaudit.task.info import TaskInfo
-from fedaudit.task.training import LOSSES
-from fedaudit.transcript.files import BOOSTERS
-from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.trees import HELD, TreeMessage, TreeSpec, tree_record
-from fedaudit.transcript.truth import Truth, save_recording
-from fedaudit.utils import plain_yaml
-from fedaudit.utils.bounds import BOOSTER, read_bytes
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.processes import WorkerDied, keep_workers, run_tasks
-from fedaudit.utils.validation import explain
+from fedaudit.data import pairs_of
+from fedaudit.modalities import Column, number_columns
+from fedaudit.task import LOSSES, TaskInfo
+from fedaudit.transcript import Transcript, Truth, save_recording
+from fedaudit.utils import BOOSTER, BadInput, WorkerDied, explain, keep_workers, read_bytes, read_yaml, run_tasks
+from fedaudit_trees.growing import as_json, is_json
+from fedaudit_trees.model import MODEL, OBJECTIVES, Booster, Tree, TreeEnsemble, read_booster, write_booster
+from fedaudit_trees.record import HELD, TreeMessage, TreeSpec, tree_record
 
+FACTS = f"{TreeSpec.kind}.yaml"  # beside boosters as they travelled
 _MESSAGE = re.compile(r"round-(\d{1,5})-client-(.{1,200})\.(json|ubj)")
 _ROWS = re.compile(r"rows-(.{1,200})\.(npz|safetensors|csv)")
 _OTHERS = re.compile(r"candidates\.(npz|safetensors|csv)")
@@ -88,7 +82,7 @@ def read_boosters(folder: Path) -> tuple[Transcript, Truth | None]:
         raise BadInput(f"'{folder}' holds no message: name them round-00000-client-NAME.json, or .ubj")
     if facts.trees.protocol == "histogram" or facts.trees.observer >= len(names):
         raise BadInput(
-            f"{folder / BOOSTERS}: trees are of the protocol bagging or cyclic, and the observer is one of the "
+            f"{folder / FACTS}: trees are of the protocol bagging or cyclic, and the observer is one of the "
             f"{len(names)} clients that sent a message, from 0"
         )
     boosters: dict[tuple[int, int], Booster] = {}
@@ -137,8 +131,8 @@ def convert_boosters(folder: Path, out: Path) -> tuple[str, ...]:
 
 
 def _facts(folder: Path) -> BoosterFacts:
-    where = folder / BOOSTERS
-    values = plain_yaml.read(where, f"'{where}'")
+    where = folder / FACTS
+    values = read_yaml(where, f"'{where}'")
     try:
         return BoosterFacts.model_validate(values)
     except ValidationError as error:
@@ -206,7 +200,7 @@ def _columns(
     facts: BoosterFacts, boosters: Iterable[Booster], features: int, folder: Path
 ) -> tuple[tuple[Column, ...], list[str]]:
     """Return the columns, of which numbers have a mean and std, and the names of those where these are the splits'."""
-    known = facts.columns or tuple(ColumnFacts(name=c.name) for c in numbers(features))
+    known = facts.columns or tuple(ColumnFacts(name=c.name) for c in number_columns(features))
     trees = [tree for booster in boosters for tree in booster.trees]
     columns, place, guessed = list[Column](), 0, list[str]()
     for column in known:
@@ -224,7 +218,7 @@ def _columns(
             std = float(splits.std()) or max(abs(mean), 1.0) if len(splits) else 1.0
         columns.append(Column(column.name, "numeric", positions, mean=mean, std=std))
     if place != features:
-        raise BadInput(f"{folder / BOOSTERS}: its columns have {place} positions, and the trees {features} features")
+        raise BadInput(f"{folder / FACTS}: its columns have {place} positions, and the trees {features} features")
     return tuple(columns), guessed
 
 

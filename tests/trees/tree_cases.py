@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from sklearn.tree import DecisionTreeRegressor
 from torch import Tensor
 
-from fedaudit.models.trees import TreeEnsemble
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import LOSSES
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.trees import TreeMessage, TreeSpec, tree_record
+from fedaudit_trees.model import TreeEnsemble
+from fedaudit_trees.record import TreeMessage, TreeSpec, tree_record
 
 ETA, LAMBDA = 0.3, 1.0
 Floats = NDArray[np.float64]

@@ -16,13 +16,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedaudit.data.own import pairs_of
-from fedaudit.modalities.columns import numbers
-from fedaudit.models.trees import Tree, read_booster
-from fedaudit.simulation.trees import as_json, is_json
-from fedaudit.transcript.files import BOOSTERS
-from fedaudit.utils import plain_yaml
-from fedaudit.utils.errors import BadInput
+from fedaudit.data import pairs_of
+from fedaudit.modalities import number_columns
+from fedaudit.simulation.protocols import MessageRecorder, WrongApp
+from fedaudit.utils import BadInput, dump_yaml
+from fedaudit_trees.boosters import FACTS
+from fedaudit_trees.growing import as_json, is_json
+from fedaudit_trees.model import Tree, read_booster
 
 _DEEPEST = 16  # that a TreeSpec has
 _XGBOOST = "xgboost"
@@ -90,11 +90,7 @@ class BoosterCapture:
         xgboost.Booster.update, xgboost.QuantileDMatrix.__init__ = updated, made
 
 
-class WrongColumns(BadInput):
-    """The mean and std that were given aren't those of the clients' columns: no message can be recorded with them."""
-
-
-class BoosterRecorder:
+class BoosterRecorder(MessageRecorder):
     """Writes boosters as they travel, and what is seen of their training, for :func:`read_boosters`.
 
     Args:
@@ -104,7 +100,6 @@ class BoosterRecorder:
     def __init__(
         self, folder: Path, *, name: str, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> None:
-        self.messages = 0
         self.notes: list[str] = []
         self._folder, self._name, self._mean, self._std = folder, name, mean, std
         self._features = 0
@@ -114,14 +109,26 @@ class BoosterRecorder:
         self._types: Sequence[str] | None = None
         self._rows: dict[str, Rows | None] = {}
 
-    def message(self, index: int, client: str, model: bytes, start: bytes, seen: BoosterCapture) -> None:
-        """Write the ``model`` (JSON or UBJSON) that a client sent, after it got ``start``; empty: it got none."""
+    def watch(self) -> BoosterCapture:
+        """Return what watches xgboost."""
+        return BoosterCapture()
+
+    def message(self, index: int, client: str, model: bytes | None, start: bytes | None, seen: BoosterCapture) -> bool:
+        """Write the ``model`` (JSON or UBJSON) that a client sent, after it got ``start``."""
+        if model is None:
+            if seen.booster is not None:
+                raise BadInput("it trains xgboost, and sends no model as save_raw('json') or save_raw('ubj') gives it")
+            return False
+        self._write(index, client, model, start, seen)
+        return True
+
+    def _write(self, index: int, client: str, model: bytes, start: bytes | None, seen: BoosterCapture) -> None:
         where = f"round {index}, client {client}"
         booster = read_booster(as_json(model, where), where)
         for key, values in (("mean", self._mean), ("std", self._std)):
             if values is not None and len(values) != booster.features:
                 columns = f"rows have {booster.features} columns"
-                raise WrongColumns(f"{key}: {len(values)} values, and {columns}; give one for each")
+                raise WrongApp(f"{key}: {len(values)} values, and {columns}; give one for each")
         if self._protocol is None and start and (before := read_booster(as_json(start, where), where).trees):
             self._protocol = "cyclic" if booster.trees and _same(booster.trees[0], before[0]) else "bagging"
         if seen.booster is not None and not self._settings:
@@ -151,14 +158,14 @@ class BoosterRecorder:
         """Write ``trees.yaml``, clients' rows and, as of :func:`pairs_of`, others'; BadInput: no training was seen."""
         if not self._settings:
             raise BadInput(
-                f"{'; '.join(self.notes)}; write learning_rate and trees into {self._folder / BOOSTERS}, then: "
+                f"{'; '.join(self.notes)}; write learning_rate and trees into {self._folder / FACTS}, then: "
                 f"fedaudit convert {self._folder} TRANSCRIPT"
             )
         facts: dict[str, Any] = {"name": self._name, **self._settings}
         facts["trees"]["protocol"] = self._protocol or "bagging"
         if self._names or self._mean or self._std:
             facts["columns"] = self._columns()
-        (self._folder / BOOSTERS).write_text(plain_yaml.dumps(facts), encoding="utf-8")
+        (self._folder / FACTS).write_text(dump_yaml(facts), encoding="utf-8")
         for client, own in self._rows.items():
             if own is not None:
                 np.savez(self._folder / f"rows-{client}.npz", inputs=own[0], labels=own[1])
@@ -187,7 +194,7 @@ class BoosterRecorder:
         self._names, self._types = booster.feature_names, booster.feature_types
 
     def _columns(self) -> list[dict[str, Any]]:
-        names = self._names or [column.name for column in numbers(self._features)]
+        names = self._names or [column.name for column in number_columns(self._features)]
         columns: list[dict[str, Any]] = [{"name": name} for name in names]
         for key, values in (("mean", self._mean), ("std", self._std)):
             if values is None:

@@ -15,9 +15,6 @@ from scipy.optimize import linear_sum_assignment
 
 import fedaudit
 from fedaudit.attacks.findings import RowFinding
-from fedaudit.capture.boosters import convert_boosters, read_boosters
-from fedaudit.capture.boosting import BoosterCapture, BoosterRecorder
-from fedaudit.models.trees import read_booster
 from fedaudit.pipeline.recordings import check_replay
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
@@ -25,9 +22,12 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import Quiet
-from tests.attacks.test_timberstrike import attacked
-from tests.attacks.tree_cases import ETA, boosted, model, noise, seen, stump
+from fedaudit_trees.boosters import convert_boosters, read_boosters
+from fedaudit_trees.boosting import BoosterCapture, BoosterRecorder
+from fedaudit_trees.model import read_booster
 from tests.data.data_cases import one_line
+from tests.trees.test_timberstrike import attacked
+from tests.trees.tree_cases import ETA, boosted, model, noise, seen, stump
 
 X = noise(40, 3).astype(np.float32)
 Y = (X[:, 0] + noise(40, 1, seed=1)[:, 0] > 0).astype(float)
@@ -292,7 +292,7 @@ def test_a_root_of_less_cover_than_a_leaf_may_have_weighs_nothing_and_agrees_wit
 
 LATE = """
 import sys
-from fedaudit.capture.boosting import BoosterCapture
+from fedaudit_trees.boosting import BoosterCapture
 assert "xgboost" not in sys.modules
 before = list(sys.meta_path)
 with BoosterCapture() as unused:

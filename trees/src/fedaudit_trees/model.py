@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 from torch import Tensor, nn
 
-from fedaudit.utils.bounds import BOOSTER
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils import BOOSTER, BadInput
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedaudit.data.dataset import Split
-from fedaudit.modalities.columns import Column
-from fedaudit.models.trees import TreeEnsemble
+from fedaudit.data import Split
+from fedaudit.modalities import Column
 from fedaudit.results import AdversaryRecord, FederationRecord, ModelRecord
-from fedaudit.simulation.client import Federation
-from fedaudit.simulation.protocols.base import AsScenario, Change, EasyCase, Protocol, SimulationOptions, register
-from fedaudit.simulation.recording import Recording
-from fedaudit.simulation.spec import FederationSpec
-from fedaudit.simulation.trees import check_task, check_trees, grow, play, replay_error
-from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.trees import HELD, TreeRecord, TreeSpec
-from fedaudit.transcript.truth import Truth
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.seeds import generator
-from fedaudit.utils.words import many, one_of
+from fedaudit.scenario import FederationSpec, ThreatModel
+from fedaudit.simulation import Federation, Recording
+from fedaudit.simulation.protocols import AsScenario, Change, EasyCase, Protocol, SimulationOptions, register
+from fedaudit.task import TaskInfo
+from fedaudit.transcript import Transcript, Truth
+from fedaudit.utils import BadInput, generator, many, one_of
+from fedaudit_trees.boosters import convert_boosters
+from fedaudit_trees.boosting import BoosterRecorder
+from fedaudit_trees.growing import check_task, check_trees, grow, play, replay_error
+from fedaudit_trees.model import TreeEnsemble
+from fedaudit_trees.record import HELD, TreeRecord, TreeSpec
 
 _GROWN = {
     "bagging": "in a round each grows {n} on its own rows, and all join the model",
@@ -38,7 +36,6 @@ _GROWN = {
 class Trees(Protocol):
     """Bagging, cyclic, or by histograms."""
 
-    settings = TreeSpec
     sent = TreeRecord
     described = "a federation of trees"
     own_model = "a federation of trees grows its model itself; leave model out"
@@ -162,6 +159,14 @@ class Trees(Protocol):
             dropout="none",
         )
         return AsScenario({"federations": [federation], "attacks": ["timberstrike"]}, model)
+
+    def convert(self, folder: Path, out: Path) -> Sequence[str]:
+        """Read the boosters and what lies beside them."""
+        return convert_boosters(folder, out)
+
+    def recorder(self, folder: Path, name: str, **columns: Sequence[float] | None) -> BoosterRecorder:
+        """Return what records boosters and watches xgboost."""
+        return BoosterRecorder(folder, name=name, **columns)
 
     def replay_errors(self, transcript: Transcript, truth: Truth) -> dict[tuple[int, int], float]:
         """Return how far the leaves' values that known rows give are from those that were sent."""

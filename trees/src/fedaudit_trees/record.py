@@ -14,13 +14,11 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from fedaudit.models.trees import MODEL as TREES
-from fedaudit.models.trees import Booster, Tree, TreeEnsemble, read_booster
-from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.rounds import Round
-from fedaudit.transcript.sent import Key, ProtocolSpec, Sent, SentEntry
-from fedaudit.utils.errors import BadInput, CorruptTranscript
-from fedaudit.utils.validation import Count, NonNegative, Share, Whole
+from fedaudit.task import TaskInfo
+from fedaudit.transcript import ProtocolSpec, Round, Sent, SentEntry
+from fedaudit.utils import BadInput, CorruptTranscript, Count, NonNegative, Share, Whole
+from fedaudit_trees.model import MODEL as TREES
+from fedaudit_trees.model import Booster, Tree, TreeEnsemble, read_booster
 
 HELD = ("held/inputs", "held/labels")  # of the observer, in the adversary's log: its own rows
 _Examples = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -99,6 +97,7 @@ class TreeRecord(Sent):
     """
 
     kind: ClassVar[str] = "trees"
+    specified: ClassVar[type[ProtocolSpec]] = TreeSpec
     federations: ClassVar[str] = "federations of boosted trees"
     others: ClassVar[str] = "federations of networks"
     not_this: ClassVar[str] = "trains a network; set federations[].algorithm: trees"
@@ -157,17 +156,21 @@ class TreeRecord(Sent):
         """Return the victims, with how many rows they hold."""
         return {client: self.examples_of(client) for client in self.victims}
 
-    def truth_keys(self, rounds: Sequence[Round]) -> dict[Key, int]:  # noqa: ARG002
+    def truth_keys(self, rounds: Sequence[Round]) -> dict[tuple[int, int], int]:  # noqa: ARG002
         """Return a key for each victim, of all of its rows."""
         return {(0, client): count for client, count in self.by_client().items()}
 
-    def sent_by_victims(self, rounds: Sequence[Round]) -> list[Key]:  # noqa: ARG002
+    def sent_by_victims(self, rounds: Sequence[Round]) -> list[tuple[int, int]]:  # noqa: ARG002
         """Return the (round, client) of the victims' messages."""
         return [(m.round, m.client) for m in self.messages if m.client in self.victims]
 
     def extent(self, rounds: Sequence[Round]) -> str:  # noqa: ARG002
         """Return how many messages there are, of how many clients."""
         return f"{len(self.messages)} message(s) of {self.clients} clients"
+
+    def content(self) -> tuple[str, dict[str, Tensor]]:
+        """Return its file's content, so that no version of this package changes a digest."""
+        return TreeEntry.of(self).model_dump_json(), self.tensors()
 
     def parts(self) -> dict[str, tuple[dict[str, Tensor], SentEntry]]:
         """Return its file."""
@@ -234,6 +237,9 @@ class TreeEntry(SentEntry):
         made = tree_record(self.spec, self.learning_rate, self.clients, messages)
         made.check(module, task_info, str(path))
         return made
+
+
+TreeRecord.entry = TreeEntry
 
 
 def tree_record(spec: TreeSpec, learning_rate: float, clients: int, messages: Sequence[TreeMessage]) -> TreeRecord:

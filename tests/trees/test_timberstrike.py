@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from fedaudit.attacks import RowFinding, make_attack
-from fedaudit.attacks.timberstrike import fewest
-from fedaudit.models.trees import read_booster
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput, NotApplicable
-from tests.attacks.tree_cases import ETA, LAMBDA, boosted, model, noise, rows_of, seen, stump, transcript
+from fedaudit_trees.model import read_booster
+from fedaudit_trees.timberstrike import fewest
+from tests.trees.tree_cases import ETA, LAMBDA, boosted, model, noise, rows_of, seen, stump, transcript
 
 
 def attacked(observation: Observation) -> RowFinding:
