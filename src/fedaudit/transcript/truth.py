@@ -257,15 +257,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return about, tensors
 
 
-def examples_in(path: Path) -> dict[str, Tensor]:
-    """Return the examples in a truth's file, or a folder of such, by file and name: (n, ...) each, as they lie."""
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files:
-        raise CorruptTranscript(f"no ground truth at {path}: the folder has none of its files")
-    found = {f"{file.name}, {name}": value for file in files for name, value in _read(file)[1].items()}
-    return {name: value for name, value in found.items() if re.search(r", (inputs|candidates|seen/.*/inputs)", name)}
-
-
 def truth_from(about: dict[str, Any], tensors: Mapping[str, Tensor], path: Path) -> Truth:
     """Return the truth that stands in the tensors of a file, or of several."""
     kept: dict[str, dict[tuple[int, int], Tensor]] = {what: {} for what in _OF_UPDATES}
