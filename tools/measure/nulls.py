@@ -23,7 +23,6 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks import (
-    ClassImagesFinding,
     ExampleLabelFinding,
     ImageFinding,
     LabelScoreFinding,
@@ -56,6 +55,7 @@ from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.attacks import ClassImagesFinding
 from tests.attacks.tree_cases import boosted
 from tests.attacks.tree_cases import seen as seen_trees
 from tests.evaluation.test_evaluation import seen as image_seen

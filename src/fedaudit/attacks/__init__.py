@@ -22,7 +22,6 @@ from fedaudit.attacks.text.dager import Dager
 from fedaudit.attacks.text.which_tokens import WhichTokens
 from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels, LabelSetFinding
 from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, LocalModelExact
-from fedaudit.attacks.gan import GAN, ClassImagesFinding
 from fedaudit.attacks.records.likelihood import RMIA, LiRA
 from fedaudit.attacks.records.membership import GradientNorm, LossThreshold
 from fedaudit.attacks.records.rounds import FedMIA, LossSeries
@@ -77,7 +76,6 @@ __all__ = [
     "CPL",
     "DLG",
     "FSHA",
-    "GAN",
     "IDLG",
     "RMIA",
     "AGICEpochs",
@@ -89,7 +87,6 @@ __all__ = [
     "Averaged",
     "AveragedLabels",
     "Case",
-    "ClassImagesFinding",
     "ClosedForm",
     "Cocktail",
     "DLGAdam",

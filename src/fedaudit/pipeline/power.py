@@ -220,10 +220,10 @@ def _known(truth: Truth, attack: Attack, observation: Observation, needed: int) 
     What the attack may have been fitted to isn't among them: the adversary's public examples, and what its files were
     made from. NotApplicable: there are too few of either.
     """
-    victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
+    rows = truth.held_out()
     if observation.records is not None:
-        victims |= {tensor_digest(example) for example in observation.records.public_inputs}
-    rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]
+        known = {tensor_digest(example) for example in observation.records.public_inputs}
+        rows = [row for row in rows if tensor_digest(truth.candidates[row]) not in known]
     public = attack.public_examples()
     if public is not None and rows:
         prints = observation.task_info.example_kind.fingerprints(truth.candidates[rows])

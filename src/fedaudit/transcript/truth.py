@@ -100,6 +100,11 @@ class Truth:
         """Return it marked as the truth of ``transcript``, which it must be."""
         return dataclasses.replace(self, about={**self.about, "transcript": transcript.fingerprint()})
 
+    def held_out(self) -> list[int]:
+        """Return which candidates aren't victims: those that no update of a recorded round was made from."""
+        victims = {tensor_digest(example) for batch in self.inputs.values() for example in batch}
+        return [i for i, example in enumerate(self.candidates) if tensor_digest(example) not in victims]
+
     def held_by(self, client: int) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of every example that an update of ``client`` used, each once.
 
@@ -389,8 +394,7 @@ def typical(truth: Truth, count: int, label: int | None = None) -> tuple[Tensor,
 
     Only those of the class ``label`` count, where one is given and has that many.
     """
-    victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
-    rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]
+    rows = truth.held_out()
     rows = rows if len(rows) >= count else list(range(len(truth.candidates)))
     own = [i for i in rows if label is not None and int(truth.candidate_labels[i]) == label]
     rows = own if len(own) >= count else rows

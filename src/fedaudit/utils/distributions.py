@@ -15,8 +15,8 @@ OURS = "fedaudit"
 # By distribution, which is the extra of that name, and by group of entry points: the names that it adds.
 NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "catalogue": {
-        "fedaudit.attacks": ("r-gap", "gias", "peftleak", "seer", "agrevader"),
-        "fedaudit.behaviours": ("agrevader",),
+        "fedaudit.attacks": ("r-gap", "gias", "peftleak", "seer", "agrevader", "gan"),
+        "fedaudit.behaviours": ("agrevader", "gan", "gan-adaptive"),
         "fedaudit.server_behaviours": ("peftleak", "seer", "geminio"),
         "fedaudit.commands": ("rank", "train-generator"),
     },
@@ -31,7 +31,10 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # By package of ours: the Python names that it had once, and the module that has them now.
 MOVED: dict[str, dict[str, str]] = {
-    "fedaudit.attacks": dict.fromkeys(("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader"), "fedaudit_catalogue.attacks"),
+    "fedaudit": {"ClassImagesFinding": "fedaudit_catalogue.attacks"},
+    "fedaudit.attacks": dict.fromkeys(
+        ("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader", "GAN", "ClassImagesFinding"), "fedaudit_catalogue.attacks"
+    ),
 }
 
 
@@ -62,7 +65,7 @@ def moved(package: str) -> Callable[[str], Any]:
     """
 
     def get(name: str) -> Any:
-        home = MOVED[package].get(name)
+        home = MOVED.get(package, {}).get(name)
         if home is None:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         extra = home.partition(".")[0].removeprefix("fedaudit_")

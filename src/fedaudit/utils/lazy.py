@@ -34,7 +34,9 @@ def lazy(package: str, *, needs: str = "", of: str = "") -> tuple[Callable[[str]
 
     def get(name: str) -> Any:
         if name.startswith("__") or name not in homes():
-            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+            from fedaudit.utils.distributions import moved  # only who looks for what isn't here pays for it
+
+            return moved(package)(name)
         if needs and importlib.util.find_spec(needs) is None:
             raise BadInput(f"{of} isn't installed: pip install 'PATH_OF_THE_CLONE[{of.lower()}]'")
         module, there = homes()[name]

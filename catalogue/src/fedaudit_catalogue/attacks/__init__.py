@@ -8,10 +8,13 @@ from fedaudit_catalogue.attacks.r_gap import RGap
 from fedaudit_catalogue.attacks.seer import Seer
 
 from fedaudit_catalogue.attacks.agrevader import AgrEvader  # isort: skip
+from fedaudit_catalogue.attacks.gan import GAN, ClassImagesFinding  # isort: skip
 
 __all__ = [
+    "GAN",
     "GIAS",
     "AgrEvader",
+    "ClassImagesFinding",
     "GeminioServer",
     "PeftLeak",
     "RGap",
