@@ -15,7 +15,6 @@ from fedaudit.attacks.analytic.sratta import Sratta
 from fedaudit.attacks.inversion.methods import AGIC, CPL, DLG, IDLG, AGICPlus, DLGAdam, Geng, InvG
 from fedaudit.attacks.inversion.epochs import AGICEpochs, DLGAdamEpochs, Epochs, InvGEpochs
 from fedaudit.attacks.inversion.averaged import Averaged
-from fedaudit.attacks.inversion.group import GradInversion
 from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.decepticons import Decepticons
 from fedaudit.attacks.text.dager import Dager
@@ -105,7 +104,6 @@ __all__ = [
     "Finding",
     "Fishing",
     "Geng",
-    "GradInversion",
     "GradientInversion",
     "GradientNorm",
     "ImageFinding",

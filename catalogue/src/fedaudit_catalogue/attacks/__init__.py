@@ -3,6 +3,7 @@
 # They add themselves, in the order in which they are listed.
 from fedaudit_catalogue.attacks.geminio import GeminioServer
 from fedaudit_catalogue.attacks.generative import GIAS
+from fedaudit_catalogue.attacks.gradinversion import GradInversion
 from fedaudit_catalogue.attacks.peftleak import PeftLeak
 from fedaudit_catalogue.attacks.r_gap import RGap
 from fedaudit_catalogue.attacks.seer import Seer
@@ -16,6 +17,7 @@ __all__ = [
     "AgrEvader",
     "ClassImagesFinding",
     "GeminioServer",
+    "GradInversion",
     "PeftLeak",
     "RGap",
     "Seer",

@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, make_engine
     from fedaudit.attacks.inversion.engines.reference import one_gradient
     from fedaudit.attacks.inversion.objectives import Objective, flatten, unflatten, weighted_cosine
-    from fedaudit.attacks.inversion.priors import smoothness
+    from fedaudit.attacks.inversion.priors import differentiated, smoothness
     from fedaudit.attacks.inversion.reconstruct import make_step, with_priors
     from fedaudit.attacks.inversion.reconstruct import reconstruct as optimise
     from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Schedule, prepare
+    from fedaudit.attacks.labels.inference import LabelMethod
     from fedaudit.attacks.victim import Victim
 else:
     __getattr__, __dir__ = lazy(__name__)
@@ -21,10 +22,12 @@ else:
 __all__ = [
     "AGREEMENT",
     "GradientInversion",
+    "LabelMethod",
     "Objective",
     "Prepared",
     "Schedule",
     "Victim",
+    "differentiated",
     "flatten",
     "make_engine",
     "make_step",
