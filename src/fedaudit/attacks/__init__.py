@@ -13,7 +13,6 @@ from fedaudit.attacks.analytic.spear import Spear, SpearRows
 from fedaudit.attacks.analytic.cocktail import Cocktail
 from fedaudit.attacks.analytic.sratta import Sratta
 from fedaudit.attacks.inversion.methods import AGIC, CPL, DLG, IDLG, AGICPlus, DLGAdam, Geng, InvG
-from fedaudit.attacks.inversion.epochs import AGICEpochs, DLGAdamEpochs, Epochs, InvGEpochs
 from fedaudit.attacks.inversion.averaged import Averaged
 from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.decepticons import Decepticons
@@ -57,6 +56,7 @@ from fedaudit.attacks.findings import (
     Trace,
 )
 from fedaudit.attacks.inversion.template import GradientInversion
+from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.records.target import MembershipFinding, upper_half, whole
 from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.attacks.victim import as_trained, need_signal, need_training, one_batch_gradient
@@ -77,7 +77,6 @@ __all__ = [
     "FSHA",
     "IDLG",
     "RMIA",
-    "AGICEpochs",
     "AGICPlus",
     "Attack",
     "AttributeFeatures",
@@ -89,12 +88,10 @@ __all__ = [
     "ClosedForm",
     "Cocktail",
     "DLGAdam",
-    "DLGAdamEpochs",
     "Dager",
     "Decepticons",
     "DirectLabels",
     "DirectionScoring",
-    "Epochs",
     "Epsilon",
     "EpsilonFinding",
     "ExactLinear",
@@ -109,7 +106,6 @@ __all__ = [
     "ImageFinding",
     "Imprint",
     "InvG",
-    "InvGEpochs",
     "LabelFinding",
     "LabelScoreFinding",
     "LabelSetFinding",
@@ -148,6 +144,7 @@ __all__ = [
     "Trace",
     "TrapWeights",
     "UnSplit",
+    "Way",
     "WhichTokens",
     "as_trained",
     "make_attack",

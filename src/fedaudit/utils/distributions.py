@@ -15,7 +15,10 @@ OURS = "fedaudit"
 # By distribution, which is the extra of that name, and by group of entry points: the names that it adds.
 NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "catalogue": {
-        "fedaudit.attacks": ("r-gap", "gias", "peftleak", "seer", "agrevader", "gan", "gradinversion"),
+        "fedaudit.attacks": (
+            *("r-gap", "gias", "peftleak", "seer", "agrevader", "gan", "gradinversion"),
+            *("epochs", "agic-epochs", "invg-epochs", "dlg-adam-epochs"),
+        ),
         "fedaudit.behaviours": ("agrevader", "gan", "gan-adaptive"),
         "fedaudit.server_behaviours": ("peftleak", "seer", "geminio"),
         "fedaudit.commands": ("rank", "train-generator"),
@@ -33,7 +36,10 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
 MOVED: dict[str, dict[str, str]] = {
     "fedaudit": {"ClassImagesFinding": "fedaudit_catalogue.attacks"},
     "fedaudit.attacks": dict.fromkeys(
-        ("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader", "GAN", "ClassImagesFinding", "GradInversion"),
+        (
+            *("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader", "GAN", "ClassImagesFinding", "GradInversion"),
+            *("Epochs", "AGICEpochs", "InvGEpochs", "DLGAdamEpochs"),
+        ),
         "fedaudit_catalogue.attacks",
     ),
 }

@@ -1,6 +1,7 @@
 """Attacks, and behaviours of malicious clients and servers: an observation in, a finding out."""
 
 # They add themselves, in the order in which they are listed.
+from fedaudit_catalogue.attacks.epochs import AGICEpochs, DLGAdamEpochs, Epochs, InvGEpochs
 from fedaudit_catalogue.attacks.geminio import GeminioServer
 from fedaudit_catalogue.attacks.generative import GIAS
 from fedaudit_catalogue.attacks.gradinversion import GradInversion
@@ -14,10 +15,14 @@ from fedaudit_catalogue.attacks.gan import GAN, ClassImagesFinding  # isort: ski
 __all__ = [
     "GAN",
     "GIAS",
+    "AGICEpochs",
     "AgrEvader",
     "ClassImagesFinding",
+    "DLGAdamEpochs",
+    "Epochs",
     "GeminioServer",
     "GradInversion",
+    "InvGEpochs",
     "PeftLeak",
     "RGap",
     "Seer",

@@ -9,11 +9,12 @@ from fedaudit.utils.lazy import lazy
 if TYPE_CHECKING:
     from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, make_engine
     from fedaudit.attacks.inversion.engines.reference import one_gradient
+    from fedaudit.attacks.inversion.local_epochs import agreed
     from fedaudit.attacks.inversion.objectives import Objective, flatten, unflatten, weighted_cosine
     from fedaudit.attacks.inversion.priors import differentiated, smoothness
     from fedaudit.attacks.inversion.reconstruct import make_step, with_priors
     from fedaudit.attacks.inversion.reconstruct import reconstruct as optimise
-    from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Schedule, prepare
+    from fedaudit.attacks.inversion.template import Composed, GradientInversion, Prepared, Schedule, prepare, to_pixels
     from fedaudit.attacks.labels.inference import LabelMethod
     from fedaudit.attacks.victim import Victim
 else:
@@ -21,12 +22,14 @@ else:
 
 __all__ = [
     "AGREEMENT",
+    "Composed",
     "GradientInversion",
     "LabelMethod",
     "Objective",
     "Prepared",
     "Schedule",
     "Victim",
+    "agreed",
     "differentiated",
     "flatten",
     "make_engine",
@@ -35,6 +38,7 @@ __all__ = [
     "optimise",
     "prepare",
     "smoothness",
+    "to_pixels",
     "unflatten",
     "weighted_cosine",
     "with_priors",
