@@ -18,9 +18,6 @@ from fedaudit.attacks.inversion.objectives import Objective, flatten, layer_l2
 from fedaudit.attacks.inversion.priors import (
     FADING,
     fading_smoothness,
-    label_regulariser,
-    off_scale,
-    outside_range,
     smoothness,
 )
 from fedaudit.attacks.inversion.reconstruct import make_step, reconstruct, relative_rate
@@ -31,6 +28,7 @@ from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.attacks.classics import label_regulariser, off_scale, outside_range
 
 SHAPE = (3, 12, 12)
 RANGE = (torch.full((1, 3, 1, 1), -1.0, dtype=torch.float64), torch.full((1, 3, 1, 1), 2.0, dtype=torch.float64))

@@ -12,7 +12,7 @@ from fedaudit.attacks.analytic.exact_linear import ExactLinear, ExactLinearRows
 from fedaudit.attacks.analytic.spear import Spear, SpearRows
 from fedaudit.attacks.analytic.cocktail import Cocktail
 from fedaudit.attacks.analytic.sratta import Sratta
-from fedaudit.attacks.inversion.methods import AGIC, CPL, DLG, IDLG, AGICPlus, DLGAdam, Geng, InvG
+from fedaudit.attacks.inversion.methods import AGIC, AGICPlus, InvG
 from fedaudit.attacks.inversion.averaged import Averaged
 from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.decepticons import Decepticons
@@ -45,7 +45,7 @@ from fedaudit.attacks.active.fsha import FSHA
 
 # isort: on
 from fedaudit.attacks.analytic.first_layer import ClosedForm
-from fedaudit.attacks.base import ATTACKS, Attack, Case, Progress, make_attack, register
+from fedaudit.attacks.base import ATTACKS, SEARCHED, Attack, Case, Progress, make_attack, register
 from fedaudit.attacks.findings import (
     Finding,
     ImageFinding,
@@ -72,11 +72,9 @@ __all__ = [
     "ALTERED_MODELS",
     "ATTACKS",
     "CAFE",
-    "CPL",
-    "DLG",
     "FSHA",
-    "IDLG",
     "RMIA",
+    "SEARCHED",
     "AGICPlus",
     "Attack",
     "AttributeFeatures",
@@ -87,7 +85,6 @@ __all__ = [
     "Case",
     "ClosedForm",
     "Cocktail",
-    "DLGAdam",
     "Dager",
     "Decepticons",
     "DirectLabels",
@@ -100,7 +97,6 @@ __all__ = [
     "FedMIA",
     "Finding",
     "Fishing",
-    "Geng",
     "GradientInversion",
     "GradientNorm",
     "ImageFinding",

@@ -17,7 +17,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "catalogue": {
         "fedaudit.attacks": (
             *("r-gap", "gias", "peftleak", "seer", "agrevader", "gan", "gradinversion"),
-            *("epochs", "agic-epochs", "invg-epochs", "dlg-adam-epochs"),
+            *("epochs", "agic-epochs", "invg-epochs", "dlg-adam-epochs", "dlg", "dlg-adam", "idlg", "cpl", "geng"),
         ),
         "fedaudit.behaviours": ("agrevader", "gan", "gan-adaptive"),
         "fedaudit.server_behaviours": ("peftleak", "seer", "geminio"),
@@ -38,7 +38,7 @@ MOVED: dict[str, dict[str, str]] = {
     "fedaudit.attacks": dict.fromkeys(
         (
             *("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader", "GAN", "ClassImagesFinding", "GradInversion"),
-            *("Epochs", "AGICEpochs", "InvGEpochs", "DLGAdamEpochs"),
+            *("Epochs", "AGICEpochs", "InvGEpochs", "DLGAdamEpochs", "DLG", "DLGAdam", "IDLG", "CPL", "Geng"),
         ),
         "fedaudit_catalogue.attacks",
     ),

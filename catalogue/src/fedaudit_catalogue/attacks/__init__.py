@@ -1,6 +1,7 @@
 """Attacks, and behaviours of malicious clients and servers: an observation in, a finding out."""
 
 # They add themselves, in the order in which they are listed.
+from fedaudit_catalogue.attacks.classics import CPL, DLG, IDLG, DLGAdam, Geng
 from fedaudit_catalogue.attacks.epochs import AGICEpochs, DLGAdamEpochs, Epochs, InvGEpochs
 from fedaudit_catalogue.attacks.geminio import GeminioServer
 from fedaudit_catalogue.attacks.generative import GIAS
@@ -13,14 +14,19 @@ from fedaudit_catalogue.attacks.agrevader import AgrEvader  # isort: skip
 from fedaudit_catalogue.attacks.gan import GAN, ClassImagesFinding  # isort: skip
 
 __all__ = [
+    "CPL",
+    "DLG",
     "GAN",
     "GIAS",
+    "IDLG",
     "AGICEpochs",
     "AgrEvader",
     "ClassImagesFinding",
+    "DLGAdam",
     "DLGAdamEpochs",
     "Epochs",
     "GeminioServer",
+    "Geng",
     "GradInversion",
     "InvGEpochs",
     "PeftLeak",

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from fedaudit.attacks import (
     AGIC,
     Attack,
-    DLGAdam,
     ImageFinding,
     InvG,
     Message,
@@ -37,6 +36,7 @@ from fedaudit.attacks.inversion import (
     with_priors,
 )
 from fedaudit.utils import Count, NonNegative
+from fedaudit_catalogue.attacks.classics import DLGAdam
 
 _POOL = 2  # side and stride of the average pooling before images are compared (Section V-A)
 _WHOLE_EPOCHS = "all updates of a client over two or more epochs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,6 @@ from fedaudit.attacks.inversion import (
     Prepared,
     Schedule,
     Victim,
-    differentiated,
 )
 from fedaudit.utils import Count, NonNegative
 
@@ -171,6 +171,19 @@ def has_running_statistics(victim: Victim) -> bool:
     """Whether BatchNorm's running statistics say anything: there are some, and training has moved them."""
     means = [t for name, t in victim.constants.items() if name.endswith("running_mean")]
     return any(bool(t.any()) for t in means)
+
+
+def differentiated(value: Callable[[Tensor], Tensor]) -> Objective:
+    """Return ``value`` with its gradient by autograd."""
+
+    def prior(images: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = images.detach().requires_grad_()
+        with torch.enable_grad():
+            result = value(leaf)
+        (gradient,) = torch.autograd.grad(result, leaf)
+        return result.detach(), gradient
+
+    return prior
 
 
 def registered_mean(group: Tensor, how: str) -> Tensor:

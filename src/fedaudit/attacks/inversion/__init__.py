@@ -11,10 +11,19 @@ if TYPE_CHECKING:
     from fedaudit.attacks.inversion.engines.reference import one_gradient
     from fedaudit.attacks.inversion.local_epochs import agreed
     from fedaudit.attacks.inversion.objectives import Objective, flatten, unflatten, weighted_cosine
-    from fedaudit.attacks.inversion.priors import differentiated, smoothness
+    from fedaudit.attacks.inversion.priors import smoothness
     from fedaudit.attacks.inversion.reconstruct import make_step, with_priors
     from fedaudit.attacks.inversion.reconstruct import reconstruct as optimise
-    from fedaudit.attacks.inversion.template import Composed, GradientInversion, Prepared, Schedule, prepare, to_pixels
+    from fedaudit.attacks.inversion.template import (
+        Composed,
+        GradientInversion,
+        OptimiserName,
+        Prepared,
+        Schedule,
+        Start,
+        prepare,
+        to_pixels,
+    )
     from fedaudit.attacks.labels.inference import LabelMethod
     from fedaudit.attacks.victim import Victim
 else:
@@ -26,11 +35,12 @@ __all__ = [
     "GradientInversion",
     "LabelMethod",
     "Objective",
+    "OptimiserName",
     "Prepared",
     "Schedule",
+    "Start",
     "Victim",
     "agreed",
-    "differentiated",
     "flatten",
     "make_engine",
     "make_step",

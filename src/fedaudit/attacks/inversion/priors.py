@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +18,6 @@ from fedaudit.attacks.analytic.sparse_columns import low_rank
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import Layer
-from fedaudit.task.training import class_logits
 from fedaudit.utils.seeds import generator
 
 
@@ -65,57 +64,6 @@ def fading_smoothness(evaluations: int) -> Objective:
         asked += 1
         value, gradient = smoothness(images)
         return FADING * value, share * gradient
-
-    return prior
-
-
-def outside_range(pixel_range: tuple[Tensor, Tensor]) -> Objective:
-    """Return the squared distance to the normalised pixel range, (1, C, H, W) an end: clipping (Geng et al. 2021)."""
-
-    def prior(images: Tensor) -> tuple[Tensor, Tensor]:
-        beyond = images - images.clamp(*pixel_range)
-        return beyond.square().sum(), 2 * beyond
-
-    return prior
-
-
-def off_scale(pixel_range: tuple[Tensor, Tensor]) -> Objective:
-    """Return the squared distance of every image to itself scaled to fill the pixel range: scaling (Geng et al. 2021).
-
-    The scaled image is taken as constant, so that the gradient pulls towards it. The range must be finite.
-    """
-    black, white = pixel_range
-
-    def prior(images: Tensor) -> tuple[Tensor, Tensor]:
-        pixels = (images - black) / (white - black)
-        axes = tuple(range(1, images.ndim))
-        least, most = pixels.amin(axes, keepdim=True), pixels.amax(axes, keepdim=True)
-        scaled = (pixels - least) / (most - least).clamp_min(1e-6)
-        away = images - (black + scaled * (white - black))
-        return away.square().sum(), 2 * away
-
-    return prior
-
-
-def label_regulariser(victim: Victim, labels: Tensor) -> Objective:
-    """Return ‖softmax(F(x)) − y‖² over the batch: CPL's label term (Wei et al. 2020, Algorithm 1)."""
-
-    def value(images: Tensor) -> Tensor:
-        outputs = class_logits(victim.outputs(images)).softmax(dim=1)
-        return (outputs - nn.functional.one_hot(labels, outputs.shape[1])).square().sum()
-
-    return differentiated(value)
-
-
-def differentiated(value: Callable[[Tensor], Tensor]) -> Objective:
-    """Return ``value`` with its gradient by autograd."""
-
-    def prior(images: Tensor) -> tuple[Tensor, Tensor]:
-        leaf = images.detach().requires_grad_()
-        with torch.enable_grad():
-            result = value(leaf)
-        (gradient,) = torch.autograd.grad(result, leaf)
-        return result.detach(), gradient
 
     return prior
 
