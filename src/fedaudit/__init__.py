@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from fedaudit.attacks import (
         Attack,
         AttributeFinding,
-        ClassImagesFinding,
         EpsilonFinding,
         ExampleLabelFinding,
         Finding,
@@ -63,7 +62,6 @@ __all__ = [
     "BadInput",
     "Behaviour",
     "CanaryClients",
-    "ClassImagesFinding",
     "CorruptTranscript",
     "Dataset",
     "EpsilonFinding",

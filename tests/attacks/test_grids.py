@@ -16,11 +16,8 @@ from fedaudit.attacks.inversion.engines.first_order import eager, first_order
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
 from fedaudit.attacks.inversion.objectives import weighted_cosine
 from fedaudit.attacks.inversion.priors import (
-    image_l2,
     in_subspaces,
     looks_like_photographs,
-    off_scale,
-    outside_range,
     patches_seen,
     subspaces,
     total_variation,
@@ -37,6 +34,8 @@ from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.attacks.classics import off_scale, outside_range
+from fedaudit_catalogue.attacks.gradinversion import image_l2
 
 GRIDS = {"signal": (3, 11), "image": (2, 5, 7), "volume": (2, 4, 5, 6)}
 CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.attacks import (
-    ClassImagesFinding,
     ExampleLabelFinding,
     ImageFinding,
     LabelScoreFinding,
@@ -47,6 +46,7 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.attacks import ClassImagesFinding
 
 LEAKS = ("recovered", "identifiable", "inferred")
 

@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from fedaudit.attacks.inversion.epochs import Epochs
 from fedaudit.utils.registry import Plugin
 from fedaudit.utils.validation import path_of, printable, safe_name
+from fedaudit_catalogue.attacks import Epochs
 
 MADE = "<!-- Made from the code by `python -m tools.docs`; change it there. -->"
 _TEXTS = {safe_name: "name: letters, digits, `-`, `_`", printable: "one line of text", path_of: "path of a file"}

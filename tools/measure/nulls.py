@@ -23,7 +23,6 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks import (
-    ClassImagesFinding,
     ExampleLabelFinding,
     ImageFinding,
     LabelScoreFinding,
@@ -56,6 +55,7 @@ from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.attacks import ClassImagesFinding
 from tests.evaluation.test_evaluation import seen as image_seen
 from tests.evaluation.test_rows import KINDS, people, scene
 from tests.evaluation.test_sequences import NOTES

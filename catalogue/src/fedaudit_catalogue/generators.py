@@ -1,10 +1,10 @@
-"""Trained generators: the file, the fingerprints of the examples that one was trained on, and the mirror network."""
+"""DCGAN's generator; trained generators: the file, fingerprints of their examples, and the mirror network."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 
 import torch
@@ -13,12 +13,34 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedaudit.models import Generator, GeneratorSpec
+from fedaudit.models import Generator, GeneratorNetwork, GeneratorSpec
 from fedaudit.utils import TENSORS, BadInput, MissingData, all_finite, check_file
 
 _FORMAT = 1
 _EXAMPLES = "examples"  # the fingerprints' name in the file
 _SLOPE = 0.2
+
+
+class DCGenerator(GeneratorNetwork):
+    """DCGAN's generator (Radford et al. 2016): codes (n, latent) to pixels (n, C, H, W) in [0, 1].
+
+    Transposed convolutions of stride 2, batch normalisation and ReLU. Departures: ``spec.width`` channels at half the
+    image's size; a sigmoid at the end instead of tanh, whose range is another. Where the image's sides can't be halved
+    often enough, larger images are made and cut.
+    """
+
+    def __init__(self, spec: GeneratorSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        channels, *sides = spec.input_shape
+        halvings = max(1, spec.halvings)
+        self.smallest = (spec.width << (halvings - 1), *(ceil(side / (1 << halvings)) for side in sides))
+        self.start = nn.Linear(spec.latent, prod(self.smallest))
+        layers: list[nn.Module] = [nn.BatchNorm2d(self.smallest[0]), nn.ReLU()]
+        for i in reversed(range(1, halvings)):
+            inputs, outputs = spec.width << i, spec.width << (i - 1)
+            layers += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
+        self.grow = nn.Sequential(*layers, nn.ConvTranspose2d(spec.width, channels, 4, 2, 1), nn.Sigmoid())
 
 
 def trunk(spec: GeneratorSpec, outputs: int) -> nn.Sequential:

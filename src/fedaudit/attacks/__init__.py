@@ -12,17 +12,14 @@ from fedaudit.attacks.analytic.exact_linear import ExactLinear, ExactLinearRows
 from fedaudit.attacks.analytic.spear import Spear, SpearRows
 from fedaudit.attacks.analytic.cocktail import Cocktail
 from fedaudit.attacks.analytic.sratta import Sratta
-from fedaudit.attacks.inversion.methods import AGIC, CPL, DLG, IDLG, AGICPlus, DLGAdam, Geng, InvG
-from fedaudit.attacks.inversion.epochs import AGICEpochs, DLGAdamEpochs, Epochs, InvGEpochs
+from fedaudit.attacks.inversion.methods import AGIC, AGICPlus, InvG
 from fedaudit.attacks.inversion.averaged import Averaged
-from fedaudit.attacks.inversion.group import GradInversion
 from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.decepticons import Decepticons
 from fedaudit.attacks.text.dager import Dager
 from fedaudit.attacks.text.which_tokens import WhichTokens
 from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels, LabelSetFinding
 from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, LocalModelExact
-from fedaudit.attacks.gan import GAN, ClassImagesFinding
 from fedaudit.attacks.records.likelihood import RMIA, LiRA
 from fedaudit.attacks.records.membership import GradientNorm, LossThreshold
 from fedaudit.attacks.records.rounds import FedMIA, LossSeries
@@ -47,7 +44,7 @@ from fedaudit.attacks.active.fsha import FSHA
 
 # isort: on
 from fedaudit.attacks.analytic.first_layer import ClosedForm
-from fedaudit.attacks.base import ATTACKS, Attack, Case, Progress, make_attack, register
+from fedaudit.attacks.base import ATTACKS, SEARCHED, Attack, Case, Progress, make_attack, register
 from fedaudit.attacks.findings import (
     Finding,
     ImageFinding,
@@ -58,6 +55,7 @@ from fedaudit.attacks.findings import (
     Trace,
 )
 from fedaudit.attacks.inversion.template import GradientInversion
+from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.records.target import MembershipFinding, upper_half, whole
 from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.attacks.victim import as_trained, need_signal, need_training, one_batch_gradient
@@ -73,13 +71,9 @@ __all__ = [
     "ALTERED_MODELS",
     "ATTACKS",
     "CAFE",
-    "CPL",
-    "DLG",
     "FSHA",
-    "GAN",
-    "IDLG",
     "RMIA",
-    "AGICEpochs",
+    "SEARCHED",
     "AGICPlus",
     "Attack",
     "AttributeFeatures",
@@ -88,16 +82,12 @@ __all__ = [
     "Averaged",
     "AveragedLabels",
     "Case",
-    "ClassImagesFinding",
     "ClosedForm",
     "Cocktail",
-    "DLGAdam",
-    "DLGAdamEpochs",
     "Dager",
     "Decepticons",
     "DirectLabels",
     "DirectionScoring",
-    "Epochs",
     "Epsilon",
     "EpsilonFinding",
     "ExactLinear",
@@ -106,14 +96,11 @@ __all__ = [
     "FedMIA",
     "Finding",
     "Fishing",
-    "Geng",
-    "GradInversion",
     "GradientInversion",
     "GradientNorm",
     "ImageFinding",
     "Imprint",
     "InvG",
-    "InvGEpochs",
     "LabelFinding",
     "LabelScoreFinding",
     "LabelSetFinding",
@@ -151,6 +138,7 @@ __all__ = [
     "Trace",
     "TrapWeights",
     "UnSplit",
+    "Way",
     "WhichTokens",
     "as_trained",
     "make_attack",

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedaudit.cli import options
+from fedaudit.utils.progress import tell
 
 
 def share(
@@ -17,13 +18,15 @@ def share(
     ],
     truth: Annotated[
         Path | None,
-        typer.Option(help="Ground truth to search for, a file or a folder; default: what lies beside the audit."),
+        typer.Option(hidden=True),  # of earlier versions, which searched for the ground truth itself
     ] = None,
 ) -> None:
     """Write what may be shared of an audit: no examples, names, records or hashes; exit 2 if one would be in it."""
     from fedaudit.report.share import share as write
 
-    about = write(folder, out, truth=truth)
+    if truth is not None:
+        tell("--truth isn't needed any more: whatever it is of, no encoded bytes or hash are shared")
+    about = write(folder, out)
     print(f"shared: {out / 'results.json'} and {out / 'report.html'}")
     for line in about.left_out:
         print(f"left out: {line}")

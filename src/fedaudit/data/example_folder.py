@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -54,7 +54,7 @@ class Examples:
 
 
 @dataclass(frozen=True, eq=False)
-class _Listed:
+class Listed:
     """Files that are to be read, with targets (n, ...), or with files of masks, and clients and persons (n,)."""
 
     files: list[Path]
@@ -62,11 +62,11 @@ class _Listed:
     groups: Tensor | None = None
     persons: Tensor | None = None
 
-    def __getitem__(self, rows: Tensor) -> _Listed:
+    def __getitem__(self, rows: Tensor) -> Listed:
         chosen = rows.tolist()
         targets = self.targets[rows] if isinstance(self.targets, Tensor) else [self.targets[i] for i in chosen]
         groups, persons = (None if known is None else known[rows] for known in (self.groups, self.persons))
-        return _Listed([self.files[i] for i in chosen], targets, groups, persons)
+        return Listed([self.files[i] for i in chosen], targets, groups, persons)
 
 
 def folder_data(folder: Path) -> str | None:
@@ -149,7 +149,7 @@ def read_folder(
     return splits[0], splits[1], names
 
 
-def _first(part: _Listed, limit: int) -> Tensor:
+def _first(part: Listed, limit: int) -> Tensor:
     classes = isinstance(part.targets, Tensor) and not part.targets.is_floating_point()
     numbers = part.targets if classes else torch.zeros(len(part.files), dtype=torch.int64)
     assert isinstance(numbers, Tensor)
@@ -168,29 +168,42 @@ def _examples_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.name[0] != "." and (p.is_dir() or suffix_of(p) is not None))
 
 
-def _by_class(folder: Path) -> tuple[list[_Listed], tuple[str, ...]]:
+def _by_class(folder: Path) -> tuple[list[Listed], tuple[str, ...]]:
     train, test = folder / "train", _test_folder(folder)
     if not train.is_dir() or test is None:
         raise BadInput(f"{folder} needs {TABLE}, or the folders train and test with a folder for each class")
+    return in_class_folders((train, test), _examples_in)
+
+
+def in_class_folders(
+    parts: Sequence[Path], examples: Callable[[Path], list[Path]]
+) -> tuple[list[Listed], tuple[str, ...]]:
+    """Return what lies in the class folders of each part, the train folder first, and the names of the classes.
+
+    ``examples``: returns those in one class folder.
+    """
+    train = parts[0]
     names = sorted(path.name for path in train.iterdir() if path.is_dir())
     check_names(names, str(train))
     if len(names) < 2:
         raise BadInput(f"{train} has {len(names)} class folders; put one folder per class there, at least 2")
     listed = []
-    for part in (train, test):
+    for part in parts:
         files: list[Path] = []
         classes: list[int] = []
         for sub in sorted(path for path in part.iterdir() if path.is_dir()):
             if sub.name not in names:
-                raise BadInput(f"{part} has the class folder '{sub.name}', that the train folder lacks; let them agree")
-            found = _examples_in(sub)
+                raise BadInput(
+                    f"{part} has the class folder '{sub.name}', which the train folder lacks; make them agree"
+                )
+            found = examples(sub)
             files += found
             classes += [names.index(sub.name)] * len(found)
-        listed.append(_Listed(_some(files, part), torch.tensor(classes)))
+        listed.append(Listed(_some(files, part), torch.tensor(classes)))
     return listed, tuple(names)
 
 
-def _with_masks(folder: Path) -> list[_Listed]:
+def _with_masks(folder: Path) -> list[Listed]:
     train, test = folder / "train", _test_folder(folder)
     if not train.is_dir():
         raise BadInput(f"{folder} has {MASKS}/ but no folder train; put examples there, and their masks in masks/train")
@@ -201,11 +214,11 @@ def _with_masks(folder: Path) -> list[_Listed]:
         missing = [path for path in found if not path.exists()]
         if missing:
             raise BadInput(f"{missing[0]} is missing, one of {len(missing)} masks; give every example's its name")
-        listed.append(_Listed(files, list(found)))
+        listed.append(Listed(files, list(found)))
     return listed if test else _parted(listed[0], f"{folder}")
 
 
-def _by_table(table: Path) -> tuple[list[_Listed], tuple[str, ...] | None]:
+def _by_table(table: Path) -> tuple[list[Listed], tuple[str, ...] | None]:
     header, *rows = read_csv(table) or [[]]
     names = [name.strip() for name in header]
     columns = [i for i, name in enumerate(names) if i and name not in (CLIENT, *PERSONS)]
@@ -232,7 +245,7 @@ def _by_table(table: Path) -> tuple[list[_Listed], tuple[str, ...] | None]:
         _numbered([row[names.index(name)].strip() for row in rows]) if name in names[1:] else None
         for name in (CLIENT, about[0] if about else PERSONS[0])
     )
-    whole = _Listed([table.parent / file for file in files], targets, groups, persons)
+    whole = Listed([table.parent / file for file in files], targets, groups, persons)
     held_out = torch.tensor([file.parts[0] in TEST for file in files])
     if not bool(held_out.any()):
         return _parted(whole, str(table)), found
@@ -290,7 +303,7 @@ def _targets(columns: list[list[str]], table: Path) -> tuple[Tensor, tuple[str, 
     return torch.from_numpy(values.astype(np.float32)), None
 
 
-def _parted(whole: _Listed, where: str) -> list[_Listed]:
+def _parted(whole: Listed, where: str) -> list[Listed]:
     classes = isinstance(whole.targets, Tensor) and whole.targets.ndim == 1
     targets = whole.targets if classes else torch.zeros(len(whole.files), 1)
     held_out = hold_out(targets, where, whole.persons)  # type: ignore[arg-type]
@@ -324,7 +337,7 @@ def _inputs(
             values = _unit(values, said, white, path)
         example = torch.from_numpy(np.ascontiguousarray(values))
         if size is not None:
-            example = _square(example, size)
+            example = central_square(example, size)
         low, high = min(low, float(example.min())), max(high, float(example.max()))
         if first is None:
             first = (path, example.numpy(), said)
@@ -370,7 +383,7 @@ def _unit(values: Numbers, said: Said, white: float | None, path: Path) -> Numbe
     return np.clip(scaled, 0, 1).astype(np.float32)
 
 
-def _square(image: Tensor, size: int) -> Tensor:
+def central_square(image: Tensor, size: int) -> Tensor:
     """Return the central square of an image (C, H, W), resized."""
     side = min(image.shape[-2:])
     top, left = (image.shape[-2] - side) // 2, (image.shape[-1] - side) // 2
@@ -387,7 +400,7 @@ def _check_alike(path: Path, example: Tensor, said: Said, first: tuple[Path, Num
         raise BadInput(f"{path} has {said.rate} samples a second, {other} has {known.rate}; resample them first")
 
 
-def _masks(listed: _Listed, inputs: Tensor, size: int | None) -> Tensor:
+def _masks(listed: Listed, inputs: Tensor, size: int | None) -> Tensor:
     """Return int64 (n, H, W) or (n, D, H, W): each example's mask, of its shape without channels."""
     assert not isinstance(listed.targets, Tensor)
     wanted = tuple(inputs.shape[2:])

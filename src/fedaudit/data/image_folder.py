@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from fedaudit.data.catalogue import Layout, Reader, Request, add_dataset
-from fedaudit.data.dataset import Dataset, balanced, check_names
+from fedaudit.data.dataset import Dataset, balanced
+from fedaudit.data.example_folder import Listed, central_square, in_class_folders
 from fedaudit.data.files import reading
-from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, image_dataset, resize
+from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, image_dataset
 from fedaudit.modalities.base import DARK
 from fedaudit.utils.bounds import PICTURE, read_bytes
 from fedaudit.utils.errors import BadInput
@@ -22,32 +23,20 @@ def _reader(default_size: int | None, source: str) -> Reader:
         for path in paths:
             if not path.is_dir():
                 raise BadInput(f"{path} is a file; data set '{request.name}' needs a folder of class folders there")
-        names = sorted(folder.name for folder in paths[0].iterdir() if folder.is_dir())
-        check_names(names, str(paths[0]))
-        if len(names) < 2:
-            raise BadInput(f"{paths[0]} has {len(names)} class folders; put one folder per class there, at least 2")
-        splits = [_read_split(path, names, size, request) for path in paths]
+        listed, names = in_class_folders(paths, _pictures)
+        splits = [_pixels(part, path, size, request) for part, path in zip(listed, paths, strict=True)]
         return image_dataset(request, *splits, class_names=names, num_classes=len(names), source=source)
 
     return read
 
 
-def _read_split(
-    folder: Path, names: list[str], size: int | None, request: Request
-) -> tuple[torch.Tensor, torch.Tensor]:
-    files: list[Path] = []
-    labels: list[int] = []
-    for sub in sorted(path for path in folder.iterdir() if path.is_dir()):
-        if sub.name not in names:
-            raise BadInput(f"{folder} has the class folder '{sub.name}', which the train folder lacks; make them agree")
-        found = sorted(path for path in sub.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
-        files += found
-        labels += [names.index(sub.name)] * len(found)
-    if not files:
-        raise BadInput(
-            f"{folder} has no image files ({', '.join(IMAGE_SUFFIXES)}) in its class folders; put some there"
-        )
-    targets = torch.tensor(labels)
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+
+
+def _pixels(listed: Listed, folder: Path, size: int | None, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    files, targets = listed.files, listed.targets
+    assert isinstance(targets, torch.Tensor)
     rows = balanced(targets, request.limit)
     first, _ = _square(files[int(rows[0])], size, request.white)
     if first.numel() * len(rows) > MAX_BYTES:
@@ -75,12 +64,7 @@ def _square(path: Path, size: int | None, white: float | None) -> tuple[torch.Te
         data = read_bytes(path, PICTURE)
     values, most = decode_unit(data, str(path), white)
     pixels = torch.from_numpy(values).permute(2, 0, 1).contiguous()
-    if size is None:
-        return pixels, most
-    height, width = pixels.shape[1:]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return resize(pixels[None, :, top : top + side, left : left + side], size)[0], most
+    return pixels if size is None else central_square(pixels, size), most
 
 
 add_dataset(

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, Self, cast
 
 from fedaudit.results.record import Adjacency
 
@@ -51,9 +51,10 @@ class PrivacyAccount(ABC):
         """Whether it is of one Gaussian mechanism, whose losses are known exactly."""
         return False
 
-    @abstractmethod
-    def by(self, adjacency: Adjacency) -> PrivacyAccount:
+    def by(self, adjacency: Adjacency) -> Self:
         """Return the account of the same rounds by another adjacency."""
+        other: Self = replace(cast(Any, self), adjacency=adjacency)
+        return other
 
     @abstractmethod
     def spent(self, rounds: int, how: How = "rdp") -> float:
@@ -99,10 +100,6 @@ class Account(PrivacyAccount):
     of: tuple[int, int] | None = None
     adjacency: Adjacency = "add-remove"
 
-    def by(self, adjacency: Adjacency) -> Account:
-        """Return the account of the same rounds by another adjacency."""
-        return replace(self, adjacency=adjacency)
-
     @property
     def gaussian(self) -> bool:
         """Whether it is of one Gaussian mechanism: drawing makes a mixture."""
@@ -141,10 +138,6 @@ class SparseVectorAccount(PrivacyAccount):
     delta: float
     adjacency: Adjacency = "replace"
 
-    def by(self, adjacency: Adjacency) -> SparseVectorAccount:
-        """Return the account of the same rounds by another adjacency."""
-        return replace(self, adjacency=adjacency)
-
     def spent(self, rounds: int, how: How = "rdp") -> float:
         """Return ε after ``rounds``."""
         if not rounds:
@@ -170,10 +163,6 @@ class RecordedGaussians(PrivacyAccount):
     delta: float
     adjacency: Adjacency = "replace"
     drawn: tuple[tuple[int, float], ...] = ()
-
-    def by(self, adjacency: Adjacency) -> RecordedGaussians:
-        """Return the account of the same rounds by another adjacency."""
-        return replace(self, adjacency=adjacency)
 
     def spent(self, rounds: int, how: How = "rdp") -> float:
         """Return ε after the first ``rounds``; more than are recorded go on like the last."""

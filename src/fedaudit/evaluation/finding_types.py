@@ -17,7 +17,7 @@ from fedaudit.evaluation.verdicts import Judgement as Judgement
 from fedaudit.evaluation.verdicts import by_leaks as by_leaks
 from fedaudit.evaluation.verdicts import by_test as by_test
 from fedaudit.evaluation.verdicts import leaks as leaks
-from fedaudit.results import AttackSummary, FindingResult, Interval, MetricResult, Timing, Verdict
+from fedaudit.results import AttackSummary, Evidence, FindingResult, Interval, MetricResult, Timing, Verdict
 from fedaudit.results.record import Record
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
@@ -102,6 +102,23 @@ def by_first_metric(finding: FindingResult) -> Scores | None:
 
 
 @dataclass(frozen=True)
+class KnownExamples:
+    """What findings say of known examples, in updates that are made as the clients' were.
+
+    Attributes:
+        found: what was found of them, by the evidence and whose they are, in words.
+        of_clients: what was found of the clients'.
+        each: whether they come out one by one; else they are judged together, as findings are.
+        clients: that are attacked at most, where they are judged together.
+    """
+
+    found: Callable[[Evidence, str], str]
+    of_clients: Callable[[Evidence], str]
+    each: bool = False
+    clients: int = 8
+
+
+@dataclass(frozen=True)
 class FindingType:
     """How the findings of one type are evaluated together.
 
@@ -116,6 +133,10 @@ class FindingType:
             ``client``, a known client's updates of very different models; ``canaries``, as many in a round without
             noise; ``vertical``, known examples of a vertical federation. None: there is none but the same federation
             without its defences.
+        easy_updates: of one known example each, that make the easy case where one could be luck.
+        known: how findings tell of known examples under the audited conditions; None: none are tried.
+        averaged: the attack on the same that takes a client's updates over rounds together, if there is one.
+        ranks: whether its evidence is an AUC: below 0.5 where scores tell the wrong way round.
         trained: whether a federation that was hardly trained says nothing of it (``evaluation.least_accuracy``).
         learns: whether only a leak can be shown there: what a model hasn't learnt yet it can't give away.
         worst: the worst verdict that it can end in.
@@ -134,6 +155,10 @@ class FindingType:
     metrics: tuple[Metric, ...] = ()
     question: str = "learn what it was after"
     control: str | None = None
+    easy_updates: int = 1
+    known: KnownExamples | None = None
+    averaged: str | None = None
+    ranks: bool = False
     trained: bool = False
     learns: bool = False
     worst: Verdict = "inferred"

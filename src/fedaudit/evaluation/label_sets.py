@@ -14,6 +14,7 @@ from fedaudit.evaluation.finding_types import (
     FINDING_TYPES,
     Evaluation,
     FindingType,
+    KnownExamples,
     Metric,
     done,
     evaluate,
@@ -201,6 +202,12 @@ def _headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
     )
 
 
+def _precise(precision: Evidence) -> str:
+    """Return an average precision, with that of other batches in brackets."""
+    other = precision.by_guessing
+    return f"{precision.value:.2f}" + ("" if other is None else f" ({other:.2f} in other batches)")
+
+
 FINDING_TYPES["label-sets"] = FindingType(
     verdict=by_test(SETS.name, "updates", "Monte Carlo test", _headline),
     rules=(
@@ -212,4 +219,10 @@ FINDING_TYPES["label-sets"] = FindingType(
     metrics=(SETS, WHOLE, COUNTS, PRESENCE),
     question="tell which labels a client's examples have",
     control="example",
+    easy_updates=2,
+    known=KnownExamples(
+        lambda known, case: f"in {known.n} {case} its average precision is {_precise(known)}",
+        lambda own: f"in the clients' {_precise(own)}",
+    ),
+    averaged="averaged-labels",
 )

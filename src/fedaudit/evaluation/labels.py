@@ -15,6 +15,7 @@ from fedaudit.evaluation.finding_types import (
     FINDING_TYPES,
     Evaluation,
     FindingType,
+    KnownExamples,
     Metric,
     done,
     evaluate,
@@ -23,7 +24,7 @@ from fedaudit.evaluation.finding_types import (
 )
 from fedaudit.evaluation.statistics import SURE
 from fedaudit.evaluation.verdicts import by_fisher, by_test, by_victims, leaks
-from fedaudit.results import FindingResult
+from fedaudit.results import Evidence, FindingResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import derive_seed, generator
@@ -195,6 +196,12 @@ def _together(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
     return _at_least(together, found), _at_least(together, total)
 
 
+def _counted(share: Evidence) -> str:
+    """Return how many were told, and in brackets how many there would be by guessing."""
+    guessed = "" if share.by_guessing is None else f" (by guessing {round(share.by_guessing * share.n)})"
+    return f"{round(share.value * share.n)}{guessed}"
+
+
 FINDING_TYPES["labels"] = FindingType(
     verdict=by_test(
         ACCURACY.name,
@@ -213,4 +220,10 @@ FINDING_TYPES["labels"] = FindingType(
     metrics=(ACCURACY, COUNTS, EXISTENCE),
     question="tell which classes a client trained on",
     control="example",
+    easy_updates=8,
+    known=KnownExamples(
+        lambda known, case: f"of {known.n} labels of {case} it told {_counted(known)}",
+        lambda own: f"of the clients' {own.n}, {_counted(own)}",
+    ),
+    averaged="averaged-labels",
 )

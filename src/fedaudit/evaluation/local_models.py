@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import LocalModelFinding, NotApplicable
 from fedaudit.attacks.base import own_failures
-from fedaudit.evaluation.class_images import held_out
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.statistics import SURE, sign_test
 from fedaudit.evaluation.verdicts import by_leaks, leaks
@@ -221,7 +220,8 @@ def _anybodys(
     "All" are 512 at most, or four times as many as the client has, drawn with replacement. In a recording, where nobody
     held any out, other clients' examples stand for them; without these there are no models.
     """
-    inputs, labels = held_out(truth)
+    rows = truth.held_out()
+    inputs, labels = truth.candidates[rows], truth.candidate_labels[rows]
     client = observation.messages[-1].client
     if len(inputs) < 2:
         keys = [key for key in truth.inputs if key[1] != client]

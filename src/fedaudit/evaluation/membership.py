@@ -233,6 +233,7 @@ FINDING_TYPES["membership"] = FindingType(
     metrics=(AUC, MEMBERSHIP_ACCURACY, TPR, TPR_PERMILLE, BLIND_AUC, MEMBERSHIP_EPSILON),
     question="tell whether a record was used for training",
     control="records",
+    ranks=True,
     remedies=("fewer rounds", "more records"),
     learns=True,
     untold=_untold,

@@ -514,5 +514,6 @@ FINDING_TYPES["rows"] = FindingType(
     metrics=(ACCURACY, EXACT, NUMBERS, CATEGORIES, SUREST, SUREST_NUMBERS, SUREST_CATEGORIES, CERTIFIED, WRONGLY),
     question="reconstruct training {things}",
     control="example",
+    easy_updates=4,
     worst="recovered",
 )

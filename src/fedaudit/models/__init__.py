@@ -13,7 +13,7 @@ from fedaudit.models import bottleneck, convnet, densenet, recurrent, resnet, sm
 from fedaudit.models.bottleneck import VariationalBottleneck, from_bottleneck_on, with_bottleneck
 from fedaudit.models.checkpoint import load_checkpoint, read_state, save_checkpoint
 from fedaudit.models.families import MODELS, ModelBuilder, inputs_of
-from fedaudit.models.generator import Generator, GeneratorSpec
+from fedaudit.models.generator import Generator, GeneratorNetwork, GeneratorSpec
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
 from fedaudit.models.layers import Layer, layer_groups
 from fedaudit.models.of_transformers import (
@@ -46,6 +46,7 @@ __all__ = [
     "MODELS",
     "AdaptedBlock",
     "Generator",
+    "GeneratorNetwork",
     "GeneratorSpec",
     "Layer",
     "ModelBuilder",

@@ -36,8 +36,8 @@ class GeneratorSpec:
         return max(1, floor(log2(min(self.input_shape[1:]) / 4))) if min(self.input_shape[1:]) >= 8 else 0
 
 
-class _Network(nn.Module):
-    """Codes (n, latent) to a small map, and that to pixels (n, C, H, W) in [0, 1]."""
+class GeneratorNetwork(nn.Module):
+    """What generators share: codes (n, latent) to a small map, and that to pixels (n, C, H, W) in [0, 1]."""
 
     spec: GeneratorSpec
     smallest: tuple[int, ...]
@@ -52,7 +52,7 @@ class _Network(nn.Module):
         return images[..., top : top + height, left : left + width]
 
 
-class Generator(_Network):
+class Generator(GeneratorNetwork):
     """Codes (n, latent) to pixels (n, C, H, W) in [0, 1].
 
     After DCGAN (Radford et al. 2016). Departures: doubling by repetition and a convolution instead of transposed
@@ -72,25 +72,3 @@ class Generator(_Network):
             layers += [nn.Upsample(scale_factor=2), nn.Conv2d(inputs, outputs, 3, padding=1)]
             layers += [nn.GroupNorm(4, outputs), nn.LeakyReLU(_SLOPE)]
         self.grow = nn.Sequential(*layers, nn.Conv2d(spec.width, channels, 3, padding=1), nn.Sigmoid())
-
-
-class DCGenerator(_Network):
-    """DCGAN's generator (Radford et al. 2016): codes (n, latent) to pixels (n, C, H, W) in [0, 1].
-
-    Transposed convolutions of stride 2, batch normalisation and ReLU. Departures: ``spec.width`` channels at half the
-    image's size; a sigmoid at the end instead of tanh, whose range is another. Where the image's sides can't be halved
-    often enough, larger images are made and cut.
-    """
-
-    def __init__(self, spec: GeneratorSpec) -> None:
-        super().__init__()
-        self.spec = spec
-        channels, *sides = spec.input_shape
-        halvings = max(1, spec.halvings)
-        self.smallest = (spec.width << (halvings - 1), *(ceil(side / (1 << halvings)) for side in sides))
-        self.start = nn.Linear(spec.latent, prod(self.smallest))
-        layers: list[nn.Module] = [nn.BatchNorm2d(self.smallest[0]), nn.ReLU()]
-        for i in reversed(range(1, halvings)):
-            inputs, outputs = spec.width << i, spec.width << (i - 1)
-            layers += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
-        self.grow = nn.Sequential(*layers, nn.ConvTranspose2d(spec.width, channels, 4, 2, 1), nn.Sigmoid())

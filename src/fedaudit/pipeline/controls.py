@@ -33,9 +33,9 @@ from fedaudit.pipeline.control_cases import (
     with_and_without,
     without_noise,
 )
-from fedaudit.pipeline.power import Power, known_updates, power_of, undefended, work_of
+from fedaudit.pipeline.power import KnownClients, Power, power_of, undefended, work_of
 from fedaudit.pipeline.trials import Means, Trial, run_trials
-from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, Evidence, FindingResult, Timing
+from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.protocols import protocol_of
 from fedaudit.simulation.simulator import Recording
@@ -54,10 +54,6 @@ _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
     "property": (with_and_without, "too few examples are known with the property and without"),
     "canaries": (without_noise, "there are no canaries"),
 }
-# By the kind of finding, the attack that takes a client's updates over rounds together.
-_AVERAGED = {"images": "averaged", "labels": "averaged-labels", "label-sets": "averaged-labels"}
-# Updates of one example each, where one could be luck: one label, or one row of few columns.
-_UPDATES = {"labels": 8, "label-sets": 2, "rows": 4}
 
 
 @dataclass
@@ -124,20 +120,11 @@ def run_controls(
                 ),
                 [summary],
             )
-        elif power := _power(summary, trials, by_name[summary.federation], scenario, means):
-            bare = None if power.enough else _power(summary, trials, by_name[summary.federation], scenario, means, True)
-            stopped = bare is not None and bare.enough
-            result = _of_power(summary.attack, power)
-            if bare is not None and stopped:
-                result = _of_defence(summary.attack, power, bare)
-                found.image_files |= bare.files
-            if bare is not None:
-                power = dataclasses.replace(power, work=power.work + bare.work)
-            found.add(result, [summary])
-            found.powers[summary.federation, summary.attack] = power
-            found.image_files |= power.files
-        elif known := _labels_known(summary, findings, trials, by_name[summary.federation], scenario, means):
-            found.add(known, [summary])
+        elif known := _by_known(summary, findings, trials, by_name[summary.federation], scenario, means):
+            found.add(known.result, [summary])
+            found.image_files |= known.files
+            if known.power is not None:
+                found.powers[summary.federation, summary.attack] = known.power
         else:
             open_ones.setdefault(summary.attack, []).append(summary)
     allowed = _SHARE * sum(work_of(a, f.num_examples) for a in attacks for f in findings if _ran(a, f))
@@ -170,93 +157,71 @@ def run_controls(
     return found
 
 
-def _power(
-    summary: AttackSummary,
-    trials: Sequence[Trial],
-    recording: Recording,
-    scenario: Scenario,
-    means: Means,
-    without_defence: bool = False,
-) -> Power | None:
-    """Return the power of an attack on images under a federation's conditions; None where it can't be measured.
+class _Known(NamedTuple):
+    """What an attack got out of known examples under the audited conditions, as a control's result."""
 
-    Or under the same ones without the clients' defence; None where they have none.
-    """
-    if summary.kind != "images" or recording.transcript.sent.no_updates:
-        return None
-    own = _runs(summary, trials, without_defence)
-    if not own:
-        return None
-    name = f"{summary.federation}-power-{'undefended-' * without_defence}{summary.attack}"
-    try:
-        return power_of(own, recording.truth, means, seed=scenario.seed, device=scenario.device, name=name)
-    except NotApplicable:
-        return None
+    result: ControlResult
+    files: dict[str, Tensor]
+    power: Power | None = None  # of attacks whose examples come out one by one
 
 
-def _runs(summary: AttackSummary, trials: Sequence[Trial], without_defence: bool) -> list[tuple[Attack, Observation]]:
-    """Return the attack's runs on a federation, or what they would be without the clients' defence, if there is one."""
-    own = [
-        (trial.attack, trial.observation)
-        for trial in trials
-        if trial.observation.federation == summary.federation
-        and trial.attack.name == summary.attack
-        and isinstance(trial.outcome, Finding)
-    ]
-    if not without_defence:
-        return own
-    return [
-        (attack, undefended(seen))
-        for attack, seen in own
-        if all(message.update.sanitised is not None for message in seen.messages)
-    ]
-
-
-def _labels_known(
+def _by_known(
     summary: AttackSummary,
     findings: Sequence[FindingResult],
     trials: Sequence[Trial],
     recording: Recording,
     scenario: Scenario,
     means: Means,
-) -> ControlResult | None:
-    """Return what an attack on labels finds of as many known clients, with updates made under the same conditions.
+) -> _Known | None:
+    """Return what an attack gets out of known examples in updates that are made under the same conditions.
 
-    If that is nothing, and clients defend themselves: what it finds without the defence alone. None where nobody can
-    repeat the clients' training.
+    If that is too little, and clients defend themselves: what it gets without the defence alone. None where nobody can
+    repeat the clients' training, or nothing is known of findings of its kind.
     """
-    if summary.kind not in ("labels", "label-sets") or recording.transcript.sent.no_updates:
+    kind = type_of(summary).known
+    if kind is None or recording.transcript.sent.no_updates:
         return None
+    runs = [
+        (trial.attack, trial.observation)
+        for trial in trials
+        if (trial.observation.federation, trial.attack.name) == (summary.federation, summary.attack)
+        and isinstance(trial.outcome, Finding)
+    ]
     done = [f for f in findings if (f.attack, f.federation) == (summary.attack, summary.federation)]
-    victims = len(by_victims([f for f in done if f.status == "done"]))
-    results = list[ControlResult]()
-    for bare in (False, True):
-        runs = _runs(summary, trials, bare)
+    clients = min(len(by_victims([f for f in done if f.status == "done"])), kind.clients)
+
+    def tried(runs: Sequence[tuple[Attack, Observation]], bare: bool) -> _Known | None:
         name = f"{summary.federation}-power-{'undefended-' * bare}{summary.attack}"
-        if not runs or (results and results[0].won):
-            break
         try:
-            made, truth, source = known_updates(
-                runs,
-                recording.truth,
-                min(victims, _UPDATES["labels"]),
-                seed=scenario.seed,
-                device=scenario.device,
-                name=name,
-            )
+            made = KnownClients(runs, recording.truth, seed=scenario.seed, device=scenario.device, name=name)
+            if kind.each:
+                power = power_of(made, means)
+                return _Known(_of_power(summary.attack, power), power.files, power)
+            own, truth = made.drawn(clients)
         except NotApplicable:
-            break
-        own = run_trials(made, means, f"known examples under the same conditions: {name}")
-        text = f"{source} in updates made under the same conditions{', but without the defence' * bare}"
-        case = Case(dataclasses.replace(recording, truth=truth), "same", text, alike=True)
+            return None
+        own = run_trials(own, means, f"known examples under the same conditions: {name}")
+        case = Case(dataclasses.replace(recording, truth=truth), "same", _same_conditions(made.source), alike=True)
         result, _ = _result(summary.attack, case, own, scenario.seed)
-        if result.won is None:
-            break
-        results.append(result)
-    if len(results) == 2 and results[1].won:
-        text = f"{results[1].text}; with the defence it doesn't: the defence stops it"
-        return results[1].model_copy(update={"text": text, "without_defence": True})
-    return results[0] if results else None
+        return None if result.won is None else _Known(result, {})
+
+    known = tried(runs, bare=False) if runs else None
+    if known is None or known.result.won:
+        return known
+    unlike = [(a, undefended(o)) for a, o in runs if all(m.update.sanitised is not None for m in o.messages)]
+    bare = tried(unlike, bare=True) if unlike else None
+    if bare is None:
+        return known
+    power = known.power
+    if power is not None and bare.power is not None:
+        power = dataclasses.replace(power, work=power.work + bare.power.work)
+    if not bare.result.won:
+        return known._replace(power=power)
+    return _Known(_of_defence(known, bare), known.files | bare.files, power)
+
+
+def _same_conditions(source: str) -> str:
+    return f"{source} in updates made under the same conditions"
 
 
 def _of_power(attack: str, power: Power) -> ControlResult:
@@ -266,7 +231,7 @@ def _of_power(attack: str, power: Power) -> ControlResult:
         attack=attack,
         model="same",
         federation=None,
-        case=f"{power.source} in updates made under the same conditions",
+        case=_same_conditions(power.source),
         won=power.enough,
         text=f"{text}: {'it has power here' if power.enough else 'too few for it to have power here'}",
         power=share_of(f"{power.source} came out visibly", power.recovered, power.images, power.things),
@@ -275,16 +240,18 @@ def _of_power(attack: str, power: Power) -> ControlResult:
     )
 
 
-def _of_defence(attack: str, power: Power, bare: Power) -> ControlResult:
-    """Return as a control's result that the defence takes an attack's power."""
-    text = (
-        f"{attack} recovered {bare.recovered} of {bare.images} {bare.source} without the defence, and "
-        f"{power.recovered} of {power.images} with it: it has power here, and the defence stops it"
-    )
-    result = _of_power(attack, bare)
-    case = f"{bare.source} in updates made under the same conditions, but without the defence"
-    seconds = sum(result.timing.seconds for result in power.done if result.timing)
-    timing = Timing(seconds=seconds + (result.timing.seconds if result.timing else 0.0))
+def _of_defence(known: _Known, bare: _Known) -> ControlResult:
+    """Return as a control's result that the defence takes from an attack what it gets without it."""
+    result, timing = bare.result, bare.result.timing
+    text = f"{result.text}; with the defence it doesn't: the defence stops it"
+    if known.power is not None and bare.power is not None:
+        timing = Timing(seconds=sum(one.result.timing.seconds for one in (known, bare) if one.result.timing))
+        text = (
+            f"{result.attack} recovered {bare.power.recovered} of {bare.power.images} {bare.power.source} without the "
+            f"defence, and {known.power.recovered} of {known.power.images} with it: it has power here, and the defence "
+            "stops it"
+        )
+    case = f"{result.case}, but without the defence"
     return result.model_copy(update={"case": case, "text": text, "without_defence": True, "timing": timing})
 
 
@@ -312,6 +279,12 @@ def _alike(one: FederationSpec, other: FederationSpec) -> bool:
     return one.model_copy(update={"name": other.name}) == other
 
 
+def _each(summary: AttackSummary) -> bool:
+    """Return whether such an attack's examples come out one by one, visibly."""
+    known = type_of(summary).known
+    return known is not None and known.each
+
+
 def _ran(attack: Attack, finding: FindingResult) -> bool:
     return finding.attack == attack.name and finding.status == "done"
 
@@ -326,14 +299,14 @@ def _trials(
     spec = next((spec for name, spec, _ in scenario.runs() if name == recording.transcript.name), None)
     if recipe is None or (model == "reference" and recipe != "example"):
         return "an attack of its kind has no easier case: compare with a federation without defences"
-    count = _UPDATES.get(summary.kind or "", 1) if model == "same" else 1
+    count = type_of(summary).easy_updates if model == "same" else 1
     reason = ""
     began = time.perf_counter()
     kinds: tuple[UpdateKind, ...] = ("gradient", "weights")
     for kind in kinds:
         try:
             case, why_none = None, ""
-            easy = protocol.easy_case(recording, spec, images=summary.kind == "images")
+            easy = protocol.easy_case(recording, spec, images=_each(summary))
             if isinstance(easy, str):
                 return easy
             if easy is not None:
@@ -449,8 +422,9 @@ def judged_by_control(
     """
     if summary.verdict in LEAKS or summary.verdict == "not applicable":
         return summary
-    noisy = conditions.noisy > 1 and summary.kind in _AVERAGED and not attack.averages
-    question = type_of(summary).question.replace("{things}", things)
+    kind = type_of(summary)
+    noisy = conditions.noisy > 1 and kind.averaged is not None and not attack.averages
+    question = kind.question.replace("{things}", things)
     open_question = f"Can {_inside(who)} {question}? This audit leaves it open."
     if wrong is not None:
         return _inconclusive(summary, open_question, wrong)
@@ -465,30 +439,22 @@ def judged_by_control(
     if reversed_by := _reversed(summary):
         return _inconclusive(base, open_question, reversed_by)
     if control.power is not None:
-        known = round(control.power.value * control.power.n)
-        counted = f"of {control.power.n} {control.case} it recovered {known}"
-        if summary.kind == "label-sets":
-            counted = f"in {control.power.n} {control.case} its average precision is {_precise(control.power)}"
-        if summary.kind == "labels":
-            counted = f"of {control.power.n} labels of {control.case} it told {known}{_guessed(control.power)}"
+        assert kind.known is not None  # else it had no power
+        counted = kind.known.found(control.power, control.case)
         if not control.won:
             remedy = _average(attack, conditions, summary) if noisy else _more_effort(attack)
             advice = f"{summary.attack} has no power here: {counted}; {remedy}"
             return _inconclusive(base, open_question, advice)
         if control.without_defence and noisy:
             return _inconclusive(base, open_question, _average(attack, conditions, summary))
-        mine = f"of the clients' {summary.evidence.n}, none" if summary.evidence else "of the clients', none"
-        if summary.kind == "label-sets" and summary.evidence:
-            mine = f"in the clients' {_precise(summary.evidence)}"
-        if summary.kind == "labels" and (own := summary.evidence):
-            mine = f"of the clients' {own.n}, {round(own.value * own.n)}{_guessed(own)}"
+        mine = kind.known.of_clients(summary.evidence) if summary.evidence else "of the clients', none"
         headline = f"{who} could not {question} with {summary.attack}: {counted}; {mine}."
         return base.model_copy(update={"headline": headline})
     if control.won and control.model == "same":
         if noisy:
             return _inconclusive(base, open_question, _average(attack, conditions, summary))
         size = controls.sizes.get(place)
-        harder = summary.kind == "images" and conditions.defended  # the case has no defence
+        harder = _each(summary) and conditions.defended  # the case has no defence
         if size is not None and (conditions.batch > size or conditions.steps > 1 or harder):
             advice = (
                 f"{summary.attack} won an easier case ({control.case}; here: {conditions}): this shows that the attack "
@@ -515,22 +481,11 @@ def judged_by_control(
     return _inconclusive(base, open_question, advice)
 
 
-def _guessed(share: Evidence) -> str:
-    """Return how many there would be by guessing, in brackets."""
-    return "" if share.by_guessing is None else f" (by guessing {round(share.by_guessing * share.n)})"
-
-
-def _precise(precision: Evidence) -> str:
-    """Return an average precision, with that of other batches in brackets."""
-    other = precision.by_guessing
-    return f"{precision.value:.2f}" + ("" if other is None else f" ({other:.2f} in other batches)")
-
-
 def _average(attack: Attack, conditions: Conditions, summary: AttackSummary) -> str:
     """Return what to do about noise that an attack met again and again."""
     return (
         f"each of a client's {conditions.noisy:,} updates has noise of its own, and {attack.name} took them one by "
-        f"one; together they have less: add the attack {_AVERAGED[summary.kind or '']}"
+        f"one; together they have less: add the attack {type_of(summary).averaged}"
     )
 
 
@@ -543,7 +498,7 @@ def _more_effort(attack: Attack) -> str:
 def _reversed(summary: AttackSummary) -> str:
     """Return what to do where scores tell members from others the wrong way round; empty where they don't."""
     evidence = summary.evidence
-    if summary.kind != "membership" or evidence is None or evidence.high is None or evidence.high >= 0.5:
+    if not type_of(summary).ranks or evidence is None or evidence.high is None or evidence.high >= 0.5:
         return ""
     if evidence.p_value is None or evidence.p_value < 1 - SURE:
         return ""

@@ -20,7 +20,7 @@ from fedaudit.attacks.inversion.calibration import CalibrationFinding, distinct
 from fedaudit.evaluation.finding_types import known_type
 from fedaudit.models import has_batch_norm, initialise
 from fedaudit.pipeline.controls import Controls
-from fedaudit.pipeline.power import Power, Refused, least_work, power_of, undefended, work_of
+from fedaudit.pipeline.power import KnownClients, Power, Refused, least_work, power_of, undefended, work_of
 from fedaudit.pipeline.trials import Means, Trial
 from fedaudit.results import LEAKS, AttackSummary, MarginResult, MarginStep
 from fedaudit.scenario.scenario import Scenario
@@ -196,7 +196,9 @@ def margin_of(
             name = f"{observation.federation}-margin-{place}"
             try:
                 seen = steps[place].observation
-                tried[place] = power_of([(attack, seen)], truth, means, seed=seed, device=device, name=name)
+                tried[place] = power_of(
+                    KnownClients([(attack, seen)], truth, seed=seed, device=device, name=name), means
+                )
             except OutOfTime:
                 raise
             except NotApplicable as error:

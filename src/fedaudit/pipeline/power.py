@@ -93,20 +93,10 @@ def least_work(attack: Attack, observation: Observation) -> float:
     return work_of(attack, observation.single().update.num_examples, runs)
 
 
-def power_of(
-    runs: Sequence[tuple[Attack, Observation]],
-    truth: Truth,
-    means: Means,
-    *,
-    seed: int,
-    device: str,
-    name: str,
-) -> Power:
-    """Return what attacks recover of known examples in updates that were made as the observed ones were.
+class KnownClients:
+    """Clients of known examples, whose updates are made as those that attacks ran on.
 
-    The examples are held out: candidates that are no victims, or photographs that no calibration has seen. Clients are
-    attacked three by three, until it is plain whether there is power. An attack that needs calibration gets it on the
-    first.
+    The examples are held out: candidates that are no victims, or photographs that no calibration has seen.
 
     Args:
         runs: the attack, and what it was run on; taken in turn.
@@ -114,95 +104,98 @@ def power_of(
 
     Raises:
         NotApplicable: nobody can repeat such training; there are too few examples.
+    """
+
+    def __init__(
+        self, runs: Sequence[tuple[Attack, Observation]], truth: Truth, *, seed: int, device: str, name: str
+    ) -> None:
+        for _, observation in runs:
+            for single in observation.split():
+                check_repeatable(single)
+        self.runs, self.seed, self.device, self.name = runs, seed, device, name
+        self.size = max(distinct(observation) for _, observation in runs)
+        self.inputs, self.labels, self.source = _known(truth, *runs[0], self.size)
+        self.rng = generator(seed, "power", name)
+        self._truth = replace(truth, candidates=self.inputs, candidate_labels=self.labels)
+
+    def trial(self, attack: Attack, number: int, rows: Tensor) -> tuple[Trial, Truth]:
+        """Return a trial on the client of that number, which holds the examples ``rows``, and its truth.
+
+        Refused: the attack refuses such updates.
+        """
+        observation = self.runs[number % len(self.runs)][1]
+        with own_failures(attack.name, observation):
+            own = own_client(observation, (self.inputs[rows], self.labels[rows]), self.rng)
+        messages = tuple(replace(m, client=number) for m in own.observation.messages)
+        seen = replace(own.observation, federation=self.name, messages=messages)
+        try:
+            with own_failures(attack.name, seen):
+                attack.check(seen)
+        except NotApplicable as error:
+            raise Refused(str(error)) from error
+        orders = {(m.round, number): order for m, order in zip(messages, own.orders, strict=True)}
+        inputs, labels = ({place: part[order] for place, order in orders.items()} for part in (own.inputs, own.labels))
+        truth = replace(self._truth, inputs=inputs, labels=labels, rows=orders)
+        return Trial(attack, seen, self.seed, self.device), truth
+
+    def drawn(self, clients: int) -> tuple[list[Trial], Truth]:
+        """Return trials on so many clients, each with other draws of the same examples, and the truth of all.
+
+        NotApplicable: there are too few held-out examples; the attack refuses such updates.
+        """
+        if self.source != HELD_OUT:
+            raise NotApplicable("there are too few held-out examples, and others have no labels")
+        trials, truths = [], []
+        for number in range(clients):
+            rows = torch.randperm(len(self.inputs), generator=self.rng)[: self.size]
+            trial, truth = self.trial(self.runs[number % len(self.runs)][0], number, rows)
+            trials.append(trial)
+            truths.append(truth)
+        inputs, labels, rows_of = (
+            {place: own for truth in truths for place, own in getattr(truth, name).items()}
+            for name in ("inputs", "labels", "rows")
+        )
+        return trials, replace(self._truth, inputs=inputs, labels=labels, rows=rows_of)
+
+
+def power_of(known: KnownClients, means: Means) -> Power:
+    """Return what attacks recover of known examples in updates that were made as the observed ones were.
+
+    Clients are attacked three by three, until it is plain whether there is power. An attack that needs calibration gets
+    it on the first.
+
+    Raises:
         Refused: the attack refuses such updates.
         OutOfTime: the time that was given is spent.
     """
-    for _, observation in runs:
-        for single in observation.split():
-            check_repeatable(single)
-    size = max(distinct(observation) for _, observation in runs)
-    inputs, labels, source = _known(truth, *runs[0], size)
-    rng = generator(seed, "power", name)
+    size, attacks = known.size, [attack for attack, _ in known.runs]
     work, recovered, results, done, files = 0.0, 0, list[ImageResult](), list[FindingResult](), dict[str, Tensor]()
-    clients, attacks = min(-(-_IMAGES // size), len(inputs) // size), [attack for attack, _ in runs]
+    clients = min(-(-_IMAGES // size), len(known.inputs) // size)
     for first in range(0, clients, _WAVE):
         trials, truths = [], []
         for number in range(first, min(first + _WAVE, clients)):
-            attack, observation = attacks[number % len(attacks)], runs[number % len(runs)][1]
-            rows = slice(number * size, (number + 1) * size)  # of other examples than all clients before
-            with own_failures(attack.name, observation):
-                own = own_client(observation, (inputs[rows], labels[rows]), rng)
-            messages = tuple(replace(m, client=number) for m in own.observation.messages)
-            seen = replace(own.observation, federation=name, messages=messages)
-            try:
-                with own_failures(attack.name, seen):
-                    attack.check(seen)
-            except NotApplicable as error:
-                raise Refused(str(error)) from error
-            trials.append(Trial(attack, seen, seed, device))
-            places = [(m.round, number) for m in messages]
-            held = {place: own.inputs[order] for place, order in zip(places, own.orders, strict=True)}
-            told = {place: own.labels[order] for place, order in zip(places, own.orders, strict=True)}
-            truths.append(replace(truth, inputs=held, labels=told, rows={}, candidates=inputs, candidate_labels=labels))
-        title = f"known examples under the same conditions: {name}"
-        if first == 0 and attacks[0].calibration(runs[0][1]) is not None:
+            rows = torch.arange(number * size, (number + 1) * size)  # of other examples than all clients before
+            trial, truth = known.trial(attacks[number % len(attacks)], number, rows)
+            trials.append(trial)
+            truths.append(truth)
+        if first == 0 and attacks[0].calibration(known.runs[0][1]) is not None:
             fitted = calibrated(trials[:1], means)[0]
             work += work_of(fitted.attack, size)
             attacks = [fitted.attack]
             trials = [replace(trial, attack=fitted.attack, calibration=fitted.calibration) for trial in trials]
         work += sum(work_of(t.attack, sum(m.update.num_examples for m in t.observation.messages)) for t in trials)
-        for trial, known in zip(run_trials(trials, means, title), truths, strict=True):
+        title = f"known examples under the same conditions: {known.name}"
+        for trial, truth in zip(run_trials(trials, means, title), truths, strict=True):
             if not isinstance(trial.outcome, Finding):
                 raise trial.outcome if isinstance(trial.outcome, OutOfTime) else Refused(str(trial.outcome))
-            evaluated = evaluate(trial.outcome, trial.observation, known, seed=seed)
+            evaluated = evaluate(trial.outcome, trial.observation, truth, seed=known.seed)
             done.append(evaluated.result)
             results += evaluated.result.images
             files |= evaluated.image_files
         recovered = sum(_came_out(image) for image in results)
         if powerful(recovered, len(results)) or not powerful(max(0, recovered + _IMAGES - len(results)), _IMAGES):
             break
-    return Power(recovered, len(results), results, done, files, source, work)
-
-
-def known_updates(
-    runs: Sequence[tuple[Attack, Observation]],
-    truth: Truth,
-    clients: int,
-    *,
-    seed: int,
-    device: str,
-    name: str,
-) -> tuple[list[Trial], Truth, str]:
-    """Return trials of attacks on known clients whose updates were made as the observed ones were, and their truth.
-
-    Each client holds other draws of the same known examples. The third is whose examples these are, in the plural. The
-    rest is as of :func:`power_of`. NotApplicable: nobody can repeat such training, the attack refuses it, or there are
-    too few held-out examples.
-    """
-    for _, observation in runs:
-        for single in observation.split():
-            check_repeatable(single)
-    size = max(distinct(observation) for _, observation in runs)
-    inputs, labels, source = _known(truth, *runs[0], size)
-    if source != HELD_OUT:
-        raise NotApplicable("there are too few held-out examples, and others have no labels")
-    rng = generator(seed, "power", name)
-    trials, held, told, rows = [], {}, {}, {}
-    for number in range(clients):
-        attack, observation = runs[number % len(runs)]
-        own = torch.randperm(len(inputs), generator=rng)[:size]
-        with own_failures(attack.name, observation):
-            made = own_client(observation, (inputs[own], labels[own]), rng)
-        messages = tuple(replace(m, client=number) for m in made.observation.messages)
-        seen = replace(made.observation, federation=name, messages=messages)
-        with own_failures(attack.name, seen):
-            attack.check(seen)
-        trials.append(Trial(attack, seen, seed, device))
-        for message, order in zip(messages, made.orders, strict=True):
-            place = message.round, number
-            held[place], told[place], rows[place] = made.inputs[order], made.labels[order], order
-    known = replace(truth, inputs=held, labels=told, rows=rows, candidates=inputs, candidate_labels=labels)
-    return trials, known, source
+    return Power(recovered, len(results), results, done, files, known.source, work)
 
 
 def undefended(observation: Observation) -> Observation:
@@ -227,10 +220,10 @@ def _known(truth: Truth, attack: Attack, observation: Observation, needed: int) 
     What the attack may have been fitted to isn't among them: the adversary's public examples, and what its files were
     made from. NotApplicable: there are too few of either.
     """
-    victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
+    rows = truth.held_out()
     if observation.records is not None:
-        victims |= {tensor_digest(example) for example in observation.records.public_inputs}
-    rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]
+        known = {tensor_digest(example) for example in observation.records.public_inputs}
+        rows = [row for row in rows if tensor_digest(truth.candidates[row]) not in known]
     public = attack.public_examples()
     if public is not None and rows:
         prints = observation.task_info.example_kind.fingerprints(truth.candidates[rows])

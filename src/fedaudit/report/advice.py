@@ -170,7 +170,7 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
         text = "More records decide what fewer leave to luck."
         lines.append(Advice("Ask about more records.", text, f"--set threat.records={more}"))
     if any("other attacks" in known_type(s.kind).remedies for s in result.summaries) and not without_updates(result):
-        others = [name for name in ("invg", "agic", "gradinversion", "geng") if name not in attacks][:2]
+        others = [name for name in ("invg", "agic", "agic-plus") if name not in attacks][:2]
         if others:
             listed = ", ".join([*attacks, *others])
             text = "Another attack may find what these did not."

@@ -207,12 +207,11 @@ def _without_parts(findings: Sequence[FindingResult]) -> list[FindingResult]:
     return kept
 
 
-def share(folder: Path, out: Path, *, truth: Path | None = None) -> SharedRecord:
+def share(folder: Path, out: Path) -> SharedRecord:
     """Write what may be shared of the audit in ``folder`` to ``out``: results.json, sealed, and report.html.
 
     Args:
         folder: of the audit, with its images and findings, or its results.json.
-        truth: file or folder with the ground truth; None: what lies beside the audit, if anything does.
 
     Returns:
         What was left out, and what the files were searched for.
@@ -223,7 +222,7 @@ def share(folder: Path, out: Path, *, truth: Path | None = None) -> SharedRecord
     """
     from fedaudit.report.compare import open_audit
     from fedaudit.report.page import render_report
-    from fedaudit.report.share_check import refuse_victims, traces_of
+    from fedaudit.report.share_check import LOOKED_FOR, phrases_of, refuse_traces
 
     result, beside = open_audit(folder)
     if result.shared is not None:
@@ -232,13 +231,14 @@ def share(folder: Path, out: Path, *, truth: Path | None = None) -> SharedRecord
         raise BadInput(f"'{out}' is the audit's own folder; give another one, which holds nothing but what is shared")
     if (out / FILES[0]).exists() and open_audit(out)[0].shared is None:
         raise BadInput(f"'{out}' holds an audit that isn't a shared version; give another folder")
-    traces = traces_of(result, beside, truth)
-    about = SharedRecord(digest=blank(), left_out=list(LEFT_OUT), least=LEAST, looked_for=traces.told)
+    phrases = phrases_of(result, beside)
+    names = f"{len(phrases):,} names of files, clients and this machine, rows and texts"
+    about = SharedRecord(digest=blank(), left_out=list(LEFT_OUT), least=LEAST, looked_for=[*LOOKED_FOR, names])
     made = shareable(result).model_copy(update={"shared": about})
     page = render_report(made, out)
     text = made.model_dump_json(indent=2) + "\n"
     check_fields(text)
-    refuse_victims({FILES[0]: text, FILES[1]: page}, traces)
+    refuse_traces({FILES[0]: text, FILES[1]: page}, phrases)
     check_folder(out)
     try:
         write_whole(inside(out, FILES[0]), sealed(text, ABOUT))

@@ -100,6 +100,11 @@ class Truth:
         """Return it marked as the truth of ``transcript``, which it must be."""
         return dataclasses.replace(self, about={**self.about, "transcript": transcript.fingerprint()})
 
+    def held_out(self) -> list[int]:
+        """Return which candidates aren't victims: those that no update of a recorded round was made from."""
+        victims = {tensor_digest(example) for batch in self.inputs.values() for example in batch}
+        return [i for i, example in enumerate(self.candidates) if tensor_digest(example) not in victims]
+
     def held_by(self, client: int) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of every example that an update of ``client`` used, each once.
 
@@ -257,15 +262,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return about, tensors
 
 
-def examples_in(path: Path) -> dict[str, Tensor]:
-    """Return the examples in a truth's file, or a folder of such, by file and name: (n, ...) each, as they lie."""
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files:
-        raise CorruptTranscript(f"no ground truth at {path}: the folder has none of its files")
-    found = {f"{file.name}, {name}": value for file in files for name, value in _read(file)[1].items()}
-    return {name: value for name, value in found.items() if re.search(r", (inputs|candidates|seen/.*/inputs)", name)}
-
-
 def truth_from(about: dict[str, Any], tensors: Mapping[str, Tensor], path: Path) -> Truth:
     """Return the truth that stands in the tensors of a file, or of several."""
     kept: dict[str, dict[tuple[int, int], Tensor]] = {what: {} for what in _OF_UPDATES}
@@ -398,8 +394,7 @@ def typical(truth: Truth, count: int, label: int | None = None) -> tuple[Tensor,
 
     Only those of the class ``label`` count, where one is given and has that many.
     """
-    victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
-    rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]
+    rows = truth.held_out()
     rows = rows if len(rows) >= count else list(range(len(truth.candidates)))
     own = [i for i in rows if label is not None and int(truth.candidate_labels[i]) == label]
     rows = own if len(own) >= count else rows

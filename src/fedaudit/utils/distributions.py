@@ -15,8 +15,11 @@ OURS = "fedaudit"
 # By distribution, which is the extra of that name, and by group of entry points: the names that it adds.
 NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "catalogue": {
-        "fedaudit.attacks": ("r-gap", "gias", "peftleak", "seer", "agrevader"),
-        "fedaudit.behaviours": ("agrevader",),
+        "fedaudit.attacks": (
+            *("r-gap", "gias", "peftleak", "seer", "agrevader", "gan", "gradinversion"),
+            *("epochs", "agic-epochs", "invg-epochs", "dlg-adam-epochs", "dlg", "dlg-adam", "idlg", "cpl", "geng"),
+        ),
+        "fedaudit.behaviours": ("agrevader", "gan", "gan-adaptive"),
         "fedaudit.server_behaviours": ("peftleak", "seer", "geminio"),
         "fedaudit.commands": ("rank", "train-generator"),
     },
@@ -36,9 +39,16 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # By package of ours: the Python names that it had once, and the module that has them now, with the name there if new.
 MOVED: dict[str, dict[str, str]] = {
+    "fedaudit": {"ClassImagesFinding": "fedaudit_catalogue.attacks"},
     "fedaudit.adapters": {"SiteGuard": "fedaudit.guard", "Passing": "fedaudit.guard:OutgoingUpdate"},
     "fedaudit.attacks": {
-        **dict.fromkeys(("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader"), "fedaudit_catalogue.attacks"),
+        **dict.fromkeys(
+            (
+                *("RGap", "GIAS", "PeftLeak", "Seer", "AgrEvader", "GAN", "ClassImagesFinding", "GradInversion"),
+                *("Epochs", "AGICEpochs", "InvGEpochs", "DLGAdamEpochs", "DLG", "DLGAdam", "IDLG", "CPL", "Geng"),
+            ),
+            "fedaudit_catalogue.attacks",
+        ),
         "TimberStrike": "fedaudit_trees.timberstrike",
     },
     "fedaudit.pipeline": {"MemberWatch": "fedaudit.guard"},

@@ -1,15 +1,14 @@
-"""What an attacker believes of images and of the group they belong to: each a value and its gradient on the images."""
+"""What an attacker believes of images: each a value and its gradient on the images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from fedaudit.attacks.analytic.sparse_columns import low_rank
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import Layer
-from fedaudit.task.training import class_logits
 from fedaudit.utils.seeds import generator
 
 
@@ -68,137 +66,6 @@ def fading_smoothness(evaluations: int) -> Objective:
         return FADING * value, share * gradient
 
     return prior
-
-
-def image_l2(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean Euclidean norm of an image (Yin et al. 2021, Eq. 6) and its gradient."""
-    norms = images.flatten(1).norm(dim=1).clamp_min(1e-12)
-    return norms.mean(), images / (norms.view(-1, *[1] * (images.ndim - 1)) * len(images))
-
-
-def outside_range(pixel_range: tuple[Tensor, Tensor]) -> Objective:
-    """Return the squared distance to the normalised pixel range, (1, C, H, W) an end: clipping (Geng et al. 2021)."""
-
-    def prior(images: Tensor) -> tuple[Tensor, Tensor]:
-        beyond = images - images.clamp(*pixel_range)
-        return beyond.square().sum(), 2 * beyond
-
-    return prior
-
-
-def off_scale(pixel_range: tuple[Tensor, Tensor]) -> Objective:
-    """Return the squared distance of every image to itself scaled to fill the pixel range: scaling (Geng et al. 2021).
-
-    The scaled image is taken as constant, so that the gradient pulls towards it. The range must be finite.
-    """
-    black, white = pixel_range
-
-    def prior(images: Tensor) -> tuple[Tensor, Tensor]:
-        pixels = (images - black) / (white - black)
-        axes = tuple(range(1, images.ndim))
-        least, most = pixels.amin(axes, keepdim=True), pixels.amax(axes, keepdim=True)
-        scaled = (pixels - least) / (most - least).clamp_min(1e-6)
-        away = images - (black + scaled * (white - black))
-        return away.square().sum(), 2 * away
-
-    return prior
-
-
-def label_regulariser(victim: Victim, labels: Tensor) -> Objective:
-    """Return ‖softmax(F(x)) − y‖² over the batch: CPL's label term (Wei et al. 2020, Algorithm 1)."""
-
-    def value(images: Tensor) -> Tensor:
-        outputs = class_logits(victim.outputs(images)).softmax(dim=1)
-        return (outputs - nn.functional.one_hot(labels, outputs.shape[1])).square().sum()
-
-    return differentiated(value)
-
-
-def batch_norm_statistics(victim: Victim) -> Objective:
-    """Return how far the inputs of BatchNorm layers are from its running statistics (Yin et al. 2021, Eq. 7).
-
-    Σ over layers of ‖mean − running mean‖₂ + ‖variance − running variance‖₂ over the channels.
-    """
-    layers = {
-        name: part
-        for name, part in victim.module.named_modules()
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats
-    }
-
-    def value(images: Tensor) -> Tensor:
-        seen: dict[str, Tensor] = {}
-        handles = [
-            part.register_forward_pre_hook(lambda _, inputs, name=name: seen.__setitem__(name, inputs[0]))
-            for name, part in layers.items()
-        ]
-        try:
-            victim.outputs(images)
-        finally:
-            for handle in handles:
-                handle.remove()
-        total = images.new_zeros(())
-        for name, inputs in seen.items():
-            channels = inputs.transpose(0, 1).flatten(1)
-            mean = victim.constants[f"{name}.running_mean" if name else "running_mean"]
-            variance = victim.constants[f"{name}.running_var" if name else "running_var"]
-            total = total + (channels.mean(dim=1) - mean).norm() + (channels.var(dim=1, correction=0) - variance).norm()
-        return total
-
-    return differentiated(value)
-
-
-def has_running_statistics(victim: Victim) -> bool:
-    """Whether BatchNorm's running statistics say anything: there are some, and training has moved them."""
-    means = [t for name, t in victim.constants.items() if name.endswith("running_mean")]
-    return any(bool(t.any()) for t in means)
-
-
-def differentiated(value: Callable[[Tensor], Tensor]) -> Objective:
-    """Return ``value`` with its gradient by autograd."""
-
-    def prior(images: Tensor) -> tuple[Tensor, Tensor]:
-        leaf = images.detach().requires_grad_()
-        with torch.enable_grad():
-            result = value(leaf)
-        (gradient,) = torch.autograd.grad(result, leaf)
-        return result.detach(), gradient
-
-    return prior
-
-
-def registered_mean(group: Tensor, how: str) -> Tensor:
-    """Return the mean (C, H, W) of a group (G, C, H, W) of images of the same thing, each aligned to its plain mean.
-
-    Yin et al. 2021 (Section 3.3) align by a pretrained RANSAC-flow network. Here scikit-image does: ``translation`` by
-    phase correlation, ``flow`` by dense TV-L1 optical flow, ``none`` not at all.
-    """
-    mean = group.mean(dim=0)
-    if how == "none" or len(group) < 2:
-        return mean
-    target = mean.mean(dim=0).double().cpu().numpy()
-    return torch.stack([_aligned(image, target, how) for image in group]).mean(dim=0)
-
-
-def _aligned(image: Tensor, target: np.ndarray[tuple[int, int], np.dtype[np.float64]], how: str) -> Tensor:
-    from skimage.registration import optical_flow_tvl1, phase_cross_correlation  # imports much
-
-    grey = image.mean(dim=0).double().cpu().numpy()
-    if how == "translation":
-        shift, _, _ = phase_cross_correlation(target, grey, normalization=None)
-        field = [np.full(grey.shape, -s) for s in shift]
-    else:
-        field = list(optical_flow_tvl1(target, grey, dtype=np.float64))
-    return _warped(image, np.stack(field))
-
-
-def _warped(image: Tensor, field: np.ndarray[tuple[int, int, int], np.dtype[np.float64]]) -> Tensor:
-    """Return ``image`` (C, H, W) read at every pixel's place plus ``field`` (rows, columns); edges are repeated."""
-    height, width = image.shape[1:]
-    rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
-    y = 2 * (rows + field[0]) / max(height - 1, 1) - 1
-    x = 2 * (columns + field[1]) / max(width - 1, 1) - 1
-    grid = torch.from_numpy(np.stack([x, y], axis=-1)).to(image)
-    return nn.functional.grid_sample(image[None], grid[None], padding_mode="border", align_corners=True)[0]
 
 
 WEIGHTS = Path(__file__).with_name("denoiser.safetensors")  # written by: python -m tools.measure.train_denoiser

@@ -235,7 +235,7 @@ class GradientInversion(Attack):
         if self.most_examples is not None and message.update.num_examples > self.most_examples:
             raise NotApplicable(
                 f"{self.name} recovers one example, this update was made over {message.update.num_examples}; "
-                "use invg, agic, gradinversion or geng"
+                "use invg or agic"
             )
         if self.largest is not None and message.update.num_examples > self.largest:
             raise NotApplicable(

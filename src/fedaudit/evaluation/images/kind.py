@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, Metric, Over, Scores
+from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, KnownExamples, Metric, Over, Scores
 from fedaudit.evaluation.image_metrics import PSNR_CAP
 from fedaudit.evaluation.images.claims import ADJUSTED_RAND, SAME_CLIENT
 from fedaudit.evaluation.images.verdict import (
@@ -139,6 +139,12 @@ FINDING_TYPES["images"] = FindingType(
     metrics=(*_METRICS, ADJUSTED_RAND, SAME_CLIENT),
     question="reconstruct training {things}",
     control="example",
+    known=KnownExamples(
+        lambda known, case: f"of {known.n} {case} it recovered {round(known.value * known.n)}",
+        lambda own: f"of the clients' {own.n}, none",
+        each=True,
+    ),
+    averaged="averaged",
     worst="recovered",
     counts=True,
     margin=True,

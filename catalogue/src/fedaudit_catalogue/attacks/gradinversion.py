@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedaudit.attacks.base import register
-from fedaudit.attacks.inversion.objectives import Objective
-from fedaudit.attacks.inversion.priors import batch_norm_statistics, has_running_statistics, image_l2, registered_mean
-from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Schedule
-from fedaudit.attacks.labels.inference import LabelMethod
-from fedaudit.utils.validation import Count, NonNegative
+from fedaudit.attacks import register
+from fedaudit.attacks.inversion import (
+    GradientInversion,
+    LabelMethod,
+    Objective,
+    Prepared,
+    Schedule,
+    Victim,
+)
+from fedaudit.utils import Count, NonNegative
 
 
 @register
@@ -120,3 +126,96 @@ class GradInversion(GradientInversion):
 def _agreement(seeds: Tensor, registration: str) -> Tensor:
     """Return (n, C, H, W), the registered mean of every place over (group, n, C, H, W)."""
     return torch.stack([registered_mean(place, registration) for place in seeds.transpose(0, 1)])
+
+
+def image_l2(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean Euclidean norm of an image (Yin et al. 2021, Eq. 6) and its gradient."""
+    norms = images.flatten(1).norm(dim=1).clamp_min(1e-12)
+    return norms.mean(), images / (norms.view(-1, *[1] * (images.ndim - 1)) * len(images))
+
+
+def batch_norm_statistics(victim: Victim) -> Objective:
+    """Return how far the inputs of BatchNorm layers are from its running statistics (Yin et al. 2021, Eq. 7).
+
+    Σ over layers of ‖mean − running mean‖₂ + ‖variance − running variance‖₂ over the channels.
+    """
+    layers = {
+        name: part
+        for name, part in victim.module.named_modules()
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats
+    }
+
+    def value(images: Tensor) -> Tensor:
+        seen: dict[str, Tensor] = {}
+        handles = [
+            part.register_forward_pre_hook(lambda _, inputs, name=name: seen.__setitem__(name, inputs[0]))
+            for name, part in layers.items()
+        ]
+        try:
+            victim.outputs(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        total = images.new_zeros(())
+        for name, inputs in seen.items():
+            channels = inputs.transpose(0, 1).flatten(1)
+            mean = victim.constants[f"{name}.running_mean" if name else "running_mean"]
+            variance = victim.constants[f"{name}.running_var" if name else "running_var"]
+            total = total + (channels.mean(dim=1) - mean).norm() + (channels.var(dim=1, correction=0) - variance).norm()
+        return total
+
+    return differentiated(value)
+
+
+def has_running_statistics(victim: Victim) -> bool:
+    """Whether BatchNorm's running statistics say anything: there are some, and training has moved them."""
+    means = [t for name, t in victim.constants.items() if name.endswith("running_mean")]
+    return any(bool(t.any()) for t in means)
+
+
+def differentiated(value: Callable[[Tensor], Tensor]) -> Objective:
+    """Return ``value`` with its gradient by autograd."""
+
+    def prior(images: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = images.detach().requires_grad_()
+        with torch.enable_grad():
+            result = value(leaf)
+        (gradient,) = torch.autograd.grad(result, leaf)
+        return result.detach(), gradient
+
+    return prior
+
+
+def registered_mean(group: Tensor, how: str) -> Tensor:
+    """Return the mean (C, H, W) of a group (G, C, H, W) of images of the same thing, each aligned to its plain mean.
+
+    Yin et al. 2021 (Section 3.3) align by a pretrained RANSAC-flow network. Here scikit-image does: ``translation`` by
+    phase correlation, ``flow`` by dense TV-L1 optical flow, ``none`` not at all.
+    """
+    mean = group.mean(dim=0)
+    if how == "none" or len(group) < 2:
+        return mean
+    target = mean.mean(dim=0).double().cpu().numpy()
+    return torch.stack([_aligned(image, target, how) for image in group]).mean(dim=0)
+
+
+def _aligned(image: Tensor, target: np.ndarray[tuple[int, int], np.dtype[np.float64]], how: str) -> Tensor:
+    from skimage.registration import optical_flow_tvl1, phase_cross_correlation  # imports much
+
+    grey = image.mean(dim=0).double().cpu().numpy()
+    if how == "translation":
+        shift, _, _ = phase_cross_correlation(target, grey, normalization=None)
+        field = [np.full(grey.shape, -s) for s in shift]
+    else:
+        field = list(optical_flow_tvl1(target, grey, dtype=np.float64))
+    return _warped(image, np.stack(field))
+
+
+def _warped(image: Tensor, field: np.ndarray[tuple[int, int, int], np.dtype[np.float64]]) -> Tensor:
+    """Return ``image`` (C, H, W) read at every pixel's place plus ``field`` (rows, columns); edges are repeated."""
+    height, width = image.shape[1:]
+    rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
+    y = 2 * (rows + field[0]) / max(height - 1, 1) - 1
+    x = 2 * (columns + field[1]) / max(width - 1, 1) - 1
+    grid = torch.from_numpy(np.stack([x, y], axis=-1)).to(image)
+    return nn.functional.grid_sample(image[None], grid[None], padding_mode="border", align_corners=True)[0]

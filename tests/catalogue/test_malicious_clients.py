@@ -14,10 +14,9 @@ import torch
 import yaml
 from torch import Tensor
 
-from fedaudit.attacks import ClassImagesFinding, make_attack
+from fedaudit.attacks import make_attack
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.evaluation import evaluate
-from fedaudit.evaluation.class_images import likeness
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
@@ -32,6 +31,8 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.attacks import ClassImagesFinding
+from fedaudit_catalogue.class_images import likeness
 from tests.build import Scenarios
 
 QUICK = {

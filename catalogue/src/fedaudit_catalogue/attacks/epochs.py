@@ -13,17 +13,30 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.findings import ImageFinding, Trace
-from fedaudit.attacks.inversion.local_epochs import agreed
-from fedaudit.attacks.inversion.methods import AGIC, DLGAdam, InvG
-from fedaudit.attacks.inversion.objectives import Objective
-from fedaudit.attacks.inversion.reconstruct import with_priors
-from fedaudit.attacks.inversion.template import Composed, GradientInversion, Prepared, to_pixels
-from fedaudit.attacks.local_training import Way
-from fedaudit.transcript.observation import Message, Observation
-from fedaudit.utils.errors import NotApplicable
-from fedaudit.utils.validation import Count, NonNegative
+from fedaudit.attacks import (
+    AGIC,
+    Attack,
+    ImageFinding,
+    InvG,
+    Message,
+    NotApplicable,
+    Observation,
+    Progress,
+    Trace,
+    Way,
+    register,
+)
+from fedaudit.attacks.inversion import (
+    Composed,
+    GradientInversion,
+    Objective,
+    Prepared,
+    agreed,
+    to_pixels,
+    with_priors,
+)
+from fedaudit.utils import Count, NonNegative
+from fedaudit_catalogue.attacks.classics import DLGAdam
 
 _POOL = 2  # side and stride of the average pooling before images are compared (Section V-A)
 _WHOLE_EPOCHS = "all updates of a client over two or more epochs"

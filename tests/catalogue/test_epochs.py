@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedaudit.attacks import ImageFinding, make_attack
-from fedaudit.attacks.inversion import epochs
-from fedaudit.attacks.inversion.epochs import chain, match
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario.scenario import Scenario
@@ -20,6 +18,8 @@ from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.attacks import epochs
+from fedaudit_catalogue.attacks.epochs import chain, match
 from tests.build import Scenarios
 
 EPOCHS = {"name": "f", "clients": 1, "examples": 3, "batch_size": 1, "rounds": 6, "learning_rate": 1e-3}

@@ -10,15 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import Attack, Case, register
-from fedaudit.attacks.findings import Finding
-from fedaudit.models.generator import DCGenerator, Generator, GeneratorSpec
-from fedaudit.simulation.behaviour import Behaviour, ClientStep
-from fedaudit.simulation.local_training import local_randomness
-from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.observation import Observation
-from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.validation import Count, Positive, Whole
+from fedaudit.attacks import Attack, Case, Finding, Observation, register
+from fedaudit.models import Generator, GeneratorSpec
+from fedaudit.simulation import Behaviour, ClientStep, local_randomness
+from fedaudit.task import TaskInfo
+from fedaudit.utils import BadInput, Count, NotApplicable, Positive, Whole
+from fedaudit_catalogue.generators import DCGenerator
 
 _ROUND = "gan/round-"
 _TARGET = "gan/target"

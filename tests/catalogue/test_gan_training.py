@@ -10,20 +10,20 @@ import torch
 
 from fedaudit.api import audit_transcript, simulate
 from fedaudit.data import load_dataset
-from fedaudit.evaluation.class_images import nearest_ssim
 from fedaudit.evaluation.image_metrics import ssim
-from fedaudit.models import build_model
-from fedaudit.models.generator import DCGenerator, Generator, GeneratorSpec
+from fedaudit.models import Generator, GeneratorSpec, build_model
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.class_images import nearest_ssim
+from fedaudit_catalogue.generators import DCGenerator
 from fedaudit_lab.studies.analysis import analyse
 from fedaudit_lab.studies.pictures import pictures
 from fedaudit_lab.studies.spec import expand, study_from
 from fedaudit_lab.studies.store import Row
-from tests.attacks.test_malicious import QUICK, scenario, seen
+from tests.catalogue.test_malicious_clients import QUICK, scenario, seen
 
 
 def changed(made: Scenario, **changes: dict[str, Any]) -> Scenario:
@@ -69,7 +69,9 @@ def test_images_that_anybody_would_recognise_are_no_leak_of_a_federation_that_kn
     made = scenario({**QUICK, "keep": 8}, examples=None)
     threes = load_dataset("digits").test
     drawn = threes.inputs[threes.targets == 3][-8:]
-    monkeypatch.setattr("fedaudit.attacks.gan.GANClient._draw", lambda _, codes: drawn[torch.arange(len(codes)) % 8])
+    monkeypatch.setattr(
+        "fedaudit_catalogue.attacks.gan.GANClient._draw", lambda _, codes: drawn[torch.arange(len(codes)) % 8]
+    )
     (federation,) = run_audit(made).result.federations
     assert federation.course is not None
     reached = federation.course.accuracy[-1]

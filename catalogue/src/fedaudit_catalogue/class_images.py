@@ -6,19 +6,32 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from scipy.stats import fisher_exact
-from sklearn.svm import SVC
+from scipy import stats
 from torch import Tensor
 
-from fedaudit.attacks import ClassImagesFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
-from fedaudit.evaluation.image_metrics import lpips, mse, psnr_from_mse, ssim
-from fedaudit.evaluation.statistics import SURE, proportion
-from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
+from fedaudit.attacks import Observation
+from fedaudit.evaluation import (
+    FINDING_TYPES,
+    SURE,
+    Evaluation,
+    FindingType,
+    Judgement,
+    Metric,
+    by_test,
+    done,
+    evaluate,
+    leaks,
+    lpips,
+    mse,
+    proportion,
+    psnr_from_mse,
+    refused,
+    ssim,
+)
 from fedaudit.results import Chart, FindingResult, Line, MetricResult, Sheet
-from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.truth import Truth
-from fedaudit.utils.errors import BadInput
+from fedaudit.transcript import Truth
+from fedaudit.utils import BadInput
+from fedaudit_catalogue.attacks.gan import ClassImagesFinding
 
 RECOGNISED = Metric(
     "recognised",
@@ -98,7 +111,8 @@ def evaluate_class_images(
     if not bool(finding.images.isfinite().all()):
         return refused(finding, observation)
     kind = observation.task_info.example_kind
-    inputs, labels = held_out(truth)
+    rows = truth.held_out()
+    inputs, labels = truth.candidates[rows], truth.candidate_labels[rows]
     target, count = finding.target, finding.images.shape[1]
     own = inputs[labels == target][:_REAL]
     learn, rest = _divided(labels == target, seed)
@@ -125,7 +139,7 @@ def evaluate_class_images(
     judged = len(late) * count
     taken, passed = round(share * judged), round(by_others * len(others))
     low, high = proportion(taken, judged)
-    p_value = float(fisher_exact([[taken, judged - taken], [passed, len(others) - passed]], "greater").pvalue)
+    p_value = float(stats.fisher_exact([[taken, judged - taken], [passed, len(others) - passed]], "greater").pvalue)
     metrics: list[MetricResult] = [
         RECOGNISED.of(share, by_others, low=low, high=high, n=judged, of="generated images"),
         CLOSEST.of(sum(means[i].closest for i in late) / len(late), of_others.closest),
@@ -156,31 +170,24 @@ def evaluate_class_images(
             Line(name="real, other classes", x=[0.0], y=[by_others]),
         ],
     )
-    rows = [("real", own[: finding.images.shape[1]])]
-    rows += [
+    drawn = [("real", own[: finding.images.shape[1]])]
+    drawn += [
         (f"round {r}: {passed:.0%} recognised, {mean.closest:.0%} closest, {like['psnr nearest']:.1f} dB", images)
         for r, passed, mean, like, images in zip(
             finding.rounds, recognised_shares, means, likenesses, finding.images, strict=True
         )
     ]
-    names = [f"images/{observation.federation}-{finding.attack}-{i:03d}.png" for i in range(len(rows))]
+    names = [f"images/{observation.federation}-{finding.attack}-{i:03d}.png" for i in range(len(drawn))]
     result = done(
         finding,
         observation,
         metrics=metrics,
         charts=[chart],
-        sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, rows, strict=True)],
+        sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, drawn, strict=True)],
         leak=leaks(share >= _HALF and share > by_others, p_value),
         p_value=p_value,
     )
-    return Evaluation(result, {name: kind.draw(images) for name, (_, images) in zip(names, rows, strict=True)})
-
-
-def held_out(truth: Truth) -> tuple[Tensor, Tensor]:
-    """Return the candidates that aren't victims, and their labels."""
-    victims = {image.numpy().tobytes() for batch in truth.inputs.values() for image in batch}
-    rows = [i for i, image in enumerate(truth.candidates) if image.numpy().tobytes() not in victims]
-    return truth.candidates[rows], truth.candidate_labels[rows]
+    return Evaluation(result, {name: kind.draw(images) for name, (_, images) in zip(names, drawn, strict=True)})
 
 
 def _divided(own: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -198,6 +205,8 @@ def _classifier(vectors: Tensor, labels: Tensor, target: int) -> Callable[[Tenso
 
     A classifier that chooses among the classes names one whatever it sees, and so calls meaningless patterns a three.
     """
+    from sklearn.svm import SVC  # which takes as long to import as the rest
+
     machine = SVC(C=10.0).fit(vectors.numpy(), (labels == target).numpy())
     return lambda vectors: float(machine.predict(vectors.numpy()).mean())
 
