@@ -376,9 +376,9 @@ def test_a_budget_is_read_of_the_mods_and_stops_before_the_round_that_would_exce
     account = site_account([("dp", settings)], 100, None)
     assert account is not None
     client = (
-        "from fedaudit.adapters.flower import Guard, SanitiserMod\n"
+        "from fedaudit.adapters.flower import Guard, ClientDefenceMod\n"
         + f"GUARD = Guard(attacks=['labels'], fail_on=None, target_epsilon={account.spent(4) + 1e-6})\n"
-        + f"NOISE = SanitiserMod('dp', {settings!r})\n"
+        + f"NOISE = ClientDefenceMod('dp', {settings!r})\n"
         + replaced(CLIENT, "ClientApp()", "ClientApp(mods=[GUARD, NOISE])")
     )
     seen = run_app(write_app(tmp_path / "a", client=client), nodes=3)

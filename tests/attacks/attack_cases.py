@@ -136,7 +136,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "model": {"name": "xgboost"},
         "federations": [{"name": "f", "algorithm": "trees", "clients": 2, "examples": 24, "rounds": 2}],
     },
-    "epsilon": {"defences": {"sanitiser": {"name": "dp", "epsilon": None}}},
+    "epsilon": {"defences": {"client_defence": {"name": "dp", "epsilon": None}}},
 }
 
 

@@ -32,7 +32,7 @@ def scenario(noise: float = 0.0, attacks: Any = BOTH, **federation: Any) -> dict
         "data": {"name": "digits", "limit": 300},
         "model": {"name": "mlp", "width": 16},
         "federations": [{**FEDERATION, **federation}],
-        "defences": {"sanitiser": dp} if noise else {},
+        "defences": {"client_defence": dp} if noise else {},
         "attacks": attacks,
         "evaluation": {"updates": federation.get("clients", 6)},
     }

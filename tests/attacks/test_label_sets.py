@@ -264,7 +264,7 @@ def test_the_control_of_label_sets_has_the_same_batch_and_noise():
     plan = {"name": "f", "algorithm": "fedsgd", "clients": 2, "rounds": 1, "batch_size": 4}
     noise = {"name": "dp", "clip": 1.0, "noise": 100.0, "where": "local", "epsilon": None}
     made = scenario_from(
-        {"federations": [plan], "attacks": ["labels"], "evaluation": {"updates": 2}, "defences": {"sanitiser": noise}}
+        {"federations": [plan], "attacks": ["labels"], "evaluation": {"updates": 2}, "defences": {"client_defence": noise}}
     )
     result = run_audit(made, dataset=photographs(), model=network()).result
     (summary,), (control,) = result.summaries, result.controls

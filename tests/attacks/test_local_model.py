@@ -285,7 +285,7 @@ def test_the_last_returned_model_is_its_own_baseline_and_the_charts_tell_the_dis
 
 
 def test_noise_of_a_defence_stops_the_exact_attack_and_the_linear_one_ends_far_away():
-    defended = {"sanitiser": {"name": "dp", "clip": 0.2, "noise": 1.0, "epsilon": None}}
+    defended = {"client_defence": {"name": "dp", "clip": 0.2, "noise": 1.0, "epsilon": None}}
     scenario = scenario_from({**TABLE, "federations": [SAMPLED], "defences": defended})
     (recording,) = record(resolve(scenario))
     part = observe(recording.transcript, scenario.threat).split("client")[0]
@@ -297,7 +297,7 @@ def test_noise_of_a_defence_stops_the_exact_attack_and_the_linear_one_ends_far_a
 
 
 def test_a_client_that_sends_fragments_is_refused():
-    defended = {"sanitiser": {"name": "ffl-random", "ratio": 0.5}}
+    defended = {"client_defence": {"name": "ffl-random", "ratio": 0.5}}
     federation = {**SAMPLED, "rounds": 8, "learning_rate": 0.01}
     model = {"name": "mlp", "width": 2}
     result = audit(defences=defended, federations=[federation], model=model, attacks=["local-model"])

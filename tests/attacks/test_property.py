@@ -393,7 +393,7 @@ def test_nothing_to_tell_apart_is_said():
 @pytest.mark.parametrize("labels", ["alike", "natural"])
 def test_federations_drowned_in_noise_have_uniform_p_values(labels):
     """By the whole way: simulated, observed, attacked, evaluated."""
-    noise = {"sanitiser": {"name": "dp", "clip": 1.0, "noise": 1000.0, "epsilon": None}}
+    noise = {"client_defence": {"name": "dp", "clip": 1.0, "noise": 1000.0, "epsilon": None}}
     ps = [p_value(scenario(seed, {"labels": labels}, noise)) for seed in range(80)]
     assert stats.kstest(ps, "uniform").pvalue > _LEVEL
 
@@ -424,7 +424,7 @@ def test_where_labels_explain_it_the_verdict_says_so():
 
 
 def test_the_control_is_known_clients():
-    frozen = scenario(defences={"sanitiser": {"name": "dp", "clip": 1.0, "noise": 100.0, "epsilon": None}})
+    frozen = scenario(defences={"client_defence": {"name": "dp", "clip": 1.0, "noise": 100.0, "epsilon": None}})
     (control,) = run_audit(frozen).result.controls
     assert control.won
     assert "nothing but the property" in control.case

@@ -350,7 +350,7 @@ def test_a_client_of_whom_no_update_is_known_is_never_right():
 @pytest.mark.slow
 def test_federations_drowned_in_noise_have_uniform_p_values():
     """By the whole way: simulated, observed, attacked, evaluated; clients differ in size and in labels."""
-    noise = {"sanitiser": {"name": "dp", "clip": 1.0, "noise": 1000.0, "epsilon": None}}
+    noise = {"client_defence": {"name": "dp", "clip": 1.0, "noise": 1000.0, "epsilon": None}}
     skewed = {"partition": {"scheme": "dirichlet", "alpha": 1.0}, "rounds": 1, "local_epochs": 1}
     ps = [p_value(scenario(seed, noise, records=40, **skewed)) for seed in range(100)]
     assert stats.kstest(ps, "uniform", alternative="greater").pvalue > _LEVEL  # classes of few records: large ones

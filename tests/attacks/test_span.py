@@ -22,7 +22,7 @@ from fedaudit.transcript.queries import NOBODY, QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 from tests.attacks.membership_cases import run_attack
@@ -166,7 +166,7 @@ def test_noise_blurs_spans_until_nothing_rises_above_it(network):
         return altered(
             seen,
             lambda _, t: t + noise * torch.randn(t.shape, generator=rng),
-            sanitised=SanitiserInfo("dp", noise=noise),
+            sanitised=ClientDefenceInfo("dp", noise=noise),
         )
 
     found, area = judged(loud(1e-5), truth)
@@ -188,8 +188,8 @@ def test_deeper_layers_after_local_steps_are_asked_at_the_steps_mean_weights(ste
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": {"name": "logistic"}, "batch": 40}, "spans more than those of 9 exactly"),  # a softmax of ten
     ({"batch": 140}, "over 140 examples or more, and no layer's gradient spans more than those of 32"),
-    ({"defences": [{"name": "d", "sanitiser": {"name": "top-k", "ratio": 0.1}}]}, "sends some numbers only"),
-    ({"defences": [{"name": "d", "sanitiser": "sign"}]}, "sends signs only"),
+    ({"defences": [{"name": "d", "client_defence": {"name": "top-k", "ratio": 0.1}}]}, "sends some numbers only"),
+    ({"defences": [{"name": "d", "client_defence": "sign"}]}, "sends signs only"),
     ({"threat": {"adversary": "client"}}, "the adversary sees no update"),
 ]
 

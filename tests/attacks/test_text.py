@@ -30,7 +30,7 @@ from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, save_recording
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
 from fedaudit_lab.drawn.notes import LENGTH, tokenise, vocabulary, write_notes
@@ -218,7 +218,7 @@ def test_noise_of_a_known_size_names_no_word():
     seen = observe(only.transcript, ThreatModel()).split()[0]
     message, rng = seen.messages[0], torch.Generator().manual_seed(0)
     noised = {n: t + 1e-4 * torch.randn(t.shape, generator=rng) for n, t in message.update.tensors.items()}
-    update = dataclasses.replace(message.update, tensors=noised, sanitised=SanitiserInfo("dp", noise=1e-4))
+    update = dataclasses.replace(message.update, tensors=noised, sanitised=ClientDefenceInfo("dp", noise=1e-4))
     noisy = dataclasses.replace(seen, messages=(dataclasses.replace(message, update=update),))
     found = set(make_attack("which-tokens")(noisy, generator=generator(0)).tokens.tolist())  # type: ignore[attr-defined]
     true = set(only.truth.inputs[0, 0].unique().tolist())

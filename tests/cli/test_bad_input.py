@@ -92,7 +92,7 @@ SETTINGS = [
     ("unknown aggregator", ["defences.aggregator=meen"], "unknown aggregator 'meen'; did you mean 'mean'?"),
     ("setting of no aggregator", ["defences.aggregator={name: krum, g: 1}"], "'krum': unknown key 'g'; known: f"),
     ("too few for krum", ["defences.aggregator=krum"], "'krum' needs n >= 2f + 3 with f = 1: 5 updates a round"),
-    ("unknown sanitiser", ["defences.sanitiser=nome"], "unknown sanitiser 'nome'; did you mean 'none'?"),
+    ("unknown client-side defence", ["defences.client_defence=nome"], "unknown client-side defence 'nome'; did you mean 'none'?"),
     ("unknown initialisation", ["model.initialisation=hee"], "it should be 'default', 'he', 'uniform' or 'given'"),
     ("initialisation given by none", ["model.initialisation=given"], "'given' is for a checkpoint, or for a model of"),
     (
@@ -146,7 +146,7 @@ SETTINGS = [
         [
             "federations.sgd.algorithm=fedavg",
             "federations.sgd.local_steps=1",
-            "defences.sanitiser={name: sign, scale: one}",
+            "defences.client_defence={name: sign, scale: one}",
         ],
         "the server would add 1 or -1 to every weight: use scale: mean",
     ),

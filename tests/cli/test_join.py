@@ -129,7 +129,7 @@ def test_sites_that_tried_nothing_count_for_nothing(sites, tmp_path, command: Co
 
 def test_a_defence_that_was_only_tried_is_nobodys_answer(sites, tmp_path, command: Command):
     told = AuditResult.load(sites[0] / "results.json")
-    tried = told.federations[0].model_copy(update={"name": "sgd, dp", "sanitiser": "dp"})
+    tried = told.federations[0].model_copy(update={"name": "sgd, dp", "client_defence": "dp"})
     safer = told.summaries[0].model_copy(update={"federation": "sgd, dp", "verdict": "not demonstrated"})
     worse = told.summaries[0].model_copy(update={"verdict": "inconclusive"})
     change(
@@ -175,7 +175,7 @@ def test_the_largest_epsilon_stands_beside_its_claim(sites, tmp_path, command: C
 
 
 def test_what_is_only_promised_is_compared_at_one_delta(sites, tmp_path, command: Command):
-    timing = HistoryTiming(training=1.0, sanitising=0.0)
+    timing = HistoryTiming(training=1.0, client_defence=0.0)
 
     def promise(folder: Path, *promised: dict[str, Any]) -> None:
         record = AuditResult.load(folder / "results.json").federations[0]

@@ -365,7 +365,7 @@ def test_what_is_promised_of_a_record_goes_with_the_truth(tmp_path):
     """By the Gaussian mechanism's closed form: one record's replacement moves a clipped update by twice the clip."""
     dp = {"name": "dp", "noise": 4.0, "clip": 1.0, "epsilon": None}
     made = scenario()
-    protected = scenario_from({**made.model_dump(mode="json"), "defences": {"sanitiser": dp}})
+    protected = scenario_from({**made.model_dump(mode="json"), "defences": {"client_defence": dp}})
     _, truth = recorded(protected)
     told = truth.about["promise"]
     assert told["epsilon"] == pytest.approx(gaussian_epsilon(2 / 4.0 * math.sqrt(2), 1e-5), rel=0.01)

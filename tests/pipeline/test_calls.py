@@ -16,7 +16,7 @@ from fedaudit import ThreatModel
 from fedaudit.adapters.guard import SiteGuard
 from fedaudit.attacks import InvG
 from fedaudit.cli.options import in_flags, scenario_of
-from fedaudit.defences import Sanitiser
+from fedaudit.defences import ClientDefence
 from fedaudit.pipeline import run
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.registry import Plugin
@@ -85,8 +85,8 @@ def test_an_attack_stays_the_object_that_it_is(monkeypatch: pytest.MonkeyPatch, 
         **{**TWO, "evaluation": {"controls": False}, "data": {"name": "digits"}, "model": {"name": "logistic"}},
         attacks=[QUICK],
     )
-    sanitiser = scenario.defences.sanitiser
-    assert isinstance(sanitiser, Sanitiser)
+    client_defence = scenario.defences.client_defence
+    assert isinstance(client_defence, ClientDefence)
     fedaudit.audit(scenario, seed=1, progress=False)
     fedaudit.audit({**TWO, "evaluation": {"controls": False}}, attacks=[QUICK], model=NET, data=DATA, progress=False)
     assert all(attacks[0] is QUICK for attacks in seen)
@@ -208,7 +208,7 @@ def test_wrong_settings_are_one_line_with_the_nearest_name(make: Any, says: str)
     assert "pydantic" not in str(caught.value)
 
 
-@pytest.mark.parametrize("plugin", [InvG, *Sanitiser.__subclasses__()[:3]])
+@pytest.mark.parametrize("plugin", [InvG, *ClientDefence.__subclasses__()[:3]])
 def test_help_shows_the_settings(plugin: type[Plugin]) -> None:
     shown = inspect.signature(plugin.__init__).parameters
     assert list(shown) == ["self", *(f.name for f in fields(plugin) if f.init)]  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ from fedaudit.utils.fingerprint import tensor_digest
 from tests.attacks.tree_cases import model, stump, transcript
 
 FEDSGD = {"name": "a", "algorithm": "fedsgd", "clients": 2, "examples": 2, "batch_size": 1}
-NOISE = {"name": "noise", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 1.0, "where": "local", "epsilon": None}}
+NOISE = {"name": "noise", "client_defence": {"name": "dp", "clip": 1.0, "noise": 1.0, "where": "local", "epsilon": None}}
 
 
 def scenario(*attacks: Any, **rest: Any) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def test_federations_share_an_easy_case_but_not_their_power(ran):
     result = audited("loss-threshold", **table)
     assert [s.control for s in result.summaries] == [0, 0]
     assert ran.count("control-same") == len(result.controls) == 1
-    more = {**NOISE, "name": "more", "sanitiser": {**NOISE["sanitiser"], "noise": 2.0}}  # type: ignore[dict-item]
+    more = {**NOISE, "name": "more", "client_defence": {**NOISE["client_defence"], "noise": 2.0}}  # type: ignore[dict-item]
     result = audited(invg(5), defences=[NOISE, more])
     assert [s.control for s in result.summaries] == [0, 1]
     assert [ran.count(f"a-{name}-power-invg") for name in ("noise", "more")] == [3, 3]

@@ -31,8 +31,8 @@ VALUES: dict[str, Any] = {
     "federations": [{**FEDERATION, "learning_rate": 0.5}],
     "defences": [
         {},
-        {"name": "few", "sanitiser": {"name": "ffl", "ratio": 0.4}},
-        {"sanitiser": {"name": "dp", "noise": 3.0, "epsilon": None}},
+        {"name": "few", "client_defence": {"name": "ffl", "ratio": 0.4}},
+        {"client_defence": {"name": "dp", "noise": 3.0, "epsilon": None}},
     ],
     "threat": {"knows_labels": True},
     "attacks": [{"name": "invg", "iterations": 2}],
@@ -47,7 +47,7 @@ def audit() -> Audit:
 
 def test_every_defence_is_a_federation_of_its_own_on_the_same_data(audit):
     assert [f.name for f in audit.result.federations] == ["fed-none", "fed-few", "fed-dp"]
-    assert [(f.aggregator, f.sanitiser) for f in audit.result.federations] == [
+    assert [(f.aggregator, f.client_defence) for f in audit.result.federations] == [
         ("mean", "none"),
         ("mean", "ffl"),
         ("mean", "dp"),
@@ -181,7 +181,7 @@ def row(point: dict[str, str], accuracy: float, sent: int, psnr: float) -> Row:
         "parameters": sent // 4,
         "bytes": sent,
         "training": 1.0,
-        "sanitising": 0.1,
+        "client_defence": 0.1,
         "epsilon": None,
         "stopped": None,
     }
@@ -218,7 +218,7 @@ def test_what_a_trial_keeps_of_a_federation_is_its_share_and_its_late_accuracy()
     """Of ten measurements the last two; of what was sent the part of the model's elements."""
     federation = {**FEDERATION, "rounds": 10, "record": [0]}
     evaluation = {"updates": 1, "accuracy_every": 1, "controls": False}
-    defences = {"sanitiser": {"name": "ffl", "ratio": 0.4}}
+    defences = {"client_defence": {"name": "ffl", "ratio": 0.4}}
     made = scenario_from({**VALUES, "federations": [federation], "defences": defences, "evaluation": evaluation})
     (kept,) = run_trial(Task("key", made.to_yaml(), None)).outcome["courses"]
     result = run_audit(made).result

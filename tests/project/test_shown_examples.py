@@ -90,7 +90,7 @@ def test_the_gate_opens_and_shuts(tmp_path: Path, command: Command) -> None:
     kept = command(*audit, "--out", tmp_path / "audit", "--write", "sarif,junit,markdown")
     assert kept.code in (0, None), kept
     assert {path.suffix for path in (tmp_path / "audit").iterdir()} >= {".sarif", ".xml", ".md", ".html"}
-    assert command(*audit, "--set", "defences.sanitiser=none", "--out", tmp_path / "changed").code == 1
+    assert command(*audit, "--set", "defences.client_defence=none", "--out", tmp_path / "changed").code == 1
     verdicts = [
         json.loads((tmp_path / name / "results.json").read_text())["summaries"][0]["verdict"]
         for name in ("audit", "changed")

@@ -65,7 +65,7 @@ def test_an_attack_registered_from_outside_runs_beside_ours():
         "print(fedaudit.audit_transcript(seen, ['grey'], progress=False).result.findings[0].attack)\n"
         "try:\n    fedaudit.register(int)\nexcept TypeError as error:\n    print(error)\n"
     )
-    assert told.splitlines() == ["grey", "int is neither an Attack, an Aggregator, a Sanitiser nor a Behaviour"]
+    assert told.splitlines() == ["grey", "int is neither an Attack, an Aggregator, a ClientDefence nor a Behaviour"]
 
 
 # Simulate, then attack ----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tests.report.test_site_page import hundred
 
 DIGITS = {"data": {"name": "digits", "split": "train"}, "model": {"name": "mlp", "width": 16}}
 FEDAVG = {"algorithm": "fedavg", "clients": 3, "rounds": 4, "examples": 60, "batch_size": 10, "local_epochs": 1}
-DP = [{"name": "plain"}, {"name": "dp", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 1.0, "epsilon": None}}]
+DP = [{"name": "plain"}, {"name": "dp", "client_defence": {"name": "dp", "clip": 1.0, "noise": 1.0, "epsilon": None}}]
 AUDITS: dict[str, dict[str, Any]] = {
     "membership": DIGITS
     | {
@@ -76,7 +76,7 @@ AUDITS: dict[str, dict[str, Any]] = {
         "data": {"name": "photos", "image_size": 16},
         "model": {"name": "convnet-small", "width": 4},
         "federations": [{"name": "f", "clients": 3, "rounds": 2, "batch_size": 1, "learning_rate": 0.05}],
-        "defences": [*DP, {"name": "ffl", "sanitiser": {"name": "ffl", "ratio": 0.4}}],
+        "defences": [*DP, {"name": "ffl", "client_defence": {"name": "ffl", "ratio": 0.4}}],
         "attacks": [{"name": "invg", "iterations": 4}, {"name": "agic", "iterations": 4}],
         "evaluation": {"updates": 2, "accuracy_every": 1},
     },

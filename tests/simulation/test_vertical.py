@@ -271,8 +271,8 @@ def test_cafe_needs_as_many_rounds_as_examples() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"defences": {"sanitiser": "sign"}}, "sanitisers or aggregators"),
-    ({"defences": {"aggregator": "median"}}, "sanitisers or aggregators"),
+    ({"defences": {"client_defence": "sign"}}, "client-side defences or aggregators"),
+    ({"defences": {"aggregator": "median"}}, "client-side defences or aggregators"),
     ({"threat": {"sees": "sum"}}, "threat.sees"),
     ({"threat": {"records": 4}}, "threat.records"),
     ({"threat": {"knows_labels": True}}, "knows_labels"),

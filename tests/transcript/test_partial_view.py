@@ -157,7 +157,7 @@ def test_the_truth_of_a_sum_is_what_its_clients_used():
 
 OTHER_RULES: dict[str, dict[str, Any]] = {
     "a robust rule": {"defences": {"aggregator": "median"}},
-    "noise": {"defences": {"sanitiser": {"name": "dp", "where": "central", "clip": 0.1, "epsilon": None}}},
+    "noise": {"defences": {"client_defence": {"name": "dp", "where": "central", "clip": 0.1, "epsilon": None}}},
     "one round": {},
 }
 
@@ -393,6 +393,6 @@ def test_sums_that_were_recorded_are_not_taken_apart():
 
 
 def test_canaries_are_for_who_sees_all():
-    dp = {"defences": {"sanitiser": {"name": "dp", "epsilon": None}}}
+    dp = {"defences": {"client_defence": {"name": "dp", "epsilon": None}}}
     with pytest.raises(BadInput, match="aren't for an audit of ε"):
         run({**AVG, "partition": {"scheme": "iid"}}, attacks=["epsilon"], threat={"rounds": [0]}, **dp)

@@ -104,7 +104,7 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
 
 GAN = "federations.sgd.malicious={name: gan, start: 1, LACKS}"
 SETTINGS = [
-    ("noise of next to nothing", ["defences.sanitiser={name: dp, noise: 1e-300}"], "1e-300 is too near 0"),
+    ("noise of next to nothing", ["defences.client_defence={name: dp, noise: 1e-300}"], "1e-300 is too near 0"),
     ("a learning rate beyond floats", ["model.training={epochs: 1, learning_rate: 1e300}"], "1e+300 is too large"),
     ("a pull beyond floats", ["federations.sgd.proximal_mu=1e300"], "1e+300 is too large"),
     ("a path of 5,000 letters", ["model.checkpoint=" + "x" * 5000], "can't be the path of a file"),

@@ -23,7 +23,7 @@ from fedaudit import cli
 from fedaudit.attacks import ATTACKS
 from fedaudit.data import load_dataset
 from fedaudit.defences.aggregation import AGGREGATORS
-from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.defences.client_defences import CLIENT_DEFENCES
 from fedaudit.pipeline.prepare import AuditRequest, resolve, spell_out
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, parse_setting, scenario_from
@@ -97,7 +97,7 @@ FULL: dict[str, Any] = {
         },
         {"name": "b", "algorithm": "fedavg", "local_steps": 2, "partition": {"scheme": "dirichlet", "alpha": 1.0}},
     ],
-    "defences": [{"name": "x", "sanitiser": {"name": "dp", "noise": 1.0}}, {"aggregator": {"name": "krum", "f": 1}}],
+    "defences": [{"name": "x", "client_defence": {"name": "dp", "noise": 1.0}}, {"aggregator": {"name": "krum", "f": 1}}],
     "evaluation": {"federations": ["a"], "accuracy_every": 1},
     "threat": {"adversary": "client", "records": 4},
 }
@@ -136,7 +136,7 @@ def _no_nonsense(values: dict[str, Any]) -> None:
 
 def _keys() -> Draw:
     parts = st.sampled_from(
-        ["federations", "sgd", "0", "²", "-1", "attacks", "invg", "defences", "sanitiser", "name", ""]
+        ["federations", "sgd", "0", "²", "-1", "attacks", "invg", "defences", "client_defence", "name", ""]
     )
     return st.lists(parts | st.text(max_size=3), min_size=1, max_size=4).map(".".join)
 
@@ -150,7 +150,7 @@ def _setting(text: str) -> None:
 
 def _plugins() -> Draw:
     made = []
-    for registry in (ATTACKS, AGGREGATORS, SANITISERS, BEHAVIOURS, SERVER_BEHAVIOURS):
+    for registry in (ATTACKS, AGGREGATORS, CLIENT_DEFENCES, BEHAVIOURS, SERVER_BEHAVIOURS):
         for entry in registry:
             made.append(st.tuples(st.just((registry, entry.name)), by_settings(entry.value)))
     return st.one_of(made)

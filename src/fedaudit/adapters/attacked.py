@@ -17,7 +17,7 @@ from fedaudit.evaluation.limits import check_limits
 from fedaudit.results.site import CheckRecord
 from fedaudit.transcript.files import Form
 from fedaudit.transcript.truth import truth_beside
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
 
@@ -71,7 +71,7 @@ class Known:
     unset: bool
     whole: bool
     out: Path | None
-    sanitised: SanitiserInfo | None
+    sanitised: ClientDefenceInfo | None
 
 
 def attacked(

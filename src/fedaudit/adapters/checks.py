@@ -15,11 +15,11 @@ from torch import Tensor
 from fedaudit.adapters import in_words
 from fedaudit.adapters.attacked import Known, Passing, attacked
 from fedaudit.defences.drift import ReceivedHistory
-from fedaudit.defences.sanitising import ClientContext, norm
+from fedaudit.defences.client_defences import ClientContext, norm
 from fedaudit.pipeline.plan import Plan
 from fedaudit.pipeline.site import known_of
 from fedaudit.results.site import CheckRecord
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Checks:
         seconds: float,
         passing: Passing,
         who: str,
-        sanitised: SanitiserInfo | None,
+        sanitised: ClientDefenceInfo | None,
         judged: CheckResults,
     ) -> CheckRecord:
         """Watch what a round tells of the site's own training examples."""
@@ -156,7 +156,7 @@ class Checks:
         passing: Passing,
         who: str,
         index: int | None,
-        sanitised: SanitiserInfo | None,
+        sanitised: ClientDefenceInfo | None,
         judged: CheckResults,
     ) -> dict[str, CheckRecord]:
         """Play attacks on the update."""
@@ -196,7 +196,7 @@ class Checks:
             self.log.info("fedaudit guard: %s: within the limits (%.1f s)", who, took)
         return found
 
-    def _known(self, passing: Passing) -> SanitiserInfo | None:
+    def _known(self, passing: Passing) -> ClientDefenceInfo | None:
         """Return what everybody knows of the defence that an update went through."""
         filters = passing.went_through if self.given is None else self.given
         if not filters:

@@ -1,4 +1,4 @@
-"""Defences: aggregators on the server's side, sanitisers on the client's."""
+"""Defences: aggregators on the server's side, client-side defences on the client's."""
 
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Aggregator, Cohort
 from fedaudit.defences.ats import ATS
@@ -10,17 +10,17 @@ from fedaudit.defences.filters import ExcludeVars, LocalDp, PercentilePrivacy, S
 from fedaudit.defences.perturbing import GradientClipping, GradientNoise, Outpost
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.pruning import DualGradientPruning
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, NoSanitiser, OwnExamples, Sanitiser, changed
+from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientContext, NoClientDefence, OwnExamples, ClientDefence, changed
 from fedaudit.defences.selection import Bulyan, InferGuard, Krum, Median, MultiKrum, TrimmedMean
 from fedaudit.defences.soteria import Soteria
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.registry import register
 
 __all__ = [
     "AFA",
     "AGGREGATORS",
     "ATS",
-    "SANITISERS",
+    "CLIENT_DEFENCES",
     "AdaptiveClipping",
     "Aggregate",
     "Aggregator",
@@ -45,13 +45,13 @@ __all__ = [
     "Mean",
     "Median",
     "MultiKrum",
-    "NoSanitiser",
+    "NoClientDefence",
     "Outpost",
     "OwnExamples",
     "PercentilePrivacy",
     "SVTPrivacy",
-    "Sanitiser",
-    "SanitiserInfo",
+    "ClientDefence",
+    "ClientDefenceInfo",
     "Sign",
     "Soteria",
     "TopK",

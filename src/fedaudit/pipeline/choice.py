@@ -134,7 +134,7 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
         clients=spec.clients - own,
         clients_per_round=others,
         sums=group > 1,
-        noisy=any(defences.sanitiser.adds_noise() for _, _, defences in scenario.runs()),
+        noisy=any(defences.client_defence.adds_noise() for _, _, defences in scenario.runs()),
         attribute_is_input=hidden is not None and bool(hidden.columns),
         malicious=spec.malicious.name if spec.malicious and threat.adversary == "client" else None,
         server=spec.server.name if spec.server else None,

@@ -13,12 +13,12 @@ from typing import IO, Any, cast
 
 from pydantic import ValidationError
 
-from fedaudit.defences.sanitising import ClientContext
+from fedaudit.defences.client_defences import ClientContext
 from fedaudit.epsilon.accounting import PrivacyAccount
-from fedaudit.pipeline.ledger import Filter, chain_account, known_sanitiser
+from fedaudit.pipeline.ledger import Filter, chain_account, known_client_defence
 from fedaudit.report.site import write_site
 from fedaudit.results.site import LEFT, Done, SiteRound
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.bounds import SITE, opened, shown
 from fedaudit.utils.errors import BadInput
 
@@ -121,8 +121,8 @@ def filters_of(sanitised: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
         (str(one["name"]), {key: value for key, value in one.items() if key != "name"}) for one in several
     ]
     for name, settings in filters:
-        if known_sanitiser(name, settings) is None:
-            raise BadInput(f"sanitised has '{name}', which isn't known; fedaudit list shows the sanitisers")
+        if known_client_defence(name, settings) is None:
+            raise BadInput(f"sanitised has '{name}', which isn't known; fedaudit list shows the client-side defences")
     return filters
 
 
@@ -139,15 +139,15 @@ def site_account(filters: Sequence[Filter], elements: int | None, delta: float |
     return asked
 
 
-def known_of(filters: Sequence[Filter], update: Update, context: ClientContext) -> SanitiserInfo | None:
+def known_of(filters: Sequence[Filter], update: Update, context: ClientContext) -> ClientDefenceInfo | None:
     """Return what everybody knows of an update that went through these filters; None: nothing."""
     import torch
 
     info = None
     for kind, settings in filters:
-        sanitiser = known_sanitiser(kind, settings)
-        if sanitiser is not None:
-            done = sanitiser(update, context, torch.Generator().manual_seed(0))
+        client_defence = known_client_defence(kind, settings)
+        if client_defence is not None:
+            done = client_defence(update, context, torch.Generator().manual_seed(0))
             info = done.sanitised or info
     return info
 

@@ -89,7 +89,7 @@ def _against(result: AuditResult) -> list[Advice]:
             Advice(
                 "Clip updates and add noise before they leave the client.",
                 "Differential privacy bounds what any attack can learn. It costs accuracy, less with more clients. Put "
-                "it in where clients don't have it yet (in Flower: SanitiserMod), record again, and compare.",
+                "it in where clients don't have it yet (in Flower: ClientDefenceMod), record again, and compare.",
                 "fedaudit compare OLD NEW",
             )
         )
@@ -105,7 +105,7 @@ def _against(result: AuditResult) -> list[Advice]:
             Advice(
                 "Clip updates and add noise before they leave the client.",
                 "Differential privacy bounds what any attack can learn. It costs accuracy, less with more clients.",
-                "--set defences.sanitiser=dp --set defences.sanitiser.epsilon=null",
+                "--set defences.client_defence=dp --set defences.client_defence.epsilon=null",
             )
         )
     things = example_kind(result.data.kind or "image").plural

@@ -100,7 +100,7 @@ class Price:
         worst_client: the least of the clients' accuracies then.
         bytes: of an update, mean.
         parameters: of an update, mean.
-        overhead: seconds in the sanitiser, as a share of those in training.
+        overhead: seconds in the client-side defence, as a share of those in training.
         epsilon: spent in all (Rényi), where there is differential privacy.
         replaced: whether that is by replacement.
     """
@@ -169,7 +169,7 @@ def prices(result: AuditResult) -> list[Price]:
                 worst_client=min(history.per_client[-1]) if history.per_client else None,
                 bytes=history.bytes,
                 parameters=history.parameters,
-                overhead=history.timing.sanitising / history.timing.training if history.timing.training else 0.0,
+                overhead=history.timing.client_defence / history.timing.training if history.timing.training else 0.0,
                 epsilon=history.epsilon[-1] if history.epsilon else None,
                 replaced=history.epsilon_adjacency == "replace",
             )

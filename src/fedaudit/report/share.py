@@ -61,7 +61,7 @@ KEPT: dict[type[Record], str] = {
     ModelRecord: "name parameters initialisation batch_norm dropout",
     AdversaryRecord: "*",
     FederationRecord: "name algorithm update_kind clients rounds batch_size local_steps local_epochs learning_rate "
-    "updates_observed summed updates_rejected fallbacks description aggregator sanitiser defences replay_error "
+    "updates_observed summed updates_rejected fallbacks description aggregator client-side defence defences replay_error "
     "recording checks course",
     RecordingRecord: "totals training seconds facts facts_text",
     ReceivedCheck: "*",

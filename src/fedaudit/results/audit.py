@@ -32,7 +32,7 @@ class HistoryTiming(Record):
     """Seconds that clients spent."""
 
     training: float = Field(description="seconds a client update, mean")
-    sanitising: float = Field(description="seconds a client update, mean")
+    client_defence: float = Field(description="seconds a client update, mean")
 
 
 class HistoryRecord(Record):
@@ -141,7 +141,7 @@ class FederationRecord(Record):
     fallbacks: int = Field(default=0, description="rounds in which the aggregator had to do something else")
     description: str = Field(description="one sentence")
     aggregator: str = Field(default="mean", description="its name")
-    sanitiser: str = Field(default="none", description="its name")
+    client_defence: str = Field(default="none", description="its name")
     defences: str | None = optional(
         "what these two do, with which settings, in words; empty where neither is a defence"
     )
@@ -159,7 +159,7 @@ class FederationRecord(Record):
     @property
     def undefended(self) -> bool:
         """Whether neither its aggregator nor what clients do to their updates is a defence."""
-        return self.aggregator in ("mean", "fedavg") and self.sanitiser == "none"
+        return self.aggregator in ("mean", "fedavg") and self.client_defence == "none"
 
 
 class ModelRecord(Record):

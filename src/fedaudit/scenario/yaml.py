@@ -48,7 +48,7 @@ def apply_override(values: dict[str, Any], text: str) -> dict[str, Any]:
     return dict(_set(values, key.split("."), value, key))
 
 
-_SHORT = ("aggregator", "sanitiser", "malicious")  # keys whose value may be a plain name
+_SHORT = ("aggregator", "client_defence", "malicious")  # keys whose value may be a plain name
 
 
 def _set(node: Any, path: list[str], value: Any, key: str) -> Any:

@@ -193,7 +193,7 @@ class _Running:
         """Return the updates after what the server has told clients to do with them."""
         began = time.perf_counter()
         sent = [self.aggregator.asked(u, client_weights.get(u.client, received)) for u in updates]
-        self.history.sanitising_seconds += time.perf_counter() - began
+        self.history.client_defence_seconds += time.perf_counter() - began
         return sent
 
     def _measure(self, finished: int, last: bool) -> None:
@@ -286,7 +286,7 @@ def check_rounds(federation: Federation) -> None:
             f"root_examples is {wanted}, but the clients hold {held} examples together; "
             "lower defences.aggregator.root_examples"
         )
-    dp = federation.defences.sanitiser
+    dp = federation.defences.client_defence
     if isinstance(dp, DifferentialPrivacy) and dp.level == "sample" and federation.task_info.batch_norm == "train":
         refuse_batch_norm(has_batch_norm(federation.model))
     if federation.group_size > 1 and federation.aggregator.averages is None:

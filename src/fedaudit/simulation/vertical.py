@@ -187,7 +187,7 @@ def check_vertical(federation: Federation) -> None:
         _check_server(federation, spec.server)
     if not federation.defences.undefended:
         raise BadInput(
-            "a vertical federation has no updates that sanitisers or aggregators could change; use sanitiser: none and "
+            "a vertical federation has no updates that client-side defences or aggregators could change; use client_defence: none and "
             "aggregator: mean"
         )
     if federation.group_size > 1:

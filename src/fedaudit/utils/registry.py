@@ -206,7 +206,7 @@ def register(*, frozen: bool = True) -> Callable[[C], C]: ...
 def register(cls: C | None = None, /, *, frozen: bool = True) -> C | Callable[[C], C]:
     """Make a plug-in's class a validated, keyword-only dataclass and add it to the registry of its kind.
 
-    The same decorator for attacks, aggregators, sanitisers and behaviours: ``@register`` above the class, or
+    The same decorator for attacks, aggregators, client-side defences and behaviours: ``@register`` above the class, or
     ``@register(frozen=False)`` where it keeps state from round to round. A class that is a dataclass already stays so.
 
     Raises:
@@ -216,7 +216,7 @@ def register(cls: C | None = None, /, *, frozen: bool = True) -> C | Callable[[C
 
     def add(plugin: C) -> C:
         if not issubclass(plugin, Plugin) or not hasattr(plugin, "registry"):
-            raise TypeError(f"{plugin.__name__} is neither an Attack, an Aggregator, a Sanitiser nor a Behaviour")
+            raise TypeError(f"{plugin.__name__} is neither an Attack, an Aggregator, a ClientDefence nor a Behaviour")
         for attribute in ("name", "summary"):
             if not isinstance(getattr(plugin, attribute, None), str):
                 raise ValueError(f"{plugin.__name__} has no {attribute}: give it a class attribute '{attribute}'")

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedaudit import Audit, BadInput, FedAuditError, Scenario, load_dataset
 from fedaudit.data import find_dataset, reading_once
-from fedaudit.defences import AGGREGATORS, SANITISERS
+from fedaudit.defences import AGGREGATORS, CLIENT_DEFENCES
 from fedaudit.pipeline import Trained, run_audit, training_once
 from fedaudit.scenario import scenario_from
 from fedaudit.simulation import BEHAVIOURS, SERVER_BEHAVIOURS
@@ -100,7 +100,7 @@ def trial_computation(scenario: Scenario, data_dir: Path | None) -> str:
         trial_key(scenario),
         [type(attack), *(file_digest(path) for path in attack.files())],
         [_entry(AGGREGATORS, one.aggregator.name) for one in defences],
-        [_entry(SANITISERS, one.sanitiser.name) for one in defences],
+        [_entry(CLIENT_DEFENCES, one.client_defence.name) for one in defences],
         [_entry(BEHAVIOURS, one.malicious.name) for one in scenario.federations if one.malicious],
         [_entry(SERVER_BEHAVIOURS, one.server.name) for one in scenario.federations if one.server],
         file_digest(scenario.model.checkpoint) if scenario.model.checkpoint else None,
@@ -314,8 +314,8 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None) -> d
             "share": f.course.parameters / result.model.parameters,
             "bytes": f.course.bytes,
             "training": f.course.timing.training,
-            "sanitising": f.course.timing.sanitising,
-            "sanitising_share": f.course.timing.sanitising / max(f.course.timing.training, 1e-9),
+            "client_defence": f.course.timing.client_defence,
+            "client_defence_share": f.course.timing.client_defence / max(f.course.timing.training, 1e-9),
             "epsilon": f.course.epsilon[-1] if f.course.epsilon else None,
             "stopped": f.course.stopped,
             "malicious_accepted": _since(f.course.malicious_accepted, start),
