@@ -104,9 +104,9 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         **malicious(name="gan", lacks=[3], start=1, steps=2, images=4, keep=1, latent=4, width=4),
         "threat": {"adversary": "client"},
     },
-    "agrevader": {**malicious(name="agrevader", start=1), "threat": {"adversary": "client", "records": 20}},
-    **dict.fromkeys(("dager", "which-tokens"), TEXT),
-    "last-returned": LOCAL,
+    "agrevader": {**malicious(name="agrevader", start=1), "threat": {"adversary": "client", "target_records": 20}},
+    **dict.fromkeys(("dager", "token-presence"), TEXT),
+    "last-update": LOCAL,
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},
     **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "lira", "rmia", "source-inference"), RECORDS),
@@ -136,7 +136,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "model": {"name": "xgboost"},
         "federations": [{"name": "f", "algorithm": "trees", "clients": 2, "examples": 24, "rounds": 2}],
     },
-    "epsilon": {"defences": {"client_defence": {"name": "dp", "epsilon": None}}},
+    "dp-canaries": {"defences": {"client_defence": {"name": "dp", "epsilon": None}}},
 }
 
 

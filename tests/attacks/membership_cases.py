@@ -38,7 +38,7 @@ def scenario(threat: dict[str, Any] | None = None, attacks: Any = ("loss-thresho
         "data": {"name": "digits", "split": "train"},
         "model": {"name": "mlp", "width": 32},
         "federations": [{**FEDERATION, **federation}],
-        "threat": {"records": 60, **(threat or {})},
+        "threat": {"target_records": 60, **(threat or {})},
         "attacks": list(attacks),
     }
     return scenario_from(values)
@@ -65,7 +65,7 @@ def logistic(n: int = 12, d: int = 5, classes: int = 3) -> Observation:
     x = torch.randn(n, d, generator=rng)
     y = torch.randint(classes, (n,), generator=rng)
     records = QuerySet(x, y, x[:0], y[:0])
-    threat = ThreatModel(records=n)
+    threat = ThreatModel(target_records=n)
     moved = {name: torch.randn(t.shape, generator=rng) for name, t in state.items()}
     message = Message(0, 4, state, Update(4, "weights", moved, 5, None))
     loss = nn.functional.cross_entropy

@@ -91,7 +91,7 @@ def test_a_number_that_wasn_t_sent_is_left_out_of_its_mean() -> None:
 @pytest.mark.slow
 def test_it_recovers_what_no_single_update_shows() -> None:
     attacks = [{"name": "invg", "iterations": 200}, {"name": "averaged", "attack": {"name": "invg", "iterations": 200}}]
-    changes = {"federations": [{**NOISY["federations"][0], "rounds": 80}], "evaluation": {"updates": 4}, "seed": 2}
+    changes = {"federations": [{**NOISY["federations"][0], "rounds": 80}], "evaluation": {"max_updates": 4}, "seed": 2}
     done = fedaudit.audit({**NOISY, **changes, "attacks": attacks}, progress=False)
     alone, together = done.result.summaries
     assert alone.verdict == "inconclusive"

@@ -56,7 +56,7 @@ def photographs(n: int = 200) -> Dataset:
 def recorded(size: int, module: nn.Module | None = None, loss: Any = None, **federation: Any) -> tuple[Any, Truth]:
     plan = {"name": "f", "algorithm": "fedsgd", "clients": 3, "rounds": 1, "batch_size": size, "learning_rate": 0.01}
     made = simulate(
-        {"federations": [{**plan, **federation}], "attacks": ["labels"], "evaluation": {"updates": 3}},
+        {"federations": [{**plan, **federation}], "attacks": ["labels"], "evaluation": {"max_updates": 3}},
         model=module or network(),
         data=photographs(),
         loss=loss,
@@ -218,7 +218,7 @@ def test_findings_that_know_nothing_pass_for_leaks_no_oftener_than_they_may():
 
 def test_an_audit_says_what_label_sets_tell():
     plan = {"name": "f", "algorithm": "fedsgd", "clients": 3, "rounds": 1, "batch_size": 4}
-    made = scenario_from({"federations": [plan], "attacks": ["labels"], "evaluation": {"updates": 3}})
+    made = scenario_from({"federations": [plan], "attacks": ["labels"], "evaluation": {"max_updates": 3}})
     result = run_audit(made, dataset=photographs(), model=network()).result
     (summary,) = result.summaries
     assert summary.verdict == "inferred"
@@ -264,7 +264,7 @@ def test_the_control_of_label_sets_has_the_same_batch_and_noise():
     plan = {"name": "f", "algorithm": "fedsgd", "clients": 2, "rounds": 1, "batch_size": 4}
     noise = {"name": "dp", "clip": 1.0, "noise": 100.0, "where": "local", "epsilon": None}
     made = scenario_from(
-        {"federations": [plan], "attacks": ["labels"], "evaluation": {"updates": 2}, "defences": {"client_defence": noise}}
+        {"federations": [plan], "attacks": ["labels"], "evaluation": {"max_updates": 2}, "defences": {"client_defence": noise}}
     )
     result = run_audit(made, dataset=photographs(), model=network()).result
     (summary,), (control,) = result.summaries, result.controls

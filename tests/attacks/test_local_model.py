@@ -269,7 +269,7 @@ def test_with_all_clients_in_every_round_the_models_are_too_much_alike_and_that_
 
 
 def test_the_last_returned_model_is_its_own_baseline_and_the_charts_tell_the_distances():
-    result = audit(attacks=["last-returned"], federations=[{**SAMPLED, "clients_per_round": None, "rounds": 4}])
+    result = audit(attacks=["last-update"], federations=[{**SAMPLED, "clients_per_round": None, "rounds": 4}])
     for f in result.findings:
         (closed, distance) = f.metrics
         assert (closed.name, distance.name) == ("gap_closed", "relative_distance")
@@ -306,7 +306,7 @@ def test_a_client_that_sends_fragments_is_refused():
 
 
 def test_gradients_hold_no_returned_model():
-    result = audit(attacks=["last-returned"], federations=[{**SAMPLED, "algorithm": "fedsgd", "local_steps": None}])
+    result = audit(attacks=["last-update"], federations=[{**SAMPLED, "algorithm": "fedsgd", "local_steps": None}])
     assert "no model" in result.findings[0].reason
 
 
@@ -340,7 +340,7 @@ def test_on_clients_that_contradict_each_other_the_network_beats_the_last_return
     effort = {"name": "local-model", "fit_iterations": 1500, "iterations": 1000}
     found = {}
     for name, attack in (
-        ("last", {"name": "last-returned"}), ("raw", effort),
+        ("last", {"name": "last-update"}), ("raw", effort),
         ("whitened", {**effort, "whitened": True, "learning_rate": 0.1}),
     ):  # fmt: skip
         result = audit(data={"name": "leaf-synthetic", "split": "train"}, model={"name": "logistic"}, seed=3,
@@ -358,7 +358,7 @@ def test_on_clients_that_contradict_each_other_the_network_beats_the_last_return
 
 def test_the_true_optimum_is_found_and_a_separable_problem_has_none():
     result = audit(data={"name": "leaf-synthetic", "split": "train"}, model={"name": "logistic"},
-                   attacks=["last-returned"],
+                   attacks=["last-update"],
                    federations=[{**SAMPLED, "clients": 5, "clients_per_round": None, "rounds": 2, "batch_size": 256,
                                  "partition": {"scheme": "natural"}}])  # fmt: skip
     assert [f.num_examples for f in result.findings] == [
@@ -441,7 +441,7 @@ def test_leaf_synthetic_has_the_paper_s_clients_and_its_seed_is_the_scenario_s()
 LEAF: dict[str, Any] = {
     "data": {"name": "leaf-synthetic", "split": "train"},
     "model": {"name": "logistic"},
-    "attacks": ["last-returned"],
+    "attacks": ["last-update"],
     "federations": [{**SAMPLED, "clients": 5, "clients_per_round": None, "rounds": 1, "local_steps": 1,
                      "batch_size": 64, "partition": {"scheme": "natural"}}],
 }  # fmt: skip

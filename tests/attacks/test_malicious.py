@@ -42,7 +42,7 @@ QUICK = {
     "width": 8,
     "keep": 3,
     "every": 2,
-    "lacks": [3],
+    "missing_classes": [3],
 }
 
 
@@ -355,16 +355,16 @@ def test_the_report_shows_what_was_drawn(tmp_path: Path) -> None:
 
 def test_an_honest_server_does_not_act_whoever_else_is_malicious() -> None:
     values = scenario(QUICK).model_dump(mode="json") | {"threat": {"adversary": "server"}}
-    values |= {"attacks": ["labels"], "evaluation": {"updates": 1}}
+    values |= {"attacks": ["labels"], "evaluation": {"max_updates": 1}}
     assert not run_audit(scenario_from(values)).result.adversary.acts
 
 
 def test_what_malicious_clients_lack_is_left_out() -> None:
-    _, truth = simulated(scenario({**QUICK, "lacks": [3, 5], "clients": 2}, examples=None))
+    _, truth = simulated(scenario({**QUICK, "missing_classes": [3, 5], "clients": 2}, examples=None))
     held = {client: truth.labels[0, client] for client in range(4)}
     assert not any(bool(torch.isin(held[client], torch.tensor([3, 5])).any()) for client in (2, 3))
     with pytest.raises(BadInput, match="nothing left"):
-        simulated(scenario({**QUICK, "lacks": list(range(10))}))
+        simulated(scenario({**QUICK, "missing_classes": list(range(10))}))
 
 
 def test_who_was_accepted_is_told_round_by_round() -> None:

@@ -48,7 +48,7 @@ def overfitted() -> tuple[Transcript, Truth]:
 @pytest.mark.parametrize("name", PASSIVE)
 def test_an_overfitted_model_gives_its_members_away(name, overfitted):
     transcript, truth = overfitted
-    seen = observe(transcript, ThreatModel(records=60, **PUBLIC))
+    seen = observe(transcript, ThreatModel(target_records=60, **PUBLIC))
     found = run_attack(name, seen)
     score = metrics(found, seen, truth)
     assert score["membership_auc"] > 0.7
@@ -103,7 +103,7 @@ def test_public_examples_can_set_the_threshold():
 def test_the_rebuilt_model_is_the_one_that_local_model_rebuilds():
     transcript, _ = recorded(scenario(rounds=6, clients_per_round=2))
     rebuild = {"name": "local-model", "mapping": "linear"}
-    (seen, *_) = observe(transcript, ThreatModel(records=60)).split("client")
+    (seen, *_) = observe(transcript, ThreatModel(target_records=60)).split("client")
     found = run_attack("loss-threshold", seen, model="rebuilt", rebuild=rebuild)
     state: Any = make_attack("local-model", {"mapping": "linear"})(seen, generator=generator(0, "x"))
     shown = dataclasses.replace(seen, weights=({**seen.weights[-1], **state.state},))
@@ -123,7 +123,7 @@ def test_one_client_s_model_is_judged_by_that_client_s_records():
 def test_a_client_without_a_record_says_so():
     transcript, truth = recorded(scenario())
     truth = dataclasses.replace(truth, owners=torch.where(truth.owners >= 0, 1, truth.owners))
-    seen = observe(transcript, ThreatModel(records=60)).split("client")[0]
+    seen = observe(transcript, ThreatModel(target_records=60)).split("client")[0]
     result = evaluate(run_attack("loss-threshold", seen, model="client"), seen, truth, seed=0).result
     assert result.status == "not applicable"
     assert "none of the 60 records is an example of client 0" in (result.reason or "")
@@ -151,7 +151,7 @@ def test_gradients_are_no_model_of_a_client():
     transcript, _ = recorded(scenario(algorithm="fedsgd", local_epochs=None))
     with pytest.raises(NotApplicable, match="use a federation of fedavg"):
         make_attack("loss-threshold", {"model": "client"}).check(
-            observe(transcript, ThreatModel(records=60)).split("client")[0]
+            observe(transcript, ThreatModel(target_records=60)).split("client")[0]
         )
 
 
@@ -173,7 +173,7 @@ def test_wrong_settings_are_refused(settings, reason):
 @pytest.mark.parametrize("name", PASSIVE)
 def test_a_finding_is_judged_by_the_truth_that_its_attack_was_not_told(name):
     transcript, truth = recorded(scenario(PUBLIC))
-    seen = observe(transcript, ThreatModel(records=60, **PUBLIC))
+    seen = observe(transcript, ThreatModel(target_records=60, **PUBLIC))
     found = run_attack(name, seen)
     assert seen.records is not None
     assert not any(truth.owners.equal(t) or (truth.owners >= 0).equal(t) for t in vars(seen.records).values())
@@ -184,7 +184,7 @@ def test_a_finding_is_judged_by_the_truth_that_its_attack_was_not_told(name):
 
 def test_a_trial_is_keyed_by_its_records_and_adversary_log():
     transcript, _ = recorded(scenario())
-    seen = observe(transcript, ThreatModel(records=60))
+    seen = observe(transcript, ThreatModel(target_records=60))
     assert seen.records is not None
     other = dataclasses.replace(seen, records=dataclasses.replace(seen.records, inputs=seen.records.inputs + 1))
     noted = dataclasses.replace(seen, adversary_log={"x": torch.zeros(1)})
@@ -256,7 +256,7 @@ def test_the_curve_is_the_obvious_one(members, others, share):
 
 def test_accuracy_counts_right_decisions():
     transcript, truth = recorded(scenario())
-    seen = observe(transcript, ThreatModel(records=60))
+    seen = observe(transcript, ThreatModel(target_records=60))
     member = truth.owners >= 0
     said = member.clone()
     said[:15] = ~said[:15]
@@ -272,7 +272,7 @@ def test_accuracy_counts_right_decisions():
 @pytest.mark.slow
 def test_guessing_is_seldom_called_a_leak():
     transcript, truth = recorded(scenario())
-    seen = observe(transcript, ThreatModel(records=60))
+    seen = observe(transcript, ThreatModel(target_records=60))
     rng = generator(0, "guess")
     leaks = 0
     for _ in range(300):
@@ -311,8 +311,8 @@ def test_a_recorded_transcript_can_be_attacked(command: Command, tmp_path: Path)
 
 
 BAD = [
-    ("threat.records=61", "records is 61; half of them are clients' examples: give an even number"),
-    ("threat.records=600", "asks for 300 examples of honest clients, and they hold"),
+    ("threat.target_records=61", "records is 61; half of them are clients' examples: give an even number"),
+    ("threat.target_records=600", "asks for 300 examples of honest clients, and they hold"),
     (
         "threat.public_examples=5",
         "needs knows_public_data: true, and what uses them: records, a client_property or adversary: malicious-server",

@@ -32,7 +32,7 @@ def seen_of(
     spec = {"name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 3, "examples": 72, "batch_size": 8,
             "local_epochs": 20, "learning_rate": 0.5 if task != "regression" else 0.1, **federation}  # fmt: skip
     made = simulate(
-        {"federations": [spec], "threat": threat, "attacks": ["loss-threshold"], "evaluation": {"updates": 1}},
+        {"federations": [spec], "threat": threat, "attacks": ["loss-threshold"], "evaluation": {"max_updates": 1}},
         model=model_of(task),
         data=data or examples(task),
         progress=False,
@@ -65,7 +65,7 @@ def test_what_a_batch_made_layers_receive_gives_it_away(task: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_records_are_pushed_and_repaired(task: str) -> None:
-    threat = {"adversary": "client", "records": 40}
+    threat = {"adversary": "client", "target_records": 40}
     seen, truth = seen_of(
         task,
         threat,

@@ -139,7 +139,7 @@ def test_only_layers_that_all_send_are_compared():
 def test_sums_leave_the_global_models():
     seen = federation((0,), (0,))
     summed = [dataclasses.replace(m, update=dataclasses.replace(m.update, members=(0, 1, 2))) for m in seen.messages]
-    seen = dataclasses.replace(seen, messages=tuple(summed), threat=ThreatModel(records=12, sees="sum"))
+    seen = dataclasses.replace(seen, messages=tuple(summed), threat=ThreatModel(target_records=12, sees="sum"))
     with pytest.raises(NotApplicable, match="only sums of several are known"):
         make_attack("fedmia").check(seen)
     assert run_attack("loss-series", seen).scores.isfinite().all()

@@ -84,7 +84,7 @@ def linear(kind: Any = "weights", rounds: int = 2, training: TrainingConfig | No
             moved = {n: torch.randn(s, generator=rng) for n, s in shapes.items()}
             messages.append(Message(r, client, sent, Update(client, kind, moved, 5, training)))
     task_info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (4,), 3, (0.0,), (1.0,))
-    return Observation("f", ThreatModel(records=20), task_info, nn.Linear(4, 3), nn.functional.cross_entropy, kind,
+    return Observation("f", ThreatModel(target_records=20), task_info, nn.Linear(4, 3), nn.functional.cross_entropy, kind,
                        tuple(weights), tuple(messages), {}, QuerySet(x, y, x[:0], y[:0]))  # fmt: skip
 
 
@@ -332,7 +332,7 @@ def test_records_that_nobody_used_don_t_count():
     owners[0] = 2
     told = result(found, seen, dataclasses.replace(truth, owners=owners))
     assert told.status == "not applicable"
-    assert "raise threat.records" in told.reason
+    assert "raise threat.target_records" in told.reason
 
 
 def test_a_client_of_whom_no_update_is_known_is_never_right():

@@ -105,7 +105,7 @@ def test_the_adversary_log_has_the_losses_under_every_round_s_model():
 
 def test_what_the_federation_repairs_is_a_member():
     losses = torch.tensor([[9.0, 0.0, 0.0, 0.0], [5.0, 1.0, 2.0, 9.0], [1.0, 2.0, 3.0, 5.0], [1.5, 2.0, 4.0, 5.5]])
-    threat = ThreatModel(adversary="client", records=60)
+    threat = ThreatModel(adversary="client", target_records=60)
     seen = dataclasses.replace(logistic(4), threat=threat, messages=(), adversary_log={"agrevader/losses": losses})
     found = run_attack("agrevader", seen)
     assert found.scores.tolist() == [-1.25, -2.0, -3.5, -5.25]

@@ -115,7 +115,7 @@ SETTINGS = [
     ("classes for regression", [*REGRESSION, "model.loss=cross-entropy"], "use mse"),
     (
         "lacks without classes",
-        [*REGRESSION, "federations.sgd.malicious={name: gan, lacks: [1]}"],
+        [*REGRESSION, "federations.sgd.malicious={name: gan, missing_classes: [1]}"],
         "'diabetes' has none",
     ),
     (

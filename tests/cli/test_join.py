@@ -136,7 +136,7 @@ def test_a_defence_that_was_only_tried_is_nobodys_answer(sites, tmp_path, comman
         sites[0],
         federations=[told.federations[0], tried],
         summaries=[worse, safer],
-        scenario={"evaluation": {"what_if": True}},
+        scenario={"evaluation": {"compare_defences": True}},
     )
     command("join", *sites[:2], "--out", tmp_path / "j")
     (row, _) = json.loads((tmp_path / "j" / "joined.json").read_text())["sites"]

@@ -35,7 +35,7 @@ SIGMA = 2.5  # over 5 rounds ε = 3.8 at δ = 1e-5
 CENTRAL = {"name": "dp", "where": "central", "noise": SIGMA, "epsilon": None}
 LOCAL = {**CENTRAL, "where": "local"}
 SAMPLE = {**LOCAL, "level": "sample"}
-MALICIOUS = {"adversary": "client", "records": 4}
+MALICIOUS = {"adversary": "client", "target_records": 4}
 FEDERATION = {
     "name": "f", "algorithm": "fedavg", "clients": 4, "rounds": 5, "examples": 40, "batch_size": 10, "local_steps": 1,
     "learning_rate": 0.1,
@@ -50,7 +50,7 @@ def scenario(client_defence: Any = CENTRAL, attack: dict[str, Any] | None = None
             "model": {"name": "mlp", "width": 64},
             "federations": [{**FEDERATION, **changes}],
             "defences": {"client_defence": client_defence},
-            "attacks": [{"name": "epsilon", "canaries": 1000, **(attack or {})}],
+            "attacks": [{"name": "dp-canaries", "canaries": 1000, **(attack or {})}],
             **rest,
         }
     )
@@ -329,7 +329,7 @@ def test_a_limit_is_held_to_what_is_demonstrated(limit, outcome):
 def test_other_attacks_would_see_another_federation():
     values = scenario().model_dump(mode="json")
     with pytest.raises(BadInput, match="a scenario of its own"):
-        resolve(scenario_from({**values, "attacks": ["epsilon", "invg"]}))
+        resolve(scenario_from({**values, "attacks": ["dp-canaries", "invg"]}))
 
 
 # --- on disk --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from fedaudit.attacks import (
     SequenceFinding,
     TokenFinding,
 )
-from fedaudit.attacks.epsilon import EpsilonFinding
+from fedaudit.attacks.dp_canaries import EpsilonFinding
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.attack import LabelFinding, LabelSetFinding
 from fedaudit.attacks.records.attribute import AttributeFinding

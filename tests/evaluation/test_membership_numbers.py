@@ -215,14 +215,14 @@ def test_the_most_exposed_are_those_with_whom_the_fewest_others_would_be_accused
     scores, again = (torch.randn(*shape, 2 * k, generator=rng).double() + member for shape in ((), (10,)))
     shown = judged_by(scores, inputs, labels, first, again=again).most_exposed
 
-    def as_high(scores: Tensor, record: int) -> int:
+    def nonmembers_above(scores: Tensor, record: int) -> int:
         return sum(bool(other >= scores[record]) for other in scores[~member])
 
     assert len(shown) == 50
     assert all(member[one.record] and one.client == 4 and one.label == labels[one.record] for one in shown)
-    assert [one.as_high for one in shown] == sorted(as_high(scores, int(i)) for i in torch.nonzero(member))[:50]
-    assert [one.as_high for one in shown] == [as_high(scores, one.record) for one in shown]
-    over = [[as_high(part, one.record) for part in again] for one in shown]
+    assert [one.nonmembers_above for one in shown] == sorted(nonmembers_above(scores, int(i)) for i in torch.nonzero(member))[:50]
+    assert [one.nonmembers_above for one in shown] == [nonmembers_above(scores, one.record) for one in shown]
+    over = [[nonmembers_above(part, one.record) for part in again] for one in shown]
     assert [(one.least, one.most) for one in shown] == [(min(of), max(of)) for of in over]
     assert judged_by(torch.rand(2 * k, generator=rng), inputs, labels, first).most_exposed == []
     assert judged_by(scores, inputs, labels, first).most_exposed[0].least is None
@@ -269,7 +269,7 @@ def test_a_limit_on_a_rate_that_the_others_are_too_few_for_is_not_tested():
     result = judged_by(scores, inputs, labels, torch.ones(60).bool())
     (row,) = check_limits(Limits({"membership_tpr": 0.2}), [result], [verdict(result)])
     assert row.outcome == "not tested"
-    wanted = "f: membership_tpr needs 100 records that nobody trained on beside as many members; raise threat.records"
+    wanted = "f: membership_tpr needs 100 records that nobody trained on beside as many members; raise threat.target_records"
     assert row.reason == wanted
 
 

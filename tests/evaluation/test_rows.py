@@ -312,7 +312,7 @@ def test_luck_draws_of_a_rows_own_label() -> None:
     true, labels = wide(1, seed=1), torch.tensor([0] * 20 + [1] * 380)
     candidates = torch.cat([true.repeat(5, 1), wide(395, seed=9)])
     result = scene(true, true, torch.cat([candidates, true]), columns=(), labels=torch.cat([labels, labels[:1]]))
-    assert result.rows[0].by_luck == pytest.approx(6 / 21)
+    assert result.rows[0].chance_level == pytest.approx(6 / 21)
 
 
 def test_a_row_that_several_rounds_show_is_no_more_than_one() -> None:
@@ -332,5 +332,5 @@ def test_rows_that_many_people_share_are_exact_by_luck() -> None:
     candidates = torch.cat([wide(50, seed=9), common.repeat(50, 1) + 0.01 * wide(50, seed=3)])
     result = scene(common, common, candidates, columns=())
     assert result.rows[0].exact
-    assert result.rows[0].by_luck == pytest.approx(51 / 101, abs=0.01)
+    assert result.rows[0].chance_level == pytest.approx(51 / 101, abs=0.01)
     assert FINDING_TYPES["rows"].verdict([result]).verdict != "recovered"

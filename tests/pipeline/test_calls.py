@@ -197,7 +197,7 @@ def test_a_recording_is_observed_as_its_transcript_by_default_by_a_server(record
         (lambda: fedaudit.make_attack("invg", {"iteration": 20}), "attack 'invg': unknown key 'iteration'"),
         (lambda: ThreatModel(**{"adversary": "sever"}), "adversary: 'sever' isn't allowed; did you mean 'server'"),
         (lambda: ThreatModel(**{"adversry": "server"}), "unknown key 'adversry'; did you mean 'adversary'"),
-        (lambda: ThreatModel(records=3), "records is 3; half of them"),
+        (lambda: ThreatModel(target_records=3), "records is 3; half of them"),
         (lambda: fedaudit.Scenario(**{**TWO, "sed": 3}), "unknown key 'sed'; did you mean 'seed'"),
         (lambda: fedaudit.Scenario(**TWO, threat={"adversary": "sever"}), "threat.adversary: 'sever' isn't allowed"),
     ],

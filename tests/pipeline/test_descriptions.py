@@ -22,7 +22,7 @@ def values(federation: dict[str, Any], defences: Any) -> dict[str, Any]:
         "defences": defences,
         "threat": {"knows_labels": True},
         "attacks": [{"name": "invg", "iterations": 1}],
-        "evaluation": {"updates": 1},
+        "evaluation": {"max_updates": 1},
     }
 
 

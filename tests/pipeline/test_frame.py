@@ -226,7 +226,7 @@ def test_an_attack_on_whole_clients_goes_through_the_audit(tmp_path):
     page = finished.save(tmp_path).read_text()
     for words in ("3 of 3 drifted", "norm of all updates together", "0 to 2", "Without the attack"):
         assert words in page, words
-    assert not any("attacked on its own" in line for line in result.not_tested)
+    assert not any("attacked on its own" in line for line in result.out_of_scope)
 
 
 def test_a_client_s_finding_depends_on_all_of_its_rounds_and_on_no_other_client():

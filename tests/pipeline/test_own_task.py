@@ -69,7 +69,7 @@ rows = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
 levels = torch.bucketize(rows.sum(dim=1), torch.tensor([-2.0, 0.0, 2.0]))
 scenario = {
     "model": {"name": "mlp", "width": 8},
-    "threat": {"records": 20, "knows_labels": False},
+    "threat": {"target_records": 20, "knows_labels": False},
     "federations": [{"name": "f", "clients": 2, "examples": 30, "batch_size": 1}],
     "attacks": ["exact-linear-rows", "loss-threshold", "labels", {"name": "tableak", "iterations": 5, "restarts": 2}],
     "evaluation": {"accuracy_every": 1, "controls": False},

@@ -331,7 +331,7 @@ scenario = {
     "model": {"name": "logistic"},
     "federations": [{"name": "f", "clients": 2, "examples": 2}],
     "defences": {"client_defence": Twice()},
-    "evaluation": {"updates": 1, "bootstrap": 100},
+    "evaluation": {"max_updates": 1, "bootstrap": 100},
 }
 fedaudit.audit(scenario, attacks=[Doubled(iterations=5)], out=sys.argv[1], progress=False)
 """

@@ -22,7 +22,7 @@ VALUES: dict[str, Any] = {
     "model": {"name": "logistic", "training": {"epochs": 1}},
     "federations": [{"name": "fed", "clients": 2, "examples": 300}],
     "attacks": [{"name": "invg", "iterations": 1}],
-    "evaluation": {"accuracy_every": 1, "updates": 1},
+    "evaluation": {"accuracy_every": 1, "max_updates": 1},
 }
 
 

@@ -24,7 +24,7 @@ from fedaudit_lab.studies.running import Task, run_trial
 from fedaudit_lab.studies.spec import load_study
 from fedaudit_lab.studies.store import Row
 
-FEDERATION = {"name": "fed", "clients": 3, "examples": 30, "rounds": 2, "batch_size": 4, "record": [1]}
+FEDERATION = {"name": "fed", "clients": 3, "examples": 30, "rounds": 2, "batch_size": 4, "keep_rounds": [1]}
 VALUES: dict[str, Any] = {
     "data": {"name": "digits", "split": "train"},
     "model": {"name": "lenet", "initialisation": "uniform"},
@@ -36,7 +36,7 @@ VALUES: dict[str, Any] = {
     ],
     "threat": {"knows_labels": True},
     "attacks": [{"name": "invg", "iterations": 2}],
-    "evaluation": {"accuracy_every": 1, "accuracy_examples": 200, "updates": 1, "controls": False},
+    "evaluation": {"accuracy_every": 1, "accuracy_examples": 200, "max_updates": 1, "controls": False},
 }
 
 
@@ -107,7 +107,7 @@ def test_the_report_shows_the_price(audit, tmp_path):
 
 
 def test_an_undefended_audit_has_no_such_section(tmp_path):
-    values = {**VALUES, "defences": {}, "evaluation": {"updates": 1}}
+    values = {**VALUES, "defences": {}, "evaluation": {"max_updates": 1}}
     assert "Leakage and its price" not in run_audit(scenario_from(values)).save(tmp_path).read_text()
 
 
@@ -146,7 +146,7 @@ def test_measuring_changes_nothing():
     [
         ({"defences": [{}, {}]}, "both be called 'fed-none'"),
         ({"defences": []}, "one or more"),
-        ({"evaluation": {"federations": ["feed"]}}, "unknown federation 'feed'; did you mean 'fed'"),
+        ({"evaluation": {"attacked_federations": ["feed"]}}, "unknown federation 'feed'; did you mean 'fed'"),
         ({"defences": [{"aggregatr": "mean"}]}, "did you mean 'aggregator'"),
     ],
 )
@@ -156,7 +156,7 @@ def test_wrong_lists_are_refused(change, words):
 
 
 def test_a_federation_may_only_train(tmp_path, capsys):
-    second = {**FEDERATION, "name": "training", "record": [0]}
+    second = {**FEDERATION, "name": "training", "keep_rounds": [0]}
     evaluation = {"federations": ["fed"], "updates": 1, "accuracy_every": 1}
     values = {**VALUES, "defences": {}}
     finished = run_audit(scenario_from({**values, "federations": [second, FEDERATION], "evaluation": evaluation}))
@@ -216,7 +216,7 @@ def test_a_study_tells_accuracy_and_bytes_of_the_federation_that_trains():
 @pytest.mark.slow
 def test_what_a_trial_keeps_of_a_federation_is_its_share_and_its_late_accuracy():
     """Of ten measurements the last two; of what was sent the part of the model's elements."""
-    federation = {**FEDERATION, "rounds": 10, "record": [0]}
+    federation = {**FEDERATION, "rounds": 10, "keep_rounds": [0]}
     evaluation = {"updates": 1, "accuracy_every": 1, "controls": False}
     defences = {"client_defence": {"name": "ffl", "ratio": 0.4}}
     made = scenario_from({**VALUES, "federations": [federation], "defences": defences, "evaluation": evaluation})

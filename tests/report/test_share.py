@@ -61,7 +61,7 @@ def membership(exposure: list[GroupExposure], members: int) -> FindingResult:
         kind="membership",
         metrics=[MetricResult(name="membership_auc", value=0.7, higher_is_better=True, n=2 * members, of="records")],
         exposure=exposure,
-        most_exposed=[RecordExposure(record=17, client=1, label=3, as_high=0, others=40)],
+        most_exposed=[RecordExposure(record=17, client=1, label=3, nonmembers_above=0, others=40)],
     )
 
 
@@ -277,7 +277,7 @@ def test_a_rare_value_of_an_attribute_is_not_told_by_what_guessing_gets(tmp_path
     """Of 40 records, 38 have the usual value: the most frequent one is right for 0.95 of them."""
     spans = {"value": interval([0.99], 1.0).model_copy(update={"n": n}), "baseline": interval([0.95], 1.0)}
     found = MetricSummary(name="attribute_accuracy", summary="", higher_is_better=True, of="records", **spans)
-    evidence = Evidence(what="attribute accuracy", value=0.99, n=n, of="records", by_guessing=0.95, method="exact")
+    evidence = Evidence(what="attribute accuracy", value=0.99, n=n, of="records", baseline=0.95, method="exact")
     _, summary = images_of(
         tmp_path,
         "map-attribute",
@@ -338,7 +338,7 @@ def test_the_truth_that_lies_elsewhere_is_searched_for(audit, tmp_path, command:
     values = ", ".join(f"{v:.5f}" for v in truth(audit).reshape(-1)[:9])
     (audit / "truth.safetensors").rename(tmp_path / "t.safetensors")
     told = AuditResult.load(audit / "results.json")
-    told.model_copy(update={"not_tested": [values]}).save(audit / "results.json")
+    told.model_copy(update={"out_of_scope": [values]}).save(audit / "results.json")
     assert command("share", audit, "--out", tmp_path / "one").code == 0
     again = command("share", audit, "--out", tmp_path / "two", "--truth", tmp_path / "t.safetensors")
     refused(again, "the numbers of an example")

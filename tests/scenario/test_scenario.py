@@ -76,7 +76,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
                 "shape": draw(shapes),
             },
         ],
-        "evaluation": {"updates": draw(st.none() | counts)},
+        "evaluation": {"max_updates": draw(st.none() | counts)},
     }
     return scenario_from(values)
 

@@ -46,7 +46,7 @@ CASES: dict[str, Callable[[], Scenario]] = {
     "root data": lambda: scenario(FEDAVG, defences={"aggregator": {"name": "fltrust", "root_examples": 4}}),
     "dp of samples": lambda: scenario(FEDAVG, defences={"client_defence": DP}),
     "canary records": lambda: scenario(
-        FEDAVG, defences={"client_defence": DP}, attacks=[{"name": "epsilon", "canaries": 8}]
+        FEDAVG, defences={"client_defence": DP}, attacks=[{"name": "dp-canaries", "canaries": 8}]
     ),
     "table": lambda: scenario(FEDAVG, data={"name": "breast-cancer"}),
     **{name: partial(of_attack, name) for name in ("gan", "agrevader", "dager", "imprint", "loki")},

@@ -180,7 +180,7 @@ def seen(spec: dict[str, Any]) -> Observation:
 
 @pytest.mark.parametrize("name", ATTACKS.names())
 def test_every_attack_says_what_it_makes_of_sums_and_does_so(name):
-    whole = seen({**AVG, "local_steps": 1} if name == "last-returned" else SGD)
+    whole = seen({**AVG, "local_steps": 1} if name == "last-update" else SGD)
     attack = make_attack(name)
     alone = dataclasses.replace(
         whole,
@@ -231,7 +231,7 @@ def test_aggregators_that_compare_single_updates_are_refused():
 
 def test_the_server_behind_secure_aggregation_reads_no_canary_of_single_updates():
     _, transcript, _ = run(
-        SGD, attacks=[{"name": "epsilon", "canaries": 8}], defences={"client_defence": {"name": "dp", "where": "local"}}
+        SGD, attacks=[{"name": "dp-canaries", "canaries": 8}], defences={"client_defence": {"name": "dp", "where": "local"}}
     )
     readings = observe(transcript, ThreatModel()).canaries
     summed_up = observe(transcript, ThreatModel(sees="sum")).canaries

@@ -115,13 +115,13 @@ SETTINGS = [
         "no file 'no.safetens",
     ),
     ("a digit that is none", ["federations.².clients=1"], "unknown item '²'"),
-    ("a round twice", ["federations.sgd.rounds=2", "federations.sgd.record=[0,0,1]"], "names a round twice"),
-    ("attacked twice", ["evaluation.federations=[sgd, sgd]"], "each once"),
-    ("attacked nowhere", ["evaluation.federations=[]"], "name one or more"),
+    ("a round twice", ["federations.sgd.rounds=2", "federations.sgd.keep_rounds=[0,0,1]"], "names a round twice"),
+    ("attacked twice", ["evaluation.attacked_federations=[sgd, sgd]"], "each once"),
+    ("attacked nowhere", ["evaluation.attacked_federations=[]"], "name one or more"),
     (
         "a GAN that has what it is after",
         [GAN.replace("LACKS", "lacks: []"), "federations.sgd.rounds=2", "federations.sgd.examples=40"],
-        "which they are after; set malicious.lacks: [3]",
+        "which they are after; set malicious.missing_classes: [3]",
     ),
     (
         "a GAN that never starts",

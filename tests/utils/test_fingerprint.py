@@ -270,7 +270,7 @@ def test_one_audit_makes_and_checks_everything_once(
         return attacks[-1]
 
     monkeypatch.setitem(ATTACKS._entries, "invg", dataclasses.replace(entry, value=cast(Any, attack)))
-    gan = {"name": "gan", "target": 3, "lacks": [3], "start": 0}
+    gan = {"name": "gan", "target": 3, "missing_classes": [3], "start": 0}
     spec = {"algorithm": "fedavg", "clients": 3, "examples": 30, "batch_size": 5, "local_steps": 1}
     values = {
         **VALUES,
@@ -280,15 +280,15 @@ def test_one_audit_makes_and_checks_everything_once(
             {**spec, "name": "b", "malicious": {**gan, "steps": 1, "images": 1}},
         ],
         "defences": [{}, {"aggregator": "median"}],
-        "threat": {"records": 4},
-        "evaluation": {"updates": 1, "accuracy_every": 1},
+        "threat": {"target_records": 4},
+        "evaluation": {"max_updates": 1, "accuracy_every": 1},
     }
     (tmp_path / "s.yaml").write_text(dumps(values))
     assert command("audit", tmp_path / "s.yaml", "--out", tmp_path / "out", "--workers", "1").code == 0
     # what a scenario names is made once; the deployment that a diagnostic offers is a second scenario, which is read
     # to see that it is one
     assert made == {
-        "resolve": 1, "load_dataset": 1, "build_model": 1, "partition": 2, "draw": 2, "check": 4,
+        "resolve": 1, "load_dataset": 1, "build_model": 1, "partition": 2, "sampling": 2, "check": 4,
         "make invg": 2, "make gan": 2, "make median": 2, "make mean": 1, "make none": 2, "check_public_examples": 1,
     }  # fmt: skip
     assert len(attacks) == 2

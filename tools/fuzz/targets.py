@@ -92,14 +92,14 @@ FULL: dict[str, Any] = {
             "name": "a",
             "clients": 4,
             "rounds": 3,
-            "record": [0, 2],
-            "malicious": {"name": "gan", "lacks": [3], "start": 1},
+            "keep_rounds": [0, 2],
+            "malicious": {"name": "gan", "missing_classes": [3], "start": 1},
         },
         {"name": "b", "algorithm": "fedavg", "local_steps": 2, "partition": {"scheme": "dirichlet", "alpha": 1.0}},
     ],
     "defences": [{"name": "x", "client_defence": {"name": "dp", "noise": 1.0}}, {"aggregator": {"name": "krum", "f": 1}}],
-    "evaluation": {"federations": ["a"], "accuracy_every": 1},
-    "threat": {"adversary": "client", "records": 4},
+    "evaluation": {"attacked_federations": ["a"], "accuracy_every": 1},
+    "threat": {"adversary": "client", "target_records": 4},
 }
 
 
@@ -228,7 +228,7 @@ def _yaml(text: bytes) -> None:
 
 def _resolve(values: Any) -> None:
     made = scenario_from(values)
-    sizes = [made.data.image_size or 8, made.model.width or 1, made.model.training.epochs, made.threat.records or 1]
+    sizes = [made.data.image_size or 8, made.model.width or 1, made.model.training.epochs, made.threat.target_records or 1]
     sizes += [f.clients * f.rounds * (f.local_steps or f.local_epochs or 1) for f in made.federations]
     if max(sizes) > 64 or made.model.name not in ("lenet", "logistic", "mlp", "linear"):
         return  # allowed, and long
@@ -322,7 +322,7 @@ def _flag(line: list[str]) -> None:
 
 def _of_transcripts(folder: Path) -> dict[str, Target]:
     """Return the targets of a transcript's folder: its index, and the bytes of each of its files."""
-    small = {**BASE, "model": {"name": "logistic"}, "threat": {"records": 2, "knows_labels": True}}
+    small = {**BASE, "model": {"name": "logistic"}, "threat": {"target_records": 2, "knows_labels": True}}
     small["federations"] = [{"name": "sgd", "clients": 2, "examples": 8, "batch_size": 1, "rounds": 2}]
     (recording,) = record(resolve(scenario_from(small)))
     if not folder.exists():

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.epsilon import Epsilon, EpsilonFinding
+from fedaudit.attacks.dp_canaries import DPCanaries, EpsilonFinding
 from fedaudit.defences.aggregation import Aggregate, Cohort
 from fedaudit.defences.averaging import Mean
 from fedaudit.defences.privacy import DifferentialPrivacy, account, central_noise
@@ -339,7 +339,7 @@ def federation_of(case: Case, seed: int) -> Federation:
             }
         ],
         "defences": {"client_defence": {"name": "dp", "where": "local", "noise": sigma, "epsilon": None, **case.dp}},
-        "attacks": [{"name": "epsilon", **_attack(case)}],
+        "attacks": [{"name": "dp-canaries", **_attack(case)}],
     }
     (federation,) = resolve(scenario_from(values)).federations
     return federation
@@ -355,7 +355,7 @@ def audited(case: Case, seed: int) -> EpsilonResult:
         case.patch(patched)
         made = simulate(federation_of(case, seed))
         observation = observe(made.transcript, ThreatModel())
-        finding = Epsilon(**_attack(case))(observation, generator=torch.Generator())
+        finding = DPCanaries(**_attack(case))(observation, generator=torch.Generator())
         assert isinstance(finding, EpsilonFinding)
         found = evaluate_epsilon(finding, observation, made.truth, seed=0).result.epsilon
     assert found is not None

@@ -28,7 +28,7 @@ SKIPPED = {"timing", "environment", "fedaudit_version", "digests"}
 TEXTS = frozenset(
     (
         *("summary", "verdict_text", "notes", "description", "defences", "reason", "knows", "does_not_know", "trained"),
-        *("verdict_rules", "not_tested", "lpips_missing", "repeat", "title", "caption", "x_label", "y_label", "paper"),
+        *("verdict_rules", "out_of_scope", "lpips_missing", "repeat", "title", "caption", "x_label", "y_label", "paper"),
         *("schema_version", "verdict", "leak", "outcome"),
         "why_stopped",
     )

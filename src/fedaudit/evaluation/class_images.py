@@ -294,7 +294,7 @@ FINDING_TYPES["class-images"] = FindingType(
         "class than to any other: where, of all classes' mean images, its own correlates most with them. The "
         "classifier misses thick and grey figures that an eye reads.",
         "It is inconclusive, whatever was generated, where the federation was hardly trained: where its global model "
-        "classifies fewer of the held-out examples correctly at the end than evaluation.least_accuracy says.",
+        "classifies fewer of the held-out examples correctly at the end than evaluation.min_accuracy says.",
     ),
     metrics=(
         *(RECOGNISED, CLOSEST, CORRELATION, CORRELATION_REAL),

@@ -11,7 +11,7 @@ import torch
 from scipy.special import expit
 from torch import Tensor
 
-from fedaudit.attacks.epsilon import EpsilonFinding
+from fedaudit.attacks.dp_canaries import EpsilonFinding
 from fedaudit.epsilon.bounds import CanaryScores, demonstrated, gaussian_epsilon, gaussian_mu, words
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused

@@ -116,7 +116,7 @@ class FindingType:
             ``client``, a known client's updates of very different models; ``canaries``, as many in a round without
             noise; ``vertical``, known examples of a vertical federation. None: there is none but the same federation
             without its defences.
-        trained: whether a federation that was hardly trained says nothing of it (``evaluation.least_accuracy``).
+        trained: whether a federation that was hardly trained says nothing of it (``evaluation.min_accuracy``).
         learns: whether only a leak can be shown there: what a model hasn't learnt yet it can't give away.
         worst: the worst verdict that it can end in.
         counts: whether a verdict's evidence is the share of victims that came out, and tries are counted beside it.

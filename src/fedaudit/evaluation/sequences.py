@@ -159,7 +159,7 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
     text = f"{exact} of {n} {'sequence' if n == 1 else 'sequences'} came out word for word; p = {p:.2g}"
     what = "sequences that came out word for word"
     test = "Monte Carlo test of ROUGE-1 against other batches"
-    evidence = share_of(what, exact, n, "sequences", test=test, by_guessing=0.0, p_value=p)
+    evidence = share_of(what, exact, n, "sequences", test=test, baseline=0.0, p_value=p)
     headline = f"{{who}} can read what clients wrote: {exact} of {n} training {{things}} came out word for word."
     return Judgement("recovered", text, evidence, headline)
 

@@ -141,7 +141,7 @@ def by_test(
             high=over.high if over else None,
             n=over.n if over else len(found),
             of=of,
-            by_guessing=guess,
+            baseline=guess,
             p_value=p,
             method=method,
         )
@@ -159,7 +159,7 @@ def _filled(headline: str, evidence: Evidence, updates: int) -> str:
     words = {
         "{value}": f"{evidence.value:.2f}",
         "{share}": f"{100 * evidence.value:.0f}",
-        "{guess}": f"{100 * (evidence.by_guessing or 0):.0f}",
+        "{guess}": f"{100 * (evidence.baseline or 0):.0f}",
         "{n}": str(evidence.n),
         "{updates}": f"{updates} {'update' if updates == 1 else 'updates'}",
     }
@@ -180,7 +180,7 @@ def decide(leak: bool, p: float | None, best: float | None, text: str, evidence:
     if leak and (p is None or p <= SURE):
         return Judgement("inferred", text, evidence, headline)
     too_few = f"{evidence.n} are too few to exclude luck" if best is not None and best > SURE else ""
-    if evidence.by_guessing == 1:
+    if evidence.baseline == 1:
         advice = f"attack clients whose {evidence.of} can't all be guessed: here guessing gets them all"
         return Judgement("inconclusive", text, evidence, advice=advice)
     if p is None or (not too_few and (p > DOUBT or not leak)):

@@ -119,7 +119,7 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
     per_round, own = spec.clients_per_round or spec.clients, len(threat.clients or ())
     others = max(1, min(per_round, spec.clients - own))
     group = others if own and threat.adversary == "client" else min(threat.group_size, others)
-    recorded = spec.record or range(spec.rounds)
+    recorded = spec.keep_rounds or range(spec.rounds)
     rounds = len(threat.seen_of(recorded, range(spec.clients))) if threat.partial else spec.rounds
     return Case(
         kind=dataset.kind,

@@ -517,12 +517,12 @@ def judged_by_control(
 
 def _guessed(share: Evidence) -> str:
     """Return how many there would be by guessing, in brackets."""
-    return "" if share.by_guessing is None else f" (by guessing {round(share.by_guessing * share.n)})"
+    return "" if share.baseline is None else f" (by guessing {round(share.baseline * share.n)})"
 
 
 def _precise(precision: Evidence) -> str:
     """Return an average precision, with that of other batches in brackets."""
-    other = precision.by_guessing
+    other = precision.baseline
     return f"{precision.value:.2f}" + ("" if other is None else f" ({other:.2f} in other batches)")
 
 

@@ -196,7 +196,7 @@ def _stopped(transcript: Transcript, history: History | None, spec: FederationSp
     recorded = len(transcript.rounds)
     if transcript.recording:
         return None
-    return recorded if spec.record is None and recorded < spec.rounds else None
+    return recorded if spec.keep_rounds is None and recorded < spec.rounds else None
 
 
 # --- recorded federations ---------------------------------------------------------------------------------------------

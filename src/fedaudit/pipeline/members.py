@@ -14,7 +14,7 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor, nn
 
-from fedaudit.attacks.records.span import SpanMembership
+from fedaudit.attacks.records.projection_residual import ProjectionResidual
 from fedaudit.attacks.records.target import MembershipFinding, Target
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import unusable, vocabulary_of
@@ -123,7 +123,7 @@ class MembershipCheck:
 class MemberWatch:
     """Tests in every round whether a site's own training examples can be told from examples that it holds out.
 
-    ``span`` asks the update that is about to leave about examples of this round's training, ``loss-series`` the models
+    ``projection-residual`` asks the update that is about to leave about examples of this round's training, ``loss-series`` the models
     that the site was sent about up to 32 that it trained on since the first rounds. Each has held-out ones of its class
     beside it. Both are tested exactly (:func:`exact_test`), at levels that all rounds of a job share (:func:`level`).
     Of an update over few examples more held-out ones are taken for each.
@@ -299,7 +299,7 @@ class MemberWatch:
         inputs, labels = torch.cat([own[0], held[0]]), torch.cat([own[1], held[1]])
         began = time.perf_counter()
         try:
-            found = SpanMembership()(case.observation(inputs, labels))
+            found = ProjectionResidual()(case.observation(inputs, labels))
             self._nobody = None
         except NotApplicable:
             self._nobody = case.distinct

@@ -64,7 +64,7 @@ def _in_python(result: AuditResult, change: str) -> str:
     parts = {"model": scenario["model"]["name"], "data": scenario["data"]["name"], "loss": scenario["model"]["loss"]}
     given = [f"fedaudit.load_scenario('scenario.yaml', {settings!r})" if settings else "'scenario.yaml'"]
     given += [f"{part}={part}" for part, name in parts.items() if name == "custom"]
-    given += ["what_if=True"] if "--what-if" in words else []
+    given += ["compare_defences=True"] if "--compare-defences" in words else []
     given += [f"fail_on={words[words.index('--fail-on') + 1]!r}"] if "--fail-on" in words else []
     return f"fedaudit.audit({', '.join(given)}, out='NEW')"
 
@@ -98,7 +98,7 @@ def _against(result: AuditResult) -> list[Advice]:
             Advice(
                 "Compare defences.",
                 "Runs this audit again under three defences that fit what was found; shows what each leaks and costs.",
-                "--what-if",
+                "--compare-defences",
             )
         )
         lines.append(
@@ -168,7 +168,7 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
     undecided = [s for s in result.summaries if s.verdict == "inconclusive"]
     if records and more > records and any("more records" in known_type(s.kind).remedies for s in undecided):
         text = "More records decide what fewer leave to luck."
-        lines.append(Advice("Ask about more records.", text, f"--set threat.records={more}"))
+        lines.append(Advice("Ask about more records.", text, f"--set threat.target_records={more}"))
     if any("other attacks" in known_type(s.kind).remedies for s in result.summaries) and not without_updates(result):
         others = [name for name in ("invg", "agic", "gradinversion", "geng") if name not in attacks][:2]
         if others:

@@ -56,7 +56,7 @@ _OWN = "a site's own data"
 # By type the fields that are shared; "*": all of them, which are numbers and words of fedaudit's own.
 KEPT: dict[type[Record], str] = {
     AuditResult: "fedaudit_version name data model adversary federations attacks findings summaries comparisons "
-    "controls margins verdict_rules not_tried not_tested thresholds timing",
+    "controls margins verdict_rules not_asked out_of_scope thresholds timing",
     DataRecord: "classes kind input_shape",
     ModelRecord: "name parameters initialisation batch_norm dropout",
     AdversaryRecord: "*",
@@ -108,7 +108,7 @@ LEFT_OUT = (
 def shareable(result: AuditResult) -> AuditResult:
     """Return what may be shared of ``result``; if that was shared already, the same."""
     cut: AuditResult = _cut(result)
-    what_if = bool(result.scenario.get("evaluation", {}).get("what_if"))
+    compare_defences = bool(result.scenario.get("evaluation", {}).get("compare_defences"))
     settings = {a.name: {k: v for k, v in a.settings.items() if isinstance(v, int | float)} for a in result.attacks}
     state = result.model.trained if result.model.trained == "untrained" else "trained"
     shared = cut.findings
@@ -128,7 +128,7 @@ def shareable(result: AuditResult) -> AuditResult:
         update={
             "summaries": [_without_rare(summary) for summary in cut.summaries],
             "adversary": cut.adversary.model_copy(update={"summary": told}),
-            "scenario": {"evaluation": {"what_if": True}} if what_if else {},
+            "scenario": {"evaluation": {"compare_defences": True}} if compare_defences else {},
             "model": cut.model.model_copy(update={"trained": state}),
             "attacks": [a.model_copy(update={"settings": settings[a.name]}) for a in cut.attacks],
             "findings": [f for f in shared if f.epsilon or f.record_epsilon or f.exposure],

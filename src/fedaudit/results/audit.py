@@ -330,10 +330,10 @@ class AuditResult(Record):
         default=[], description="how far away the conditions are in which an attack would recover images"
     )
     verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
-    not_tried: list[str] = Field(
+    not_asked: list[str] = Field(
         default=[], description="which of the first questions this audit didn't try, and why; what limits left out"
     )
-    not_tested: list[str] = Field(description="what this audit says nothing about")
+    out_of_scope: list[str] = Field(description="what this audit says nothing about")
     lpips_missing: str | None = Field(description="why LPIPS is null, if it is")
     as_deployed: list[str] = Field(
         default=[],
@@ -349,7 +349,7 @@ class AuditResult(Record):
 
     def in_use(self) -> list[str]:
         """Return the names of the federations that the answer is about: without defences that are only tried."""
-        if not self.scenario.get("evaluation", {}).get("what_if"):
+        if not self.scenario.get("evaluation", {}).get("compare_defences"):
             return [f.name for f in self.federations]
         plain = [f.name for f in self.federations if f.undefended]
         return plain or [f.name for f in self.federations]

@@ -82,7 +82,7 @@ class Run(Record):
         "probability that a test of the examples alone would tell those of clients from the others as well, were they "
         "exchangeable; at 1 % or less the others may not serve; null: not tested (of records, fewer than 10 pairs)"
     )
-    by_luck: list[float] = Field(
+    chance_level: list[float] = Field(
         default=[], description="of random answers, the shares that are right about 0, 1, 2, ... labels"
     )
     details: dict[str, Any] = Field(
@@ -123,7 +123,7 @@ class Evidence(Record):
     high: float | None = optional("upper end of it")
     n: int = Field(description="how many it rests on")
     of: str = Field(description="what n counts: images, records, ...")
-    by_guessing: float | None = optional("the value without the attack")
+    baseline: float | None = optional("the value without the attack")
     p_value: float | None = optional("probability that guessing does as well")
     method: str = Field(description="of the interval and the test")
 

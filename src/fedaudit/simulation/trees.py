@@ -286,7 +286,7 @@ def check_trees(federation: Federation) -> None:
     if federation.canaries is not None:
         raise BadInput("an audit of ε needs updates of a federation of networks; use fedsgd, fedavg or fedprox")
     if federation.drawn.records is not None:
-        raise BadInput("threat.records and client_property are for federations of networks; leave them out")
+        raise BadInput("threat.target_records and client_property are for federations of networks; leave them out")
     if federation.reveal_labels:
         raise BadInput("labels don't travel with trees, which tell them: leave threat.knows_labels out")
     if any(len(split) < 2 for split in federation.client_data):

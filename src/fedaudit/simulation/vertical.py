@@ -195,7 +195,7 @@ def check_vertical(federation: Federation) -> None:
     if federation.canaries is not None:
         raise BadInput("an audit of ε needs updates of a horizontal federation; use fedsgd, fedavg or fedprox")
     if federation.drawn.records is not None:
-        raise BadInput("threat.records and client_property are for horizontal federations; leave them out")
+        raise BadInput("threat.target_records and client_property are for horizontal federations; leave them out")
     if federation.reveal_labels:
         raise BadInput(
             "in a vertical federation the server has the labels, and a party doesn't: leave threat.knows_labels out"

@@ -87,6 +87,6 @@ def _scenario(where: str, canaries: int, width: int, *, joint: bool) -> Scenario
                 }
             ],
             "defences": {"client_defence": {"name": "dp", "where": where, "noise": 1e-4, "epsilon": None}},
-            "attacks": [{"name": "epsilon", "canaries": canaries, "noise": "joint" if joint else "each"}],
+            "attacks": [{"name": "dp-canaries", "canaries": canaries, "noise": "joint" if joint else "each"}],
         }
     )

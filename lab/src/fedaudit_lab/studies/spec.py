@@ -345,16 +345,16 @@ def trial_key(scenario: Scenario) -> str:
     model["batch_norm"] = model["batch_norm"] or "eval"
     if model["dropout"] is None:
         del model["dropout"]
-    if not model["spare_outputs"]:
-        del model["spare_outputs"]
+    if not model["extra_classes"]:
+        del model["extra_classes"]
     for federation in values["federations"]:
         if federation["batch_norm"] is None:
             del federation["batch_norm"]
         if federation["arithmetic"] == "torch":
             del federation["arithmetic"]
     del values["evaluation"]["controls"]  # studies run none
-    if values["evaluation"]["least_accuracy"] == EvaluationSpec().least_accuracy:
-        del values["evaluation"]["least_accuracy"]
+    if values["evaluation"]["min_accuracy"] == EvaluationSpec().min_accuracy:
+        del values["evaluation"]["min_accuracy"]
     return hashlib.sha256(json.dumps([FORMAT, values], sort_keys=True).encode()).hexdigest()[:32]
 
 

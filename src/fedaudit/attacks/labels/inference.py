@@ -516,7 +516,7 @@ def llg_plus(evidence: Evidence, num_examples: int) -> Tensor:
     """
     if evidence.public is None:
         raise NotApplicable(
-            "label inference 'llg-plus' needs public examples with labels: grant the attack 'labels' threat.records, "
+            "label inference 'llg-plus' needs public examples with labels: grant the attack 'labels' threat.target_records, "
             "threat.knows_public_data and threat.public_examples, or use label_inference=llg-star"
         )
     probabilities, features, labels = evidence.public()

@@ -40,8 +40,8 @@ def recorded(
             "data": {"name": "digits", "split": "train"},
             "model": model or {"name": "mlp", "width": 32},
             "federations": [federation],
-            "threat": {"records": 4 * batch, **values.pop("threat", {})},
-            "attacks": ["span"],
+            "threat": {"target_records": 4 * batch, **values.pop("threat", {})},
+            "attacks": ["projection-residual"],
             **values,
         }
     )
@@ -225,7 +225,7 @@ def exact_toy(many: int = 16, batch: int = 5, width: int = 12, outputs: int = 9)
     update = Update(0, "gradient", dict(zip(names, grads, strict=True)), batch, None)
     info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (width,), outputs, (0.0,), (1.0,))
     records = QuerySet(x, y, x[:0], y[:0])
-    threat = ThreatModel(records=many)
+    threat = ThreatModel(target_records=many)
     return Observation(
         "f", threat, info, model, loss, "gradient", (state,), (Message(0, 0, state, update),), {}, records
     )
