@@ -273,7 +273,11 @@ def test_own_examples_that_an_update_tells_are_warned_of_or_kept_in(tmp_path, lo
     bare, *_ = run(tmp_path / "a", None)
     warned, contexts, _ = run(tmp_path / "b", Guard(**settings))
     assert all(warned[key].content.object_id == bare[key].content.object_id for key in bare)
-    told = [line for line in logged if "which examples were trained on can be told: projection-residual has AUC 1.00 on 2 own" in line]
+    told = [
+        line
+        for line in logged
+        if "which examples were trained on can be told: projection-residual has AUC 1.00 on 2 own" in line
+    ]
     assert len(told) == 6  # in every round, whatever every says
     for context in contexts.values():
         kept = load_state(context.state, MEMBERS)
@@ -395,7 +399,12 @@ def test_wrong_settings_are_refused(tmp_path):
         with pytest.raises(BadInput):
             Guard(**wrong)
     for i, wrong in enumerate(
-        ({"fail_on": "leak"}, {"fail_above": {"psnrr": 1}}, {"attacks": ["invgg"]}, {"attacks": ["projection-residual"]})
+        (
+            {"fail_on": "leak"},
+            {"fail_above": {"psnrr": 1}},
+            {"attacks": ["invgg"]},
+            {"attacks": ["projection-residual"]},
+        )
     ):
         guard = Guard(**wrong)  # not quietly: under such a policy everything would leave
         app = write_app(tmp_path / str(i))

@@ -313,7 +313,7 @@ def test_only_what_beats_the_frequencies_and_records_that_were_not_used_is_a_lea
     )
     assert by_name["attribute_advantage"][0] == pytest.approx((others_wrong - wrong) / 30)
     assert usual < 60
-    assert evaluated.leak is leak
+    assert evaluated.is_leak is leak
 
 
 def test_a_record_more_than_the_frequencies_name_is_no_leak():

@@ -21,7 +21,14 @@ NOISY: dict[str, Any] = {
     "model": {"name": "mlp", "width": 64},
     "federations": [{"name": "f", "clients": 1, "examples": 4, "batch_size": 1, "rounds": 40, "learning_rate": 1e-4}],
     "defences": {
-        "client_defence": {"name": "dp", "where": "local", "level": "client", "clip": 1.0, "noise": 0.15, "epsilon": None}
+        "client_defence": {
+            "name": "dp",
+            "where": "local",
+            "level": "client",
+            "clip": 1.0,
+            "noise": 0.15,
+            "epsilon": None,
+        }
     },
     "threat": {"knows_labels": True},
 }

@@ -93,7 +93,14 @@ def test_an_own_client_goes_through_its_examples_again_and_again() -> None:
 
 def test_a_defence_is_repeated_as_far_as_it_is_known() -> None:
     def noisy(noise: float) -> tuple[Tensor, Tensor]:
-        client_defence = {"name": "dp", "clip": 0.1, "noise": noise, "where": "local", "level": "client", "epsilon": None}
+        client_defence = {
+            "name": "dp",
+            "clip": 0.1,
+            "noise": noise,
+            "where": "local",
+            "level": "client",
+            "epsilon": None,
+        }
         (first, *_), recording = simulated(scenario(defences={"client_defence": client_defence}))
         key = (first.single().round, first.single().client)
         inputs, labels = recording.truth.inputs[key], recording.truth.labels[key]

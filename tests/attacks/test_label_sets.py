@@ -188,10 +188,10 @@ def test_a_finding_of_its_own_update_is_a_leak_and_of_another_is_none():
     transcript, truth = recorded(6)
     runs = found_of(transcript)
     own = [evaluate(run, seen, truth, seed=0).result for run, seen in runs]
-    assert all(result.leak for result in own)
+    assert all(result.is_leak for result in own)
     assert [result.metrics[0].value for result in own] == [1.0] * 3
     swapped = [evaluate(runs[i - 1][0], seen, truth, seed=0).result for i, (_, seen) in enumerate(runs)]
-    assert not any(result.leak for result in swapped)
+    assert not any(result.is_leak for result in swapped)
 
 
 @pytest.mark.slow
@@ -264,7 +264,12 @@ def test_the_control_of_label_sets_has_the_same_batch_and_noise():
     plan = {"name": "f", "algorithm": "fedsgd", "clients": 2, "rounds": 1, "batch_size": 4}
     noise = {"name": "dp", "clip": 1.0, "noise": 100.0, "where": "local", "epsilon": None}
     made = scenario_from(
-        {"federations": [plan], "attacks": ["labels"], "evaluation": {"max_updates": 2}, "defences": {"client_defence": noise}}
+        {
+            "federations": [plan],
+            "attacks": ["labels"],
+            "evaluation": {"max_updates": 2},
+            "defences": {"client_defence": noise},
+        }
     )
     result = run_audit(made, dataset=photographs(), model=network()).result
     (summary,), (control,) = result.summaries, result.controls

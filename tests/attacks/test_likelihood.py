@@ -178,7 +178,7 @@ def test_an_overfitted_model_gives_its_members_away(name, settings, overfitted) 
     seen, _, truth = overfitted
     result = evaluate(run_attack(name, seen, **settings, **QUICK), seen, truth, seed=0).result
     assert result.metrics[0].value > (0.7 if settings else 0.64)
-    assert result.leak
+    assert result.is_leak
 
 
 @pytest.mark.parametrize(("name", "settings"), ALL)
@@ -189,7 +189,7 @@ def test_a_model_that_never_saw_the_records_gives_nobody_away(name, settings) ->
     found = run_attack(name, seen, **settings, shadows=6, epochs=5)
     result = evaluate(found, seen, truth, seed=0).result
     assert abs(result.metrics[0].value - 0.5) < 0.12
-    assert not result.leak
+    assert not result.is_leak
 
 
 @pytest.mark.parametrize("name", ["lira", "rmia"])

@@ -275,7 +275,7 @@ def test_the_last_returned_model_is_its_own_baseline_and_the_charts_tell_the_dis
         assert (closed.name, distance.name) == ("gap_closed", "relative_distance")
         assert closed.value == pytest.approx(0, abs=1e-6)
         assert distance.value == pytest.approx(distance.baseline, rel=1e-6)
-        assert not f.leak
+        assert not f.is_leak
         (chart,) = f.charts
         lines = {line.name: line for line in chart.lines}
         assert lines["what it returned"].x == [0, 1, 2, 3]
@@ -293,7 +293,7 @@ def test_noise_of_a_defence_stops_the_exact_attack_and_the_linear_one_ends_far_a
         run_attack("local-model-exact", part)
     evaluated = evaluate(run_attack("local-model", part, mapping="linear"), part, recording.truth, seed=0).result
     assert {m.name: m for m in evaluated.metrics}["relative_distance"].value > 0.3
-    assert not evaluated.leak
+    assert not evaluated.is_leak
 
 
 def test_a_client_that_sends_fragments_is_refused():

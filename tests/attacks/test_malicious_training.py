@@ -50,7 +50,7 @@ def test_whatever_was_drawn_in_a_federation_that_was_hardly_trained_the_verdict_
     assert said in summary.verdict_text
     assert said in summary.advice[0]
     assert said in finding.notes
-    assert finding.leak is False
+    assert finding.is_leak is False
 
 
 def test_it_isn_t_where_the_federation_reached_what_was_asked_of_it() -> None:

@@ -60,7 +60,12 @@ def recorded(task: str, rounds: int, classes: int = 3) -> tuple[Observation, Tru
     federation: dict[str, Any] = {"name": "f", "algorithm": "fedavg", "clients": 3, "rounds": rounds, "examples": 72}
     federation |= {"batch_size": 8, "local_epochs": 4, "learning_rate": 0.5 if task != "regression" else 0.1}
     made = simulate(
-        {"federations": [federation], "threat": _THREAT, "attacks": ["loss-threshold"], "evaluation": {"max_updates": 1}},
+        {
+            "federations": [federation],
+            "threat": _THREAT,
+            "attacks": ["loss-threshold"],
+            "evaluation": {"max_updates": 1},
+        },
         model=model_of(task, classes),
         data=examples(task, classes=classes),
         progress=False,

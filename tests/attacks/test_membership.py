@@ -53,7 +53,7 @@ def test_an_overfitted_model_gives_its_members_away(name, overfitted):
     score = metrics(found, seen, truth)
     assert score["membership_auc"] > 0.7
     assert score["membership_accuracy"] > 0.6
-    assert evaluate(found, seen, truth, seed=0).result.leak
+    assert evaluate(found, seen, truth, seed=0).result.is_leak
     member = (truth.owners >= 0).numpy()
     assert score["membership_auc"] == pytest.approx(roc_auc_score(member, found.scores.numpy()))
 
@@ -65,7 +65,7 @@ def test_a_model_that_never_saw_the_data_gives_nobody_away(name):
     seen = observe(transcript, ThreatModel.model_validate(threat))
     found = run_attack(name, seen, **({"shadows": 3, "epochs": 10} if name == "shadow-models" else {}))
     assert abs(metrics(found, seen, truth)["membership_auc"] - 0.5) < 0.1
-    assert not evaluate(found, seen, truth, seed=0).result.leak
+    assert not evaluate(found, seen, truth, seed=0).result.is_leak
 
 
 @pytest.mark.parametrize("which", ["global", "client"])

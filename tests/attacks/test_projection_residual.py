@@ -251,4 +251,4 @@ def test_records_that_were_never_used_look_like_any_other():
     other = dataclasses.replace(records, inputs=records.inputs.flip(-1))  # mirrored: nobody had these
     found = run_attack("span", dataclasses.replace(seen, records=other))
     assert not bool(found.members.any())
-    assert not evaluate(found, seen, truth, seed=0).result.leak
+    assert not evaluate(found, seen, truth, seed=0).result.is_leak

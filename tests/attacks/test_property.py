@@ -258,7 +258,7 @@ def test_what_is_known_survives_the_disk_and_its_damage_is_found(tmp_path):
     for wrong in (truth.shares[:5], truth.shares * 2, truth.shares.float()):
         with pytest.raises(CorruptTranscript, match="property"):
             check_belongs(dataclasses.replace(truth, shares=wrong), again, tmp_path)
-    blind = observe(again, ThreatModel(knows_public_data=True, records=2, public_examples=300))
+    blind = observe(again, ThreatModel(knows_public_data=True, target_records=2, public_examples=300))
     assert blind.records is not None
     assert not len(blind.records.public_property)
     told = fedaudit.audit_transcript(
@@ -348,13 +348,13 @@ def test_perfect_scores_and_their_opposite():
     shares = [1.0, 0.0] * 8
     told = planted(shares, shares)
     auc, partial = told.metrics
-    assert (auc.value, auc.baseline, auc.n, told.leak) == (1.0, 0.5, 16, True)
+    assert (auc.value, auc.baseline, auc.n, told.is_leak) == (1.0, 0.5, 16, True)
     assert auc.low == pytest.approx(stats.binomtest(8, 8).proportion_ci(method="exact").low)
     assert partial.value == pytest.approx(1.0)
     assert told.p_value == told.p_value_at_best
     assert told.p_value < 0.001
     told = planted([-s for s in shares], shares)
-    assert (told.metrics[0].value, told.leak) == (0.0, False)
+    assert (told.metrics[0].value, told.is_leak) == (0.0, False)
     assert told.p_value > 0.99
 
 
@@ -373,7 +373,7 @@ def test_labels_that_say_it_all_are_no_leak_of_the_property():
     told = planted(odd + 0.01 * rng.normal(size=20), shares, labels)
     assert told.metrics[0].value > 0.99
     assert told.metrics[0].baseline > 0.99
-    assert not told.leak
+    assert not told.is_leak
     assert told.p_value > _LEVEL
     assert "labels and sizes of the clients explain it" in told.notes[-1]
 

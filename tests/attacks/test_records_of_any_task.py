@@ -175,7 +175,7 @@ def test_a_property_that_the_labels_tell_is_no_leak_of_the_updates(task: str) ->
     noise = 1e-3 * torch.randn(len(names), generator=generator(1, "noise"), dtype=torch.float64)
     by_labels = PropertyFinding(clients=torch.tensor(names), scores=torch.stack(rows).double() + noise)
     result = evaluate(by_labels, seen, truth, seed=0).result
-    assert not result.leak
+    assert not result.is_leak
     assert "labels alone tell it with an AUC of 1.000" in " ".join(result.notes)
     found = make_attack("property-inference", {"updates": 10})(seen, generator=generator(0, "attack"))
     assert np.isfinite(found.scores.numpy()).all()  # type: ignore[attr-defined]

@@ -84,7 +84,8 @@ def linear(kind: Any = "weights", rounds: int = 2, training: TrainingConfig | No
             moved = {n: torch.randn(s, generator=rng) for n, s in shapes.items()}
             messages.append(Message(r, client, sent, Update(client, kind, moved, 5, training)))
     task_info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (4,), 3, (0.0,), (1.0,))
-    return Observation("f", ThreatModel(target_records=20), task_info, nn.Linear(4, 3), nn.functional.cross_entropy, kind,
+    return Observation("f", ThreatModel(target_records=20), task_info, nn.Linear(4, 3), nn.functional.cross_entropy,
+    kind,
                        tuple(weights), tuple(messages), {}, QuerySet(x, y, x[:0], y[:0]))  # fmt: skip
 
 
@@ -264,10 +265,10 @@ def with_classes(right: float, seed: int = 0) -> Any:
 
 def test_what_classes_tell_of_records_is_no_leak_of_these():
     told = [with_classes(0.0, seed) for seed in range(2)]
-    assert not any(f.leak for f in told)
+    assert not any(f.is_leak for f in told)
     assert all("owners dealt anew among all records" in f.notes[-1] for f in told)
     assert {FINDING_TYPES["source"].verdict([f]).verdict for f in told} == {"inconclusive"}
-    assert with_classes(0.9).leak
+    assert with_classes(0.9).is_leak
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -292,21 +293,21 @@ def test_few_records_are_too_few():
 
 def test_who_knows_half_is_found():
     found = [result(*planted(0.5, seed)) for seed in range(20)]
-    assert sum(f.leak for f in found) >= 0.9 * len(found)
+    assert sum(f.is_leak for f in found) >= 0.9 * len(found)
 
 
 def test_perfect_answers_and_their_opposite():
     found, seen, truth = planted(1.0)
     told = result(found, seen, truth)
     accuracy, advantage = told.metrics
-    assert (accuracy.value, accuracy.n, told.leak) == (1.0, 60, True)
+    assert (accuracy.value, accuracy.n, told.is_leak) == (1.0, 60, True)
     assert accuracy.baseline == pytest.approx(1 / 3)
     assert advantage.value == pytest.approx(1 - float((found.sources[60:] == truth.owners[:60]).double().mean()))
     assert told.p_value == pytest.approx(told.p_value_at_best) == pytest.approx(1 / 10_000)
     assert told.charts[0].lines[0].y == [1.0, 1.0, 1.0]
     wrong = dataclasses.replace(found, scores=-found.scores, sources=(-found.scores).argmax(dim=1))
     told = result(wrong, seen, truth)
-    assert (told.metrics[0].value, told.leak) == (0.0, False)
+    assert (told.metrics[0].value, told.is_leak) == (0.0, False)
     assert told.p_value > 0.99
     assert told.charts[0].lines[0].y == [0.0, pytest.approx(told.charts[0].lines[0].y[1]), 1.0]
 
@@ -319,7 +320,7 @@ def test_naming_the_largest_client_is_no_leak():
     always = dataclasses.replace(found, scores=scores, sources=torch.zeros(len(scores)).long())
     told = result(always, dataclasses.replace(seen, messages=messages), truth)
     assert told.metrics[0].value == told.metrics[0].baseline == pytest.approx(2 / 3)
-    assert not told.leak
+    assert not told.is_leak
     assert told.p_value == 1.0
 
 

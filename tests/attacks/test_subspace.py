@@ -229,7 +229,11 @@ def test_clipping_scales_an_update_and_takes_nothing_from_its_spans():
     _, observed = update_of("digits", 4)
     message, attack = observed.single(), methods.AGICPlus()
     held = {}
-    for name, defence in (("none", None), ("clipped", ClientDefenceInfo("c", clip=1.0)), ("odd", ClientDefenceInfo("odd"))):
+    for name, defence in (
+        ("none", None),
+        ("clipped", ClientDefenceInfo("c", clip=1.0)),
+        ("odd", ClientDefenceInfo("odd")),
+    ):
         update = replace(message.update, sanitised=defence)
         prepared = prepare(replace(observed, messages=(replace(message, update=update),)), "granted", "cpu")
         held[name] = attack.subspaces(prepared).keys()

@@ -26,7 +26,7 @@ from fedaudit.cli import app
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.simulation.replay import relative_error, replay
 from fedaudit.task.training import TrainingConfig, loss_function
-from fedaudit.transcript.update import PrivateSteps, ClientDefenceInfo
+from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps
 from fedaudit.utils.errors import BadInput
 from tests.capture.capture_cases import cnn, examples
 

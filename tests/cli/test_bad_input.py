@@ -92,7 +92,11 @@ SETTINGS = [
     ("unknown aggregator", ["defences.aggregator=meen"], "unknown aggregator 'meen'; did you mean 'mean'?"),
     ("setting of no aggregator", ["defences.aggregator={name: krum, g: 1}"], "'krum': unknown key 'g'; known: f"),
     ("too few for krum", ["defences.aggregator=krum"], "'krum' needs n >= 2f + 3 with f = 1: 5 updates a round"),
-    ("unknown client-side defence", ["defences.client_defence=nome"], "unknown client-side defence 'nome'; did you mean 'none'?"),
+    (
+        "unknown client-side defence",
+        ["defences.client_defence=nome"],
+        "unknown client-side defence 'nome'; did you mean 'none'?",
+    ),
     ("unknown initialisation", ["model.initialisation=hee"], "it should be 'default', 'he', 'uniform' or 'given'"),
     ("initialisation given by none", ["model.initialisation=given"], "'given' is for a checkpoint, or for a model of"),
     (

@@ -93,7 +93,7 @@ def test_what_the_records_alone_tell_is_no_membership():
     assert not told.headline
     assert "the records alone, without any model, tell members from others" in told.verdict_text
     assert "before any training" in told.advice[0]
-    assert not confounded.leak
+    assert not confounded.is_leak
     area = next(m for m in confounded.metrics if m.name == "membership_blind_auc")
     assert (area.low or 0) > 0.5
     few = [*range(9), *range(60, 69)]
@@ -220,12 +220,16 @@ def test_the_most_exposed_are_those_with_whom_the_fewest_others_would_be_accused
 
     assert len(shown) == 50
     assert all(member[one.record] and one.client == 4 and one.label == labels[one.record] for one in shown)
-    assert [one.nonmembers_above for one in shown] == sorted(nonmembers_above(scores, int(i)) for i in torch.nonzero(member))[:50]
+    assert [one.nonmembers_above for one in shown] == sorted(
+        nonmembers_above(scores, int(i)) for i in torch.nonzero(member)
+    )[:50]
     assert [one.nonmembers_above for one in shown] == [nonmembers_above(scores, one.record) for one in shown]
     over = [[nonmembers_above(part, one.record) for part in again] for one in shown]
-    assert [(one.least, one.most) for one in shown] == [(min(of), max(of)) for of in over]
+    assert [(one.nonmembers_above_min, one.nonmembers_above_max) for one in shown] == [
+        (min(of), max(of)) for of in over
+    ]
     assert judged_by(torch.rand(2 * k, generator=rng), inputs, labels, first).most_exposed == []
-    assert judged_by(scores, inputs, labels, first).most_exposed[0].least is None
+    assert judged_by(scores, inputs, labels, first).most_exposed[0].nonmembers_above_min is None
 
 
 @pytest.mark.slow
@@ -269,7 +273,9 @@ def test_a_limit_on_a_rate_that_the_others_are_too_few_for_is_not_tested():
     result = judged_by(scores, inputs, labels, torch.ones(60).bool())
     (row,) = check_limits(Limits({"membership_tpr": 0.2}), [result], [verdict(result)])
     assert row.outcome == "not tested"
-    wanted = "f: membership_tpr needs 100 records that nobody trained on beside as many members; raise threat.target_records"
+    wanted = (
+        "f: membership_tpr needs 100 records that nobody trained on beside as many members; raise threat.target_records"
+    )
     assert row.reason == wanted
 
 

@@ -147,7 +147,9 @@ def test_copies_in_another_tone_are_recovered(hide):
     true, others = pictures(4), pictures(60, seed=3)
     result, verdict = judged(hide(true).flip(0), true, others)
     assert verdict.verdict == "recovered"
-    assert all(image.tone_aligned.psnr > 60 and image.tone_aligned.rank == 1 for image in result.images if image.tone_aligned)
+    assert all(
+        image.tone_aligned.psnr > 60 and image.tone_aligned.rank == 1 for image in result.images if image.tone_aligned
+    )
     noise = torch.rand(true.shape, generator=generator(0, "noise"))
     assert judged(noise, true, others)[1].verdict == "not demonstrated"
 

@@ -261,7 +261,10 @@ def test_labels_of_several_updates_are_tested_together(right, runs, verdict):
         # of few candidates one may be far from the others by chance
         ([image(different_candidates=39, psnr_nearest_other=2.0)], "inconclusive"),
         ([image(different_candidates=39, psnr_nearest_other=2.0, psnr=22.0)], "recovered"),
-        ([image(different_candidates=40, psnr_nearest_other=14.0), image(rank=2, distractor_margin_db=6.0)], "inconclusive"),
+        (
+            [image(different_candidates=40, psnr_nearest_other=14.0), image(rank=2, distractor_margin_db=6.0)],
+            "inconclusive",
+        ),
         # that all came out visibly is no evidence where luck does it, too
         ([image(different_candidates=8, chance_level=0.5)] * 4, "inconclusive"),
         ([image(different_candidates=8, chance_level=0.5)] * 7, "recovered"),
@@ -395,8 +398,8 @@ def test_guessed_members_are_not_inferred():
 def test_a_leak_is_what_luck_does_not_explain_by_itself_or_in_several_findings_together():
     faint = [members_of(seed, 0.5, n=30, client=seed) for seed in range(8)]
     areas, ps = ([getattr(f, name) for f in faint] for name in ("metrics", "p_value"))
-    assert [f.leak for f in faint] == [m[0].value > 0.5 and p <= 0.01 for m, p in zip(areas, ps, strict=True)]
-    weak = [f for f in faint if not f.leak and f.metrics[0].value > 0.5]
+    assert [f.is_leak for f in faint] == [m[0].value > 0.5 and p <= 0.01 for m, p in zip(areas, ps, strict=True)]
+    weak = [f for f in faint if not f.is_leak and f.metrics[0].value > 0.5]
     assert len(weak) >= 3
     assert {judged([f]).verdict for f in weak} <= {"not demonstrated", "inconclusive"}
     assert judged(weak).verdict == "inferred"  # though none is a leak by itself
@@ -423,7 +426,7 @@ def test_one_client_s_leak_is_not_undone_by_others_of_few_records():
     strong = members_of(0, 5.0, n=8)
     others = sorted((members_of(seed, 0.0, n=12) for seed in range(60)), key=lambda f: f.metrics[0].value)[:2]
     gains = [(f.metrics[0].n or 0) * (f.metrics[0].value - 0.5) for f in (strong, *others)]
-    assert strong.leak
+    assert strong.is_leak
     assert sum(gains) < 0
     assert judged([strong, *others]).verdict == "inferred"
 

@@ -98,7 +98,10 @@ def chosen(values: dict[str, Any]) -> list[str]:
         ),
         (scenario(TRAIN, **HIDDEN), ["attribute-loss"]),
         (scenario(TRAIN, **HIDDEN, **PUBLIC), ["attribute-loss", "attribute-features"]),
-        (scenario(federation={"malicious": {"name": "gan", "missing_classes": [3], "start": 0}}, adversary="client"), ["gan"]),
+        (
+            scenario(federation={"malicious": {"name": "gan", "missing_classes": [3], "start": 0}}, adversary="client"),
+            ["gan"],
+        ),
         (
             scenario(federation={"malicious": {"name": "agrevader", "start": 0}}, adversary="client", **RECORDS),
             ["agrevader", "loss-threshold", "gradient-norm"],

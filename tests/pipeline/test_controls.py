@@ -35,7 +35,10 @@ from fedaudit.utils.fingerprint import tensor_digest
 from tests.attacks.tree_cases import model, stump, transcript
 
 FEDSGD = {"name": "a", "algorithm": "fedsgd", "clients": 2, "examples": 2, "batch_size": 1}
-NOISE = {"name": "noise", "client_defence": {"name": "dp", "clip": 1.0, "noise": 1.0, "where": "local", "epsilon": None}}
+NOISE = {
+    "name": "noise",
+    "client_defence": {"name": "dp", "clip": 1.0, "noise": 1.0, "where": "local", "epsilon": None},
+}
 
 
 def scenario(*attacks: Any, **rest: Any) -> dict[str, Any]:

@@ -151,8 +151,8 @@ def test_images_that_look_like_the_clients_are_not_theirs() -> None:
 
 
 OVERFITTED: dict[str, Any] = {
-    "name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 20, "keep_rounds": [19], "examples": 40, "batch_size": 10,
-    "local_epochs": 20, "learning_rate": 0.1,
+    "name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 20, "keep_rounds": [19], "examples": 40, "batch_size":
+    10, "local_epochs": 20, "learning_rate": 0.1,
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fedaudit
 from fedaudit.cli import app
 from fedaudit.epsilon.accounting import RecordedGaussians
-from fedaudit.transcript.update import PrivateSteps, ClientDefenceInfo
+from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps
 from fedaudit.utils.errors import BadInput
 
 SCENARIO = """
@@ -155,7 +155,9 @@ def test_next_to_no_noise_is_no_bound_and_no_overflow() -> None:
 
 def test_messages_without_noise_have_no_bound(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text(SCENARIO.replace("defences: {client_defence: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}\n", ""))
+    file.write_text(
+        SCENARIO.replace("defences: {client_defence: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}\n", "")
+    )
     code, (planned,) = run(file, "--target", "8")
     assert code == 3
     assert planned["epsilon"] is None

@@ -54,7 +54,7 @@ PANELS["length"] = Panel(
 def _(finding: LengthFinding, observation, truth, *, seed):
     metrics = [LENGTH.of(finding.length, 0.0)]
     details = {"half": finding.length / 2}
-    return Evaluation(done(finding, observation, metrics=metrics, leak=finding.length > 0, details=details))
+    return Evaluation(done(finding, observation, metrics=metrics, is_leak=finding.length > 0, details=details))
 
 
 @register

@@ -105,7 +105,7 @@ def audit(tmp_path: Path) -> Path:
 def clean(folder: Path) -> tuple[dict[str, str], Traces]:
     """Return what would be shared of the audit, and what mustn't be in it."""
     told = AuditResult.load(folder / "results.json")
-    about = SharedRecord(digest="sha256:" + "0" * 64, left_out=[], least=LEAST, looked_for=[])
+    about = SharedRecord(digest="sha256:" + "0" * 64, left_out=[], min_group_size=LEAST, looked_for=[])
     made = shareable(told).model_copy(update={"shared": about})
     made = AuditResult.model_validate(made.model_dump())
     return {FILES[0]: made.model_dump_json(indent=2), FILES[1]: render_report(made, folder)}, traces_of(told, folder)
@@ -304,7 +304,9 @@ def test_the_numbers_of_the_whole_audit_stay(audit):
     assert [s.model_dump() for s in shared.summaries] == [s.model_dump() for s in told.summaries]
     assert shared.adversary == told.adversary
     assert shared.timing == told.timing
-    assert shareable(shared.model_copy(update={"shared": SharedRecord(digest="", left_out=[], least=1, looked_for=[])}))
+    assert shareable(
+        shared.model_copy(update={"shared": SharedRecord(digest="", left_out=[], min_group_size=1, looked_for=[])})
+    )
 
 
 def test_share_writes_results_and_page_and_nothing_else(audit, tmp_path, command: Command):
@@ -319,7 +321,7 @@ def test_share_writes_results_and_page_and_nothing_else(audit, tmp_path, command
     assert "<img" not in page
     shared = AuditResult.load(out / "results.json")
     assert shared.shared is not None
-    assert shared.shared.least == LEAST
+    assert shared.shared.min_group_size == LEAST
     assert [g.members for f in shared.findings for g in f.exposure] == [30]
     for secret in (*CLIENTS, "lungs", "Ost-Berlin", "site-audit", "b64783dcc5e0", "dyspnoea"):
         assert secret not in page + (out / "results.json").read_text()

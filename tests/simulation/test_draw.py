@@ -68,7 +68,9 @@ def test_drawn_without_regard_to_classes_a_client_has_several_of_some_and_none_o
     assert several >= 98
     expected = 1000 * torch.bincount(DIGITS.train.targets, minlength=10) / len(DIGITS.train)
     assert float(((counts - expected) ** 2 / expected).sum()) < 27.9  # chi-squared, nine degrees, 0.1 %
-    assert len({x for seed in range(16) for x in held(PHOTOS, 1, seed, sampling="uniform")}) == min(16, len(PHOTOS.test))
+    assert len({x for seed in range(16) for x in held(PHOTOS, 1, seed, sampling="uniform")}) == min(
+        16, len(PHOTOS.test)
+    )
 
 
 @cache

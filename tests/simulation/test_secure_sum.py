@@ -145,7 +145,9 @@ def test_clients_that_train_unlike_leave_no_training_to_simulate():
 
 
 def test_noise_of_several_adds_up_and_signs_are_lost():
-    noisy = {"defences": {"client_defence": {"name": "dp", "where": "local", "level": "client", "noise": 2.0, "clip": 0.1}}}
+    noisy = {
+        "defences": {"client_defence": {"name": "dp", "where": "local", "level": "client", "noise": 2.0, "clip": 0.1}}
+    }
     _, single, _ = run(SGD, seed=1, **noisy)
     _, transcript, _ = run(SGD, seed=1, **noisy, threat={"sees": "sum"})
     before, sanitised = (made.rounds[0].updates[0].sanitised for made in (single, transcript))
@@ -231,7 +233,9 @@ def test_aggregators_that_compare_single_updates_are_refused():
 
 def test_the_server_behind_secure_aggregation_reads_no_canary_of_single_updates():
     _, transcript, _ = run(
-        SGD, attacks=[{"name": "dp-canaries", "canaries": 8}], defences={"client_defence": {"name": "dp", "where": "local"}}
+        SGD,
+        attacks=[{"name": "dp-canaries", "canaries": 8}],
+        defences={"client_defence": {"name": "dp", "where": "local"}},
     )
     readings = observe(transcript, ThreatModel()).canaries
     summed_up = observe(transcript, ThreatModel(sees="sum")).canaries

@@ -33,7 +33,7 @@ _BY_HAND = (
 _SHARED = "gradient-inversion"  # the page of the settings that all inversions share
 _OTHERS: dict[str, tuple[str, str, str, Registry[Any]]] = {
     "aggregators": ("Aggregators", "The server's rules", "defences.aggregator", AGGREGATORS),
-    "client_defences": ("ClientDefences", "What clients do to their updates", "defences.client_defence", CLIENT_DEFENCES),
+    "client-defences": ("Client-side defences", "What they do to updates", "defences.client_defence", CLIENT_DEFENCES),
     "malicious-clients": ("Malicious clients", "What they send", "federations.malicious", BEHAVIOURS),
     "malicious-servers": ("Malicious servers", "What they send", "federations.server", SERVER_BEHAVIOURS),
 }

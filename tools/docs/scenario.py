@@ -82,7 +82,10 @@ def page() -> str:
             )
         )
     lines += ["", "## Settings of what is named", "", "Pages of their own: [attacks](attacks/index.md),"]
-    lines += ["[aggregators](aggregators.md), [client-side defences](client-defences.md), [malicious clients](malicious-clients.md),"]
+    lines += [
+        "[aggregators](aggregators.md), [client-side defences](client-defences.md), [malicious "
+        "clients](malicious-clients.md),"
+    ]
     lines += ["[malicious servers](malicious-servers.md)."]
     return "\n".join(lines) + "\n"
 

@@ -97,7 +97,10 @@ FULL: dict[str, Any] = {
         },
         {"name": "b", "algorithm": "fedavg", "local_steps": 2, "partition": {"scheme": "dirichlet", "alpha": 1.0}},
     ],
-    "defences": [{"name": "x", "client_defence": {"name": "dp", "noise": 1.0}}, {"aggregator": {"name": "krum", "f": 1}}],
+    "defences": [
+        {"name": "x", "client_defence": {"name": "dp", "noise": 1.0}},
+        {"aggregator": {"name": "krum", "f": 1}},
+    ],
     "evaluation": {"attacked_federations": ["a"], "accuracy_every": 1},
     "threat": {"adversary": "client", "target_records": 4},
 }
@@ -228,7 +231,12 @@ def _yaml(text: bytes) -> None:
 
 def _resolve(values: Any) -> None:
     made = scenario_from(values)
-    sizes = [made.data.image_size or 8, made.model.width or 1, made.model.training.epochs, made.threat.target_records or 1]
+    sizes = [
+        made.data.image_size or 8,
+        made.model.width or 1,
+        made.model.training.epochs,
+        made.threat.target_records or 1,
+    ]
     sizes += [f.clients * f.rounds * (f.local_steps or f.local_epochs or 1) for f in made.federations]
     if max(sizes) > 64 or made.model.name not in ("lenet", "logistic", "mlp", "linear"):
         return  # allowed, and long

@@ -1,7 +1,7 @@
 """Broken implementations of differential privacy, and a sound one beside each kind: what an audit of ε must tell.
 
-A breakage is the simulator's own ``dp`` with one thing wrong: what a client sends (a client-side defence), how the server
-aggregates or adds noise, who takes part, or what is claimed of it all. The claim is that of the sound one.
+A breakage is the simulator's own ``dp`` with one thing wrong: what a client sends (a client-side defence), how the
+server aggregates or adds noise, who takes part, or what is claimed of it all. The claim is that of the sound one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 from fedaudit.attacks.dp_canaries import DPCanaries, EpsilonFinding
 from fedaudit.defences.aggregation import Aggregate, Cohort
 from fedaudit.defences.averaging import Mean
-from fedaudit.defences.privacy import DifferentialPrivacy, account, central_noise
 from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientContext, changed, norm
+from fedaudit.defences.privacy import DifferentialPrivacy, account, central_noise
 from fedaudit.epsilon.accounting import Account
 from fedaudit.evaluation.epsilon import evaluate_epsilon
 from fedaudit.pipeline.prepare import resolve

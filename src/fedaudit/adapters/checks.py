@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedaudit.adapters import in_words
 from fedaudit.adapters.attacked import Known, Passing, attacked
-from fedaudit.defences.drift import ReceivedHistory
 from fedaudit.defences.client_defences import ClientContext, norm
+from fedaudit.defences.drift import ReceivedHistory
 from fedaudit.pipeline.plan import Plan
 from fedaudit.pipeline.site import known_of
 from fedaudit.results.site import CheckRecord

@@ -218,7 +218,8 @@ class SiteGuard:
                 if made.recovers == "membership":
                     raise BadInput(
                         f"attacks has '{made.name}', which asks about records: give held_out=(inputs, "
-                        "classes), yours that nobody trains on, in its place; projection-residual and loss-series then run every round"
+                        "classes), yours that nobody trains on, in its place; projection-residual and loss-series "
+                        "then run every round"
                     )
             self._checked = True
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedaudit.defences.client_defences import ClientContext, OwnExamples, ClientDefence, changed
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, OwnExamples, changed
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
 from fedaudit.task.transforms import STRENGTHS, TRANSFORMS, parsed, transformed

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, OwnExamples, changed
 from fedaudit.defences.privacy import gaussian
-from fedaudit.defences.client_defences import ClientContext, OwnExamples, ClientDefence, changed
 from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Count, Positive

@@ -1,4 +1,4 @@
-"""The filters that frameworks bring along, as client-side defences: NVFlare's, and Flower's mod for local differential privacy.
+"""The filters that frameworks bring along, as client-side defences: NVFlare's, and Flower's mod for local DP.
 
 They give the bits that the frameworks' own give: of the same difference of state dicts, by the same draws of NumPy's
 ``RandomState``, in the same order. They see the whole state, BatchNorm's statistics included, as the frameworks do;
@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedaudit.defences.aggregation import Aggregator
-from fedaudit.defences.draws import numpy_draws
 from fedaudit.defences.client_defences import ClientContext, ClientDefence, changed
+from fedaudit.defences.draws import numpy_draws
 from fedaudit.epsilon.accounting import Account, SparseVectorAccount, TakingPart
 from fedaudit.task.training import LocalPlan
 from fedaudit.transcript.update import ClientDefenceInfo, Update

@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, changed, flat, norm
 from fedaudit.defences.compressing import largest, share
 from fedaudit.defences.privacy import gaussian, secret_uniform
-from fedaudit.defences.client_defences import ClientContext, ClientDefence, changed, flat, norm
 from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import NonNegative, Number, Positive

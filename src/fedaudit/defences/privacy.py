@@ -17,7 +17,7 @@ from fedaudit.defences.aggregation import Aggregator
 from fedaudit.defences.client_defences import ClientContext, ClientDefence, changed, norm
 from fedaudit.epsilon.accounting import Account, TakingPart
 from fedaudit.task.training import LocalPlan, Loss, TrainingConfig
-from fedaudit.transcript.update import PrivateSteps, ClientDefenceInfo, Update, UpdateKind
+from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps, Update, UpdateKind
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Number, Positive

@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.defences.compressing import share
 from fedaudit.defences.client_defences import ClientContext, ClientDefence, changed
+from fedaudit.defences.compressing import share
 from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register

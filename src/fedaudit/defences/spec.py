@@ -6,7 +6,7 @@ from pydantic import Field
 
 from fedaudit.defences.aggregation import Aggregator
 from fedaudit.defences.averaging import Mean
-from fedaudit.defences.client_defences import NoClientDefence, ClientDefence
+from fedaudit.defences.client_defences import ClientDefence, NoClientDefence
 from fedaudit.task.training import LocalPlan
 from fedaudit.utils.registry import PluginField
 from fedaudit.utils.validation import Name, Spec
@@ -29,7 +29,9 @@ class DefencesSpec(Spec):
     @property
     def label(self) -> str:
         """Its name, or that of what differs from no defence at all."""
-        others = [one.name for one in (self.aggregator, self.client_defence) if not isinstance(one, Mean | NoClientDefence)]
+        others = [
+            one.name for one in (self.aggregator, self.client_defence) if not isinstance(one, Mean | NoClientDefence)
+        ]
         return self.name or "-".join(others) or "none"
 
     def check(self, plan: LocalPlan) -> None:

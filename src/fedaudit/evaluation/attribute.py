@@ -68,7 +68,7 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
             ATTRIBUTE_ADVANTAGE.over(more, "matched pairs of records", 0.0),
         ],
         blind_p_value=blind_p,
-        leak=leaks(over.mean > 0 and more.mean > 0 and (blind_p or 1.0) > SURE, p_value),
+        is_leak=leaks(over.mean > 0 and more.mean > 0 and (blind_p or 1.0) > SURE, p_value),
         p_value=p_value,
         p_value_at_best=sign_test(int((1 - usual)[member].sum()), 0),
     )

@@ -170,7 +170,7 @@ def evaluate_class_images(
         metrics=metrics,
         charts=[chart],
         sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, rows, strict=True)],
-        leak=leaks(share >= _HALF and share > by_others, p_value),
+        is_leak=leaks(share >= _HALF and share > by_others, p_value),
         p_value=p_value,
     )
     return Evaluation(result, {name: kind.draw(images) for name, (_, images) in zip(names, rows, strict=True)})

@@ -100,8 +100,8 @@ def surest(pairs: Tensor, scores: Tensor, again: Tensor, owners: Tensor, labels:
             label=None if labels is None else int(labels[members[i]]),
             nonmembers_above=int(above[i]),
             others=len(others),
-            least=None if over is None else int(over[:, i].min()),
-            most=None if over is None else int(over[:, i].max()),
+            nonmembers_above_min=None if over is None else int(over[:, i].min()),
+            nonmembers_above_max=None if over is None else int(over[:, i].max()),
         )
         for i in order[:MOST]
     ]

@@ -91,7 +91,7 @@ def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, trut
         metrics=metrics,
         victims=victims_of(true[np.lexsort(true.T.numpy())]),
         label_source=finding.method,
-        leak=leaks(value > guess, p_value),
+        is_leak=leaks(value > guess, p_value),
         p_value=p_value,
         p_value_at_best=at_best,
         details={"label_sets": _as_numbers(found[order], true)} if finding.method in _TOGETHER else {},

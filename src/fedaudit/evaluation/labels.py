@@ -86,7 +86,7 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
         victims=victims_of(true.sort().values),
         label_source=finding.method,
         label_accuracy=accuracy,
-        leak=leaks(accuracy > guess, p_value),
+        is_leak=leaks(accuracy > guess, p_value),
         p_value=p_value,
         p_value_at_best=_at_least(chance_level, len(true)),
         chance_level=chance_level.tolist(),

@@ -125,7 +125,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
             *class_chart(groups, own),
         ],
         blind_p_value=blind_p,
-        leak=leak,
+        is_leak=leak,
         p_value=p_value,
         p_value_at_best=best,
     )

@@ -237,7 +237,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         label_source=finding.label_source,
         label_accuracy=label_accuracy(finding.labels, true_labels) if classes else None,
         victims=victims_of(*(truth.inputs[m.round, m.client].unique(dim=0) for m, _ in parts)),
-        leak=leaks(share > guess, p_value),
+        is_leak=leaks(share > guess, p_value),
         p_value=p_value,
         p_value_at_best=best,
         blind_p_value=shift,

@@ -97,7 +97,7 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
             SOURCE_ADVANTAGE.over(better, "matched pairs of records", 0.0),
         ],
         charts=[_clients_found(finding, rows, place)],
-        leak=found,
+        is_leak=found,
         p_value=p_value,
         p_value_at_best=_if_all_were_right(owners, classes),
     )

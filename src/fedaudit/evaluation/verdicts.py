@@ -36,7 +36,7 @@ def by_leaks(
     what: str,
     headline: str = "{who} can {question}: {text}.",
     of: str = "runs of the attack",
-    counts: Callable[[FindingResult], bool] = lambda finding: bool(finding.leak),
+    counts: Callable[[FindingResult], bool] = lambda finding: bool(finding.is_leak),
 ) -> Callable[[Sequence[FindingResult]], Judgement]:
     """Return a verdict that counts findings, those with ``leak`` unless told otherwise, and weighs their p-values.
 
@@ -148,7 +148,7 @@ def by_test(
         span = f" [{over.low:.3g}, {over.high:.3g}]" if over else ""
         without = f", {guess:.3g} without the attack" if guess is not None else ""
         text = f"{words} {mean:.3g}{span}{without}; n = {evidence.n} {of}, p = {p:.2g}"
-        there = _gain(found, least) or any(f.leak for f in findings)
+        there = _gain(found, least) or any(f.is_leak for f in findings)
         said = _filled(headline, evidence, len(findings)) if isinstance(headline, str) else headline(findings, evidence)
         return decide(there, p, best, text, evidence, said)
 

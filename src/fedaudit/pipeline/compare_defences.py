@@ -15,7 +15,9 @@ def with_compared_defences(scenario: Scenario) -> Scenario:
     Accuracy, part of the price, is measured after the last round, where the scenario measures none.
     """
     if scenario.other_defences or not scenario.defences.undefended:
-        raise BadInput("compare_defences=True chooses the defences, and the scenario names some: leave one of the two out")
+        raise BadInput(
+            "compare_defences=True chooses the defences, and the scenario names some: leave one of the two out"
+        )
     for protocol in map(protocol_of, scenario.federations):
         if not protocol.updates:
             raise BadInput(

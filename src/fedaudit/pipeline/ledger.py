@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientDefence
 from fedaudit.defences.filters import PercentilePrivacy, SVTPrivacy
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientDefence
 from fedaudit.epsilon.accounting import Account, PrivacyAccount, RecordedGaussians, SparseVectorAccount, TakingPart
 from fedaudit.results.ledger import ClientLedger, Ledger, Target
 from fedaudit.results.record import Adjacency
@@ -18,7 +18,7 @@ from fedaudit.simulation.client import Federation
 from fedaudit.simulation.history import History
 from fedaudit.simulation.horizontal import planned_rounds
 from fedaudit.transcript.files import read_header, read_rounds
-from fedaudit.transcript.update import PrivateSteps, ClientDefenceInfo
+from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
 
@@ -87,7 +87,11 @@ def of_federation(federation: Federation, question: Question) -> Ledger:
             "the server adds the noise: the server itself, and whoever sees single updates, is promised nothing"
         )
     sample = isinstance(client_defence, DifferentialPrivacy) and client_defence.level == "sample"
-    parts = [client_defence, aggregator] if central and not isinstance(client_defence, DifferentialPrivacy) else [client_defence]
+    parts = (
+        [client_defence, aggregator]
+        if central and not isinstance(client_defence, DifferentialPrivacy)
+        else [client_defence]
+    )
     ledger = Ledger(
         federation=federation.name,
         mechanism=", then ".join(_named(one.name, one.settings()) for one in parts),
@@ -223,7 +227,10 @@ def chain_account(name: str, filters: Sequence[Filter], elements: int | None, si
         if known == "local-dp" and (missing := _LOCAL_DP - settings.keys()):
             raise BadInput(f"{name}: {kind} has no {', '.join(sorted(missing))} that can be read")
         client_defence = make(CLIENT_DEFENCES, known, settings)
-        if isinstance(client_defence, DifferentialPrivacy) and (client_defence.level, client_defence.where) != ("client", "local"):
+        if isinstance(client_defence, DifferentialPrivacy) and (client_defence.level, client_defence.where) != (
+            "client",
+            "local",
+        ):
             raise BadInput(f"{name}: dp of a {client_defence.level}, {client_defence.where}: write it as a scenario")
         if known == "svt-privacy" and elements is None:
             raise BadInput(f"{name}: the ε of {kind} depends on the model's size; give parameters=…")

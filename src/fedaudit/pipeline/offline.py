@@ -382,7 +382,13 @@ def evaluate_findings(
             "other_defences": [],
             "device": found.device,
             "evaluation": scenario.evaluation.model_copy(
-                update={"max_updates": None, "max_clients": None, "attacked_federations": None, "controls": controls, "compare_defences": False}
+                update={
+                    "max_updates": None,
+                    "max_clients": None,
+                    "attacked_federations": None,
+                    "controls": controls,
+                    "compare_defences": False,
+                }
             ),
         }
     )

@@ -458,7 +458,7 @@ def _not_by_chance(finding: FindingResult, accuracy: Mapping[str, float], least:
     if finding.status != "done" or not _hardly(finding.kind, finding.federation, accuracy, least):
         return finding
     notes = [*finding.notes, _said(accuracy[finding.federation])]
-    return finding.model_copy(update={"leak": False, "notes": notes})
+    return finding.model_copy(update={"is_leak": False, "notes": notes})
 
 
 def _judged(summary: AttackSummary, accuracy: Mapping[str, float], least: float) -> AttackSummary:

@@ -61,7 +61,7 @@ KEPT: dict[type[Record], str] = {
     ModelRecord: "name parameters initialisation batch_norm dropout",
     AdversaryRecord: "*",
     FederationRecord: "name algorithm update_kind clients rounds batch_size local_steps local_epochs learning_rate "
-    "updates_observed summed updates_rejected fallbacks description aggregator client-side defence defences replay_error "
+    "updates_observed summed updates_rejected fallbacks description aggregator client_defence defences replay_error "
     "recording checks course",
     RecordingRecord: "totals training seconds facts facts_text",
     ReceivedCheck: "*",
@@ -233,7 +233,7 @@ def share(folder: Path, out: Path, *, truth: Path | None = None) -> SharedRecord
     if (out / FILES[0]).exists() and open_audit(out)[0].shared is None:
         raise BadInput(f"'{out}' holds an audit that isn't a shared version; give another folder")
     traces = traces_of(result, beside, truth)
-    about = SharedRecord(digest=blank(), left_out=list(LEFT_OUT), least=LEAST, looked_for=traces.told)
+    about = SharedRecord(digest=blank(), left_out=list(LEFT_OUT), min_group_size=LEAST, looked_for=traces.told)
     made = shareable(result).model_copy(update={"shared": about})
     page = render_report(made, out)
     text = made.model_dump_json(indent=2) + "\n"

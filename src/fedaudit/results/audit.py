@@ -14,9 +14,10 @@ from fedaudit.results.findings import AttackSummary, FindingResult
 from fedaudit.results.record import READING, Adjacency, Record, Timing, Unit, Verdict, optional
 from fedaudit.utils.bounds import read_json
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.renamed import PLUGINS, of_scenario
 from fedaudit.utils.validation import explain
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _WHO = {
     "server": "The server",
     "malicious-server": "A malicious server",
@@ -260,8 +261,19 @@ class SharedRecord(Record):
 
     digest: str = Field(description="of the file, with zeros in its place; by FEDAUDIT_KEY where that is set")
     left_out: list[str] = Field(description="in words")
-    least: int = Field(description="groups of fewer members are left out")
+    min_group_size: int = Field(description="groups of fewer members are left out")
     looked_for: list[str] = Field(description="what the files were searched for and don't hold, in words")
+
+
+def _from_version_2(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a result of schema version 2 as one of version 3, whose fields and attacks have other names.
+
+    Fields are renamed where each part is read.
+    """
+    names = PLUGINS["fedaudit.attacks"]
+    attacks = [{**a, "name": names.get(a["name"], a["name"])} for a in values["attacks"]]
+    scenario = of_scenario(values["scenario"], tell=False)
+    return {**values, "schema_version": SCHEMA_VERSION, "attacks": attacks, "scenario": scenario}
 
 
 def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
@@ -300,7 +312,7 @@ def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
 
     return {
         **values,
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": 2,
         "findings": [of_images(f, f.get("status") == "done") for f in values["findings"]],
         "summaries": summaries,
         "thresholds": [tested(t) for t in values["thresholds"]],
@@ -310,7 +322,7 @@ def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
 class AuditResult(Record):
     """Everything that an audit found."""
 
-    schema_version: Literal[2] = Field(default=SCHEMA_VERSION, description="of this format")
+    schema_version: Literal[3] = Field(default=SCHEMA_VERSION, description="of this format")
     fedaudit_version: str = Field(description="which wrote it")
     name: str = Field(description="the scenario's")
     scenario: dict[str, Any] = Field(description="the resolved scenario; repeating it gives the same numbers")
@@ -380,6 +392,8 @@ class AuditResult(Record):
         try:
             if version == 1:
                 values = _from_version_1(values)
+            if version in (1, 2):
+                values = _from_version_2(values)
             return cls.model_validate(values, context=READING)
         except ValidationError as error:
             raise BadInput(f"{path} isn't an audit's result: {explain(error, cls)}") from None

@@ -110,7 +110,7 @@ class Curve(Record):
 class ImageDetail(Record):
     """Of one run of an attack on images, volumes or signals."""
 
-    things: str = Field(default="images", description="what its images are: images, volumes or signals")
+    example_noun: str = Field(default="images", description="what its images are: images, volumes or signals")
     images: list[ImageResult] = Field(default=[], description="of an attack on images, one a victim")
     certified: int | None = optional("images that the attack vouched for without the truth; null: it vouches for none")
     certified_wrong: int | None = optional("of these, how many are no image of the client's, checked with the truth")

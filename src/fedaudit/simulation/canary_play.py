@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, NoClientDefence
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.client_defences import ClientContext, NoClientDefence, ClientDefence
 from fedaudit.epsilon import Unit
 from fedaudit.epsilon.accounting import Account
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries, CanaryRecords, CanarySpec, Directions
@@ -27,13 +27,15 @@ class CanaryPlay:
     """The canaries of one simulated federation.
 
     At the client's level (and where there is no differential privacy) a canary is a client of its own: in every round
-    in which it takes part it sends its direction, ``strength`` times the clip long, through the federation's client-side defence.
-    Absent ones send zeros (adjacency ``add-remove``), or the opposite (``replace``), so that their number is no
-    secret: the mean is taken over all of them. At the sample's level it is a record of one of the clients, which hold
-    the same number each, and its direction is its gradient; see :class:`~fedaudit.epsilon.canaries.CanaryRecords`.
+    in which it takes part it sends its direction, ``strength`` times the clip long, through the federation's
+    client-side defence. Absent ones send zeros (adjacency ``add-remove``), or the opposite (``replace``), so that their
+    number is no secret: the mean is taken over all of them. At the sample's level it is a record of one of the clients,
+    which hold the same number each, and its direction is its
+    gradient; see :class:`~fedaudit.epsilon.canaries.CanaryRecords`.
 
-    Where the client-side defence is our own and draws nothing, what all canaries send is summed in one transform instead of one
-    by one; what they send is the same, to rounding. With ``joint`` this holds under local noise, too, in distribution.
+    Where the client-side defence is our own and draws nothing, what all canaries send is summed in one transform
+    instead of one by one; what they send is the same, to rounding. With ``joint`` this holds under local noise, too, in
+    distribution.
     """
 
     def __init__(self, federation: Federation, budget: PrivacyBudget) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.defences.aggregation import Aggregator
-from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.client_defences import ClientContext, OwnExamples
+from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.epsilon.canaries import CanaryRecords, CanarySpec
 from fedaudit.models import set_training_mode

@@ -199,9 +199,9 @@ def draw(
     members = _with_partners(held, _strata(theirs, held), strata)[:half]
     if len(members) < half:
         raise BadInput(
-            f"threat.target_records asks for {half} examples of honest clients, each with another of its class that nobody "
-            f"trains on, and there are {len(members)}; set threat.target_records to {2 * len(members)} or less, or let the "
-            "clients hold less of the classes that are few (federations.*.examples)"
+            f"threat.target_records asks for {half} examples of honest clients, each with another of its class that "
+            f"nobody trains on, and there are {len(members)}; set threat.target_records to {2 * len(members)} or "
+            "less, or let the clients hold less of the classes that are few (federations.*.examples)"
         )
     others = _matched(_strata(theirs, members), non_members, strata)
     gone = set(others)

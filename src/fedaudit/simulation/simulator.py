@@ -91,7 +91,8 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
     if spec.malicious and spec.malicious.missing_classes:
         if dataset.num_classes is None:
             raise BadInput(
-                f"federation '{spec.name}': malicious.missing_classes names classes, and '{dataset.name}' has none; leave it out"
+                f"federation '{spec.name}': malicious.missing_classes names classes, and '{dataset.name}' has none; "
+                "leave it out"
             )
         without = torch.tensor(spec.malicious.missing_classes)
         client_data[spec.honest :] = [data[~torch.isin(data.targets, without)] for data in client_data[spec.honest :]]

@@ -271,8 +271,9 @@ def check_trees(federation: Federation) -> None:
     protocol, summed = spec.trees.protocol, federation.group_size > 1
     if not federation.defences.undefended:
         raise BadInput(
-            "a federation of trees has no updates that client-side defences or aggregators could change; use client_defence: none and "
-            "aggregator: mean, and the settings noise, cover, max_depth and min_child_weight of its trees"
+            "a federation of trees has no updates that client-side defences or aggregators could change; use "
+            "client_defence: none and aggregator: mean, and the settings noise, cover, max_depth and "
+            "min_child_weight of its trees"
         )
     if summed and (protocol != "histogram" or federation.group_size < spec.clients):
         raise BadInput(

@@ -187,8 +187,8 @@ def check_vertical(federation: Federation) -> None:
         _check_server(federation, spec.server)
     if not federation.defences.undefended:
         raise BadInput(
-            "a vertical federation has no updates that client-side defences or aggregators could change; use client_defence: none and "
-            "aggregator: mean"
+            "a vertical federation has no updates that client-side defences or aggregators could change; use "
+            "client_defence: none and aggregator: mean"
         )
     if federation.group_size > 1:
         raise BadInput("threat.sees: sums of updates are for horizontal federations; leave it at updates")

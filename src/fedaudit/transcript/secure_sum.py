@@ -59,8 +59,8 @@ def summed(updates: Sequence[Update], *, weighted: bool = False, batch_norm: boo
         return first
     if any(u.kind != first.kind or set(u.tensors) != set(first.tensors) for u in updates):
         raise BadInput(
-            "clients sent different tensors, and secure aggregation adds what all send; use a client-side defence that sends all "
-            "layers, or threat.sees=updates"
+            "clients sent different tensors, and secure aggregation adds what all send; use a client-side defence "
+            "that sends all layers, or threat.sees=updates"
         )
     parts = shares(updates, weighted=weighted)
     trainings = [u.training for u in updates if u.training is not None]

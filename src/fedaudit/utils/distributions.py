@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.renamed import of_name
 from fedaudit.utils.version import __version__
 
 OURS = "fedaudit"
@@ -62,7 +63,10 @@ def moved(package: str) -> Callable[[str], Any]:
     """
 
     def get(name: str) -> Any:
-        home = MOVED[package].get(name)
+        new = of_name(package, name)
+        if new != name:
+            return getattr(importlib.import_module(package), new)
+        home = MOVED.get(package, {}).get(name)
         if home is None:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         extra = home.partition(".")[0].removeprefix("fedaudit_")

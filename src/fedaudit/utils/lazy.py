@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.renamed import of_name
 
 
 def lazy(package: str, *, needs: str = "", of: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -33,6 +34,7 @@ def lazy(package: str, *, needs: str = "", of: str = "") -> tuple[Callable[[str]
         return {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
+        name = of_name(package, name)
         if name.startswith("__") or name not in homes():
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         if needs and importlib.util.find_spec(needs) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Keys of a part of a scenario, by its class, and values that have another name.
@@ -36,6 +36,23 @@ _PARTS = {
     "model": "ModelSpec",
     "threat": "ThreatModel",
 }
+# Fields of results of schema version 2, by their class.
+_RUN = {"leak": "is_leak", "by_luck": "chance_level", "things": "example_noun"}
+RESULTS: dict[str, dict[str, str]] = {
+    "AuditResult": {"not_tested": "out_of_scope", "not_tried": "not_asked"},
+    "Evidence": {"by_guessing": "baseline"},
+    "FederationRecord": {"sanitiser": "client_defence"},
+    "FindingResult": _RUN,
+    "HistoryTiming": {"sanitising": "client_defence"},
+    "ImageResult": {"by_luck": "chance_level", "nearer_to_other": "distractor_margin_db", "toned": "tone_aligned"},
+    "RecordExposure": {
+        "as_high": "nonmembers_above",
+        "least": "nonmembers_above_min",
+        "most": "nonmembers_above_max",
+    },
+    "RowResult": {"by_luck": "chance_level"},
+    "SharedRecord": {"least": "min_group_size"},
+}
 # Plug-ins, by the group of their entry points.
 PLUGINS: dict[str, dict[str, str]] = {
     "fedaudit.attacks": {
@@ -46,11 +63,28 @@ PLUGINS: dict[str, dict[str, str]] = {
     }
 }
 GROUPS = {"fedaudit.client_defences": "fedaudit.sanitisers"}
-LISTS = {"sanitisers": "client-defences"}
+FLAGS = {"--what-if": "--compare-defences"}
+# Exported names, by their package.
+PYTHON: dict[str, dict[str, str]] = {
+    "fedaudit": {"Sanitiser": "ClientDefence"},
+    "fedaudit.adapters.flower": {"SanitiserMod": "ClientDefenceMod"},
+    "fedaudit.attacks": {
+        "Epsilon": "DPCanaries",
+        "LastReturned": "LastUpdate",
+        "SpanMembership": "ProjectionResidual",
+        "WhichTokens": "TokenPresence",
+    },
+    "fedaudit.defences": {
+        "NoSanitiser": "NoClientDefence",
+        "SANITISERS": "CLIENT_DEFENCES",
+        "Sanitiser": "ClientDefence",
+        "SanitiserInfo": "ClientDefenceInfo",
+    },
+}
 
 
-def of_part(part: str, values: Any) -> Any:
-    """Return what was given for a part of a scenario by the keys and values that it has today.
+def of_part(part: str, values: Any, tell: bool = True) -> Any:
+    """Return what was given for a part of a scenario by the keys and values that it has today; ``tell`` says which.
 
     Raises:
         ValueError: a key is given by its old and by its new name.
@@ -63,10 +97,12 @@ def of_part(part: str, values: Any) -> Any:
             if new in made:
                 raise ValueError(f"'{old}' is '{new}' now, and both are given; leave '{old}' out")
             made[new] = made.pop(old)
-            say(old, new)
+            if tell:
+                say(old, new)
     for (owner, key), names in VALUES.items():
         if owner == part and isinstance(made.get(key), str) and made[key] in names:
-            say(f"{key}: {made[key]}", f"{key}: {names[made[key]]}")
+            if tell:
+                say(f"{key}: {made[key]}", f"{key}: {names[made[key]]}")
             made[key] = names[made[key]]
     return made
 
@@ -84,17 +120,41 @@ def of_path(path: list[str]) -> list[str]:
     return made
 
 
-def of_scenario(node: Any, part: str = "") -> Any:
+def of_scenario(node: Any, part: str = "", tell: bool = True) -> Any:
     """Return a scenario as it was written, by the keys and values of today.
 
     Raises:
         ValueError: a key is given by its old and by its new name.
     """
     if isinstance(node, list):
-        return [of_scenario(item, part) for item in node]
+        return [of_scenario(item, part, tell) for item in node]
     if not isinstance(node, dict):
         return node
-    return {key: of_scenario(value, _PARTS.get(key, "")) for key, value in of_part(part, node).items()}
+    return {key: of_scenario(value, _PARTS.get(key, ""), tell) for key, value in of_part(part, node, tell).items()}
+
+
+def of_result(owner: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of a result as it was read, its fields by their names of today."""
+    names = RESULTS.get(owner, {})
+    made = {names.get(key, key): value for key, value in values.items()}
+    if isinstance(made.get("attack"), str):  # by name, wherever a part has one
+        made["attack"] = PLUGINS["fedaudit.attacks"].get(made["attack"], made["attack"])
+    return made
+
+
+def of_name(package: str, name: str) -> str:
+    """Return the name that a package exports today."""
+    new = PYTHON.get(package, {}).get(name, name)
+    if new != name:
+        say(name, new)
+    return new
+
+
+def of_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command line, its flags as they are spelled today."""
+    for old in FLAGS.keys() & set(arguments):
+        say(old, FLAGS[old])
+    return [FLAGS.get(argument, argument) for argument in arguments]
 
 
 def of_plugin(group: str | None, name: str) -> str:

@@ -23,10 +23,10 @@ else:
 __all__ = [
     "AuditStrategy",
     "CanaryMod",
+    "ClientDefenceMod",
     "Guard",
     "RobustStrategy",
     "RootTraining",
-    "ClientDefenceMod",
     "audit_flower",
     "parse_config",
     "run_app",

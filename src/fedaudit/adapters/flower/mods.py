@@ -65,7 +65,8 @@ class ClientDefenceMod:
             number makes them repeat, for tests only: whoever knows it takes the noise off.
 
     Raises:
-        BadInput: no such client-side defence or setting, or settings that can't work on a client or would end the training.
+        BadInput: no such client-side defence or setting, or settings that can't work on a client or would end the
+        training.
     """
 
     def __init__(

@@ -161,8 +161,9 @@ def held(observation: Observation) -> QuerySet:
     """Return the records that the adversary holds; NotApplicable where it has none."""
     if observation.records is None:
         raise NotApplicable(
-            "the adversary holds no records to ask about: where a federation is simulated, set threat.target_records=300; a "
-            "recording or a Flower app needs examples that nobody trained on (--records FILE, Recorder.candidates)"
+            "the adversary holds no records to ask about: where a federation is simulated, set "
+            "threat.target_records=300; a recording or a Flower app needs examples that nobody trained on (--records "
+            "FILE, Recorder.candidates)"
         )
     return observation.records
 

@@ -208,7 +208,7 @@ def _chance(image: ImageResult) -> float:
 
 def with_certified(findings: Sequence[FindingResult]) -> Judgement:
     """Return the judgement on all images, with what the attack vouched for and whether the truth agrees."""
-    things = findings[0].things if findings else "images"
+    things = findings[0].example_noun if findings else "images"
     shifted = any((finding.blind_p_value or 1.0) <= SHIFTED for finding in findings)
     judged = verdict_of([image for finding in findings for image in finding.images], things, shifted)
     vouched = [finding for finding in findings if finding.certified is not None]
