@@ -41,8 +41,8 @@ def audited(least: float) -> Audit:
 def test_whatever_was_drawn_in_a_federation_that_was_hardly_trained_the_verdict_is_open() -> None:
     result = audited(0.5).result
     (federation,), (summary,), (finding,) = result.federations, result.summaries, result.findings
-    assert federation.course is not None
-    (reached,) = federation.course.accuracy  # measured at the end, though the scenario doesn't ask for it
+    assert federation.history is not None
+    (reached,) = federation.history.accuracy  # measured at the end, though the scenario doesn't ask for it
     assert reached < 0.5
     assert summary.verdict == "inconclusive"
     assert summary.hardly_trained == reached
@@ -71,8 +71,8 @@ def test_images_that_anybody_would_recognise_are_no_leak_of_a_federation_that_kn
     drawn = threes.inputs[threes.targets == 3][-8:]
     monkeypatch.setattr("fedaudit.attacks.gan.GANClient._draw", lambda _, codes: drawn[torch.arange(len(codes)) % 8])
     (federation,) = run_audit(made).result.federations
-    assert federation.course is not None
-    reached = federation.course.accuracy[-1]
+    assert federation.history is not None
+    reached = federation.history.accuracy[-1]
     found = [
         run_audit(changed(made, evaluation={"min_accuracy": least})).result.summaries[0].verdict
         for least in (reached + 0.01, max(0.0, reached - 0.01))
@@ -199,7 +199,7 @@ def test_drawings_can_have_a_label_of_their_own() -> None:
     assert federation.task_info.num_classes == 10
     result = run_audit(eleventh).result
     assert result.findings[0].status == "done"
-    assert result.federations[0].course is not None
+    assert result.federations[0].history is not None
     with pytest.raises(BadInput, match=r"label is 10, but the model's outputs are 0 to 9; .*extra_classes is to be 1"):
         run_audit(scenario({**QUICK, "label": 10}))
     with pytest.raises(BadInput, match="extra_classes are for cross-entropy"):

@@ -181,7 +181,7 @@ def test_what_is_only_promised_is_compared_at_one_delta(sites, tmp_path, command
         record = AuditResult.load(folder / "results.json").federations[0]
         courses = [HistoryRecord(bytes=1, parameters=1, timing=timing, **one) for one in promised]
         named = [record, *(record.model_copy(update={"name": f"other-{i}"}) for i in range(1, len(courses)))]
-        change(folder, federations=[f.model_copy(update={"course": c}) for f, c in zip(named, courses, strict=True)])
+        change(folder, federations=[f.model_copy(update={"history": c}) for f, c in zip(named, courses, strict=True)])
 
     one = {"epsilon_pld": 2.0, "epsilon_delta": 1e-5, "epsilon_unit": "client"}
     promise(sites[0], one, {"epsilon_pld": 3.0, "epsilon_delta": 1e-6, "epsilon_unit": "client"}, {})

@@ -1,4 +1,4 @@
-"""ClientDefences against slow loops and closed forms; what travels, as bytes; what the server makes of parts."""
+"""Client-side defences against slow loops and closed forms; what travels, as bytes; what the server makes of parts."""
 
 from __future__ import annotations
 

@@ -409,7 +409,7 @@ def test_a_report_says_by_which_adjacency_epsilon_is_reckoned(tmp_path: Path) ->
         ],
     }
     done = fedaudit.audit(values, progress=False)
-    *courses, sample = [f.course for f in done.result.federations]
+    *courses, sample = [f.history for f in done.result.federations]
     expected = pld.PLDAccountant().compose(GaussianDpEvent(math.sqrt(2 * math.log(1.25e5))), 2)
     local, nothing, dp = courses
     assert local is not None

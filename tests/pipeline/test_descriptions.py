@@ -33,8 +33,8 @@ def audited(federation: dict[str, Any], defences: Any) -> Audit:
 def test_a_federation_that_its_privacy_budget_ended_says_so(tmp_path, capsys):
     finished = audited({"rounds": 9}, {"client_defence": DP})
     (record,) = finished.result.federations
-    assert record.course is not None
-    stopped = record.course.stopped
+    assert record.history is not None
+    stopped = record.history.stopped
     assert stopped is not None
     assert 0 < stopped < record.rounds == 9
     assert record.description.startswith(f"{stopped} of 9 rounds (then the privacy budget was spent), 3 clients")

@@ -350,7 +350,7 @@ def test_membership_and_accuracy_of_a_one_logit_model_are_those_of_its_two_logit
         "evaluation": {"accuracy_every": 15},
     }  # fmt: skip
     finished = fedaudit.audit(scenario, progress=False)
-    course = finished.result.federations[0].course
+    course = finished.result.federations[0].history
     assert course is not None
     assert course.accuracy[-1] > 0.8
     assert {f.status for f in finished.result.findings} == {"done"}

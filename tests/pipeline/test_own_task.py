@@ -92,7 +92,7 @@ def test_an_audit_of_it_ends_in_verdicts(tmp_path: Path) -> None:
     assert verdicts["labels"] == "not applicable"
     done = {finding["attack"] for finding in result["findings"] if finding["status"] == "done"}
     assert done == {"exact-linear-rows", "loss-threshold", "tableak"}
-    assert 0 < result["federations"][0]["course"]["accuracy"][0] < 1
+    assert 0 < result["federations"][0]["history"]["accuracy"][0] < 1
     assert "4 levels" in (tmp_path / "out/report.html").read_text()
 
 

@@ -44,7 +44,7 @@ def test_accuracy_is_measured_on_what_neither_training_has_seen(threat: dict[str
     assert not measured & rows(federation.dataset.train.inputs)
     assert not measured & {row for data in client_data for row in rows(data.inputs)}
     assert not drawn.records or not measured & rows(drawn.records.inputs)
-    history = run_audit(made).result.federations[0].course
+    history = run_audit(made).result.federations[0].history
     assert history is not None
     assert history.examples == len(drawn.held_out)
 

@@ -222,7 +222,7 @@ def test_what_a_trial_keeps_of_a_federation_is_its_share_and_its_late_accuracy()
     made = scenario_from({**VALUES, "federations": [federation], "defences": defences, "evaluation": evaluation})
     (kept,) = run_trial(Task("key", made.to_yaml(), None)).outcome["courses"]
     result = run_audit(made).result
-    (course,) = [f.course for f in result.federations]
+    (course,) = [f.history for f in result.federations]
     assert course is not None
     assert kept["late_accuracy"] == pytest.approx(sum(course.accuracy[-2:]) / 2)
     assert kept["share"] == pytest.approx(course.parameters / result.model.parameters)

@@ -102,7 +102,7 @@ def test_the_gate_opens_and_shuts(tmp_path: Path, command: Command) -> None:
 @pytest.mark.slow
 def test_differential_privacy_costs_what_the_tutorial_says() -> None:
     result = fedaudit.audit(EXAMPLES / "private.yaml", progress=False).result
-    courses: dict[str, Any] = {one.name.removeprefix("digits-"): one.course for one in result.federations}
+    courses: dict[str, Any] = {one.name.removeprefix("digits-"): one.history for one in result.federations}
     accuracy = {name: course.accuracy[-1] for name, course in courses.items()}
     assert accuracy["none"] > 0.9 > accuracy["little-noise"] > accuracy["much-noise"] + 0.2
     assert 40 < courses["little-noise"].epsilon_pld < 50

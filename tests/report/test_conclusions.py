@@ -157,7 +157,7 @@ def test_one_value_has_no_interval(tmp_path, capsys, n, bracket):
     history = HistoryRecord(
         bytes=8, parameters=2, epsilon=[1.0], timing=HistoryTiming(training=1.0, client_defence=0.1)
     )
-    defended = result.federations[0].model_copy(update={"client_defence": "dp", "course": history})
+    defended = result.federations[0].model_copy(update={"client_defence": "dp", "history": history})
     difference = Comparison(
         federation="fedsgd", metric="psnr", a="b", b="c", difference=interval(1.0, n), outcome="undecided"
     )

@@ -98,7 +98,7 @@ def test_where_too_few_are_left_for_the_rule_the_federation_ends_and_is_kept() -
     defences: dict[str, Any] = {"client_defence": DP, "aggregator": "krum"}
     made = scenario({**SAMPLED, "clients": 6, "clients_per_round": 5}, defences=defences, attacks=ONE)
     federation = run_audit(made).result.federations[0]
-    history = federation.course
+    history = federation.history
     assert history is not None
     assert history.stopped is not None
     assert history.stopped >= ALLOWED

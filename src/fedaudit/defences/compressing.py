@@ -1,4 +1,4 @@
-"""ClientDefences that send less: the largest elements, signs, or some layers only."""
+"""Client-side defences that send less: the largest elements, signs, or some layers only."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def evaluate_class_images(
         observation,
         metrics=metrics,
         charts=[chart],
-        sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, rows, strict=True)],
+        image_rows=[Sheet(title=title, path=name) for name, (title, _) in zip(names, rows, strict=True)],
         is_leak=leaks(share >= _HALF and share > by_others, p_value),
         p_value=p_value,
     )

@@ -60,7 +60,7 @@ def federation_record(
     recording = _recording_record(transcript) if transcript.recording else None
     course = None if history is None else _course_record(history, spec)
     if (told := protocol_of(transcript).federation(transcript, spec)) is not None:
-        return told.model_copy(update={"recording": recording, "course": course})
+        return told.model_copy(update={"recording": recording, "history": course})
     updates = [u for r in transcript.rounds for u in r.updates]
     summed = sorted({len(u.members) or 1 for u in updates})
     sums = ""
@@ -118,7 +118,7 @@ def federation_record(
         defences=defences,
         recording=recording,
         summed=summed[-1] if summed else 1,
-        course=course,
+        history=course,
     )
 
 

@@ -309,7 +309,7 @@ def _epsilon(result: AuditResult, used: list[str]) -> _Epsilon:
             bound = one.record_epsilon.bound
             found.append((bound.epsilon, one.record_epsilon.claimed, bound.delta, bound.unit, bound.adjacency))
     if not found:
-        courses = [f.course for f in result.federations if f.name in used and f.course]
+        courses = [f.history for f in result.federations if f.name in used and f.history]
         most = max((c for c in courses if c.epsilon_pld is not None), key=lambda c: c.epsilon_pld or 0.0, default=None)
         if most is None:
             return None, None, None, "", ""

@@ -62,7 +62,7 @@ KEPT: dict[type[Record], str] = {
     AdversaryRecord: "*",
     FederationRecord: "name algorithm update_kind clients rounds batch_size local_steps local_epochs learning_rate "
     "updates_observed summed updates_rejected fallbacks description aggregator client_defence defences replay_error "
-    "recording checks course",
+    "recording checks history",
     RecordingRecord: "totals training seconds facts facts_text",
     ReceivedCheck: "*",
     HistoryRecord: "rounds accuracy examples bytes parameters epsilon epsilon_adjacency epsilon_delta epsilon_unit "

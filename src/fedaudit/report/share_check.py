@@ -329,7 +329,7 @@ def _add_names(found: Traces, result: AuditResult, folder: Path) -> None:
         if len(name) >= 4:
             found.add_name(name, "the name of a class")
     for finding in result.findings:
-        for file in (*(i.true_image for i in finding.images), *(s.path for s in finding.sheets)):
+        for file in (*(i.true_image for i in finding.images), *(s.path for s in finding.image_rows)):
             found.add_name(Path(file).name, "the name of a picture")
     found.add_name(str(folder.resolve()), "the path of the audit")
     found.add_name(str(Path.home()), "the path of a home folder")

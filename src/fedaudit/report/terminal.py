@@ -82,9 +82,9 @@ def print_summary(result: AuditResult) -> None:
     if worth_comparing(result) and not tables:
         console.print(_price(result))
     for f in result.federations:
-        if f.course and f.course.stopped is not None:
-            why = f.course.why_stopped or "the privacy budget was spent"
-            print(f"{f.name}: {f.course.stopped} of {f.rounds} rounds ran, then {why}")
+        if f.history and f.history.stopped is not None:
+            why = f.history.why_stopped or "the privacy budget was spent"
+            print(f"{f.name}: {f.history.stopped} of {f.rounds} rounds ran, then {why}")
     for f in result.federations:
         if f.checks:
             seen = [f"{c.name} ({c.text})" for c in f.checks if c.noticed]

@@ -14,7 +14,7 @@ from fedaudit.results.findings import AttackSummary, FindingResult
 from fedaudit.results.record import READING, Adjacency, Record, Timing, Unit, Verdict, optional
 from fedaudit.utils.bounds import read_json
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.renamed import PLUGINS, of_scenario
+from fedaudit.utils.renamed import of_plugin, of_scenario
 from fedaudit.utils.validation import explain
 
 SCHEMA_VERSION: Final = 3
@@ -155,7 +155,7 @@ class FederationRecord(Record):
     checks: list[ReceivedCheck] = Field(
         default=[], description="where the server is malicious: would a client notice? Each check of a received model"
     )
-    course: HistoryRecord | None = optional("null where a transcript was attacked from disk")
+    history: HistoryRecord | None = optional("null where a transcript was attacked from disk")
 
     @property
     def undefended(self) -> bool:
@@ -270,8 +270,7 @@ def _from_version_2(values: dict[str, Any]) -> dict[str, Any]:
 
     Fields are renamed where each part is read.
     """
-    names = PLUGINS["fedaudit.attacks"]
-    attacks = [{**a, "name": names.get(a["name"], a["name"])} for a in values["attacks"]]
+    attacks = [{**a, "name": of_plugin("fedaudit.attacks", a["name"], tell=False)} for a in values["attacks"]]
     scenario = of_scenario(values["scenario"], tell=False)
     return {**values, "schema_version": SCHEMA_VERSION, "attacks": attacks, "scenario": scenario}
 

@@ -68,7 +68,7 @@ class Run(Record):
     kind: str | None = optional("what was recovered: 'images' or another finding type")
     metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't images was evaluated")
     charts: list[Chart] = Field(default=[], description="figures about this finding")
-    sheets: list[Sheet] = Field(default=[], description="rows of images about this finding")
+    image_rows: list[Sheet] = Field(default=[], description="rows of images about this finding")
     is_leak: bool | None = optional(
         "whether it is a leak by itself, by its kind's rule: more than without the attack, luck excluded "
         "(p_value at most 1 %, where there is one); null: images"

@@ -15,6 +15,7 @@ from fedaudit.transcript.trees import TreeSpec
 from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.utils.errors import unknown_name
 from fedaudit.utils.registry import PluginField
+from fedaudit.utils.renamed import of_part
 from fedaudit.utils.validation import (
     Count,
     Fraction,
@@ -79,7 +80,7 @@ class MaliciousSpec(Spec):
     @classmethod
     def _side_by_side(cls, values: Any) -> Any:
         """Tell the behaviour's settings from what every behaviour has: a scenario writes them side by side."""
-        values = from_name(values)
+        values = of_part(cls.__name__, from_name(values))
         if not isinstance(values, dict) or "behaviour" in values:
             return values
         own = {key: value for key, value in values.items() if key in ("clients", "missing_classes")}

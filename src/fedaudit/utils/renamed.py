@@ -37,12 +37,16 @@ _PARTS = {
     "threat": "ThreatModel",
 }
 # Fields of results of schema version 2, by their class.
-_RUN = {"leak": "is_leak", "by_luck": "chance_level", "things": "example_noun"}
 RESULTS: dict[str, dict[str, str]] = {
     "AuditResult": {"not_tested": "out_of_scope", "not_tried": "not_asked"},
     "Evidence": {"by_guessing": "baseline"},
-    "FederationRecord": {"sanitiser": "client_defence"},
-    "FindingResult": _RUN,
+    "FederationRecord": {"course": "history", "sanitiser": "client_defence"},
+    "FindingResult": {
+        "by_luck": "chance_level",
+        "leak": "is_leak",
+        "sheets": "image_rows",
+        "things": "example_noun",
+    },
     "HistoryTiming": {"sanitising": "client_defence"},
     "ImageResult": {"by_luck": "chance_level", "nearer_to_other": "distractor_margin_db", "toned": "tone_aligned"},
     "RecordExposure": {
@@ -115,7 +119,7 @@ def of_path(path: list[str]) -> list[str]:
         new = KEYS.get(part, {}).get(key, key)
         if new != key:
             say(key, new)
-        made.append(new)
+        made.append(of_plugin("fedaudit.attacks", new) if made[-1:] == ["attacks"] else new)
         part = _PARTS.get(new, part)
     return made
 
@@ -130,7 +134,19 @@ def of_scenario(node: Any, part: str = "", tell: bool = True) -> Any:
         return [of_scenario(item, part, tell) for item in node]
     if not isinstance(node, dict):
         return node
-    return {key: of_scenario(value, _PARTS.get(key, ""), tell) for key, value in of_part(part, node, tell).items()}
+    made = {key: of_scenario(value, _PARTS.get(key, ""), tell) for key, value in of_part(part, node, tell).items()}
+    if isinstance(made.get("attacks"), list):
+        made["attacks"] = [_attack(one, tell) for one in made["attacks"]]
+    return made
+
+
+def _attack(given: Any, tell: bool) -> Any:
+    """Return a scenario's attack, a name or a mapping, by its name of today."""
+    if isinstance(given, str):
+        return of_plugin("fedaudit.attacks", given, tell)
+    if isinstance(given, dict) and isinstance(given.get("name"), str):
+        return {**given, "name": of_plugin("fedaudit.attacks", given["name"], tell)}
+    return given
 
 
 def of_result(owner: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +154,7 @@ def of_result(owner: str, values: dict[str, Any]) -> dict[str, Any]:
     names = RESULTS.get(owner, {})
     made = {names.get(key, key): value for key, value in values.items()}
     if isinstance(made.get("attack"), str):  # by name, wherever a part has one
-        made["attack"] = PLUGINS["fedaudit.attacks"].get(made["attack"], made["attack"])
+        made["attack"] = of_plugin("fedaudit.attacks", made["attack"], tell=False)
     return made
 
 
@@ -157,10 +173,10 @@ def of_arguments(arguments: Sequence[str]) -> list[str]:
     return [FLAGS.get(argument, argument) for argument in arguments]
 
 
-def of_plugin(group: str | None, name: str) -> str:
+def of_plugin(group: str | None, name: str, tell: bool = True) -> str:
     """Return the name that a plug-in has today."""
     new = PLUGINS.get(group or "", {}).get(name, name)
-    if new != name:
+    if new != name and tell:
         say(name, new)
     return new
 

@@ -308,22 +308,22 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None) -> d
             "federation": f.name,
             "attacked": any(u["federation"] == f.name for u in updates),
             "hardly_trained": f.name in hardly,
-            "accuracy": f.course.accuracy[-1] if f.course.accuracy else None,
-            "late_accuracy": _late(f.course.accuracy),
-            "parameters": f.course.parameters,
-            "share": f.course.parameters / result.model.parameters,
-            "bytes": f.course.bytes,
-            "training": f.course.timing.training,
-            "client_defence": f.course.timing.client_defence,
-            "client_defence_share": f.course.timing.client_defence / max(f.course.timing.training, 1e-9),
-            "epsilon": f.course.epsilon[-1] if f.course.epsilon else None,
-            "stopped": f.course.stopped,
-            "malicious_accepted": _since(f.course.malicious_accepted, start),
-            "honest_accepted": _since(f.course.honest_accepted, start),
+            "accuracy": f.history.accuracy[-1] if f.history.accuracy else None,
+            "late_accuracy": _late(f.history.accuracy),
+            "parameters": f.history.parameters,
+            "share": f.history.parameters / result.model.parameters,
+            "bytes": f.history.bytes,
+            "training": f.history.timing.training,
+            "client_defence": f.history.timing.client_defence,
+            "client_defence_share": f.history.timing.client_defence / max(f.history.timing.training, 1e-9),
+            "epsilon": f.history.epsilon[-1] if f.history.epsilon else None,
+            "stopped": f.history.stopped,
+            "malicious_accepted": _since(f.history.malicious_accepted, start),
+            "honest_accepted": _since(f.history.honest_accepted, start),
             "alarms": float(sum(check.noticed > 0 for check in f.checks)) if f.checks else None,
         }
         for f in result.federations
-        if f.course
+        if f.history
     ]
     return {"updates": updates, "courses": histories, "lpips_missing": result.lpips_missing}
 
