@@ -427,7 +427,7 @@ def test_interrupt(scenario_file: Path, tmp_path: Path) -> None:
 
 def test_interrupt_within_generated_code(tmp_path: Path) -> None:
     """As dataclasses and namedtuples make it while libraries are imported; Python remembers such interrupts."""
-    code = "import fedaudit.cli as cli; cli.app = lambda **_: exec('raise KeyboardInterrupt'); cli.main()"
+    code = "import fedaudit.cli as cli; cli.app = lambda *_, **__: exec('raise KeyboardInterrupt'); cli.main()"
     (tmp_path / "interrupted.py").write_text(code)
     line = [sys.executable, "-m", "interrupted"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)

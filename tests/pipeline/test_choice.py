@@ -70,7 +70,7 @@ def chosen(values: dict[str, Any]) -> list[str]:
         (scenario(**RECORDS), ["loss-threshold", "gradient-norm", "projection-residual", "source-inference"]),
         (
             scenario(federation={"clients": 3, "rounds": 2}, **RECORDS),
-            ["loss-threshold", "fedmia", "loss-series", "span", "source-inference"],
+            ["loss-threshold", "fedmia", "loss-series", "projection-residual", "source-inference"],
         ),
         (
             scenario(federation={**STEPS, "clients": 4, "local_steps": 65, "rounds": 2}, **RECORDS, **PUBLIC),
@@ -82,19 +82,19 @@ def chosen(values: dict[str, Any]) -> list[str]:
         ),
         (
             scenario(federation={"clients": 4, "clients_per_round": 2, "rounds": 2}, **RECORDS),
-            ["loss-threshold", "gradient-norm", "loss-series", "span", "source-inference"],
+            ["loss-threshold", "gradient-norm", "loss-series", "projection-residual", "source-inference"],
         ),
         (scenario("digits-parity", **ASKED), ["property-inference"]),
         (
             scenario("digits-parity", **RECORDS, **ASKED),
-            ["loss-threshold", "lira", "rmia", "span", "source-inference", "property-inference"],
+            ["loss-threshold", "lira", "rmia", "projection-residual", "source-inference", "property-inference"],
         ),
         (scenario(**RECORDS, sees="sum"), ["loss-threshold", "gradient-norm", "projection-residual"]),
         (scenario(federation={"clients": 1}, **RECORDS), ["loss-threshold", "gradient-norm", "projection-residual"]),
         (scenario(**RECORDS, adversary="client"), ["loss-threshold", "gradient-norm"]),
         (
             scenario(**RECORDS, **PUBLIC),
-            ["loss-threshold", "lira", "rmia", "span", "source-inference"],
+            ["loss-threshold", "lira", "rmia", "projection-residual", "source-inference"],
         ),
         (scenario(TRAIN, **HIDDEN), ["attribute-loss"]),
         (scenario(TRAIN, **HIDDEN, **PUBLIC), ["attribute-loss", "attribute-features"]),

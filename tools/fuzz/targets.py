@@ -122,7 +122,7 @@ def _scenario(values: Any) -> None:
 def _no_nonsense(values: dict[str, Any]) -> None:
     """Raise where a scenario that was taken says what none may."""
     for federation in values["federations"]:
-        kept = federation["record"] or []
+        kept = federation["keep_rounds"] or []
         if len(set(kept)) < len(kept):
             raise Finding("a round recorded twice was taken")
         for key in ("learning_rate", "momentum", "weight_decay", "proximal_mu"):
@@ -130,7 +130,7 @@ def _no_nonsense(values: dict[str, Any]) -> None:
                 raise Finding(f"{key} {federation[key]} was taken")
         if not federation["learning_rate"] >= SMALLEST:
             raise Finding("a learning rate of next to nothing was taken")
-    chosen = values["evaluation"]["federations"]
+    chosen = values["evaluation"]["attacked_federations"]
     if chosen is not None and len(set(chosen)) < max(1, len(chosen)):
         raise Finding("a federation attacked twice was taken")
     if not values["name"].isprintable():

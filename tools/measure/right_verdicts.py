@@ -85,7 +85,7 @@ def _members(
         "model": {"name": "mlp", "width": 64},
         "federations": [{**federation, "batch_size": 10, "local_epochs": epochs, "learning_rate": rate}],
         "defences": defences or {},
-        "threat": {"adversary": "server", "records": records},
+        "threat": {"adversary": "server", "target_records": records},
         "attacks": [{"name": attack}],
     }
 
@@ -112,7 +112,7 @@ def _attribute(rounds: int, rate: float, defences: Any = None) -> dict[str, Any]
         "defences": defences or {},
         "threat": {
             "adversary": "server",
-            "records": 200,
+            "target_records": 200,
             "hidden_attribute": "large",
             "knows_public_data": True,
             "public_examples": 60,
@@ -128,7 +128,7 @@ def _attribute_of_patients(rounds: int, rate: float, examples: int = 150, epochs
         "data": {"name": "diabetes", "split": "train"},
         "model": {"name": "mlp", "width": 64},
         "federations": [{**federation, "batch_size": 10, "local_epochs": epochs, "learning_rate": rate}],
-        "threat": {"adversary": "server", "records": min(200, 2 * examples), "hidden_attribute": "sex"},
+        "threat": {"adversary": "server", "target_records": min(200, 2 * examples), "hidden_attribute": "sex"},
         "attacks": [{"name": "attribute-loss"}],
     }
 

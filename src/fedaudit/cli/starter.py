@@ -234,10 +234,10 @@ def _threat(choice: Choice, dataset: Dataset, question: str, federation: dict[st
     examples = federation["examples"]
     malicious = 1 if choice.adversary == MALICIOUS else 0
     theirs = examples * (federation["clients"] - malicious) // federation["clients"]
-    values["records"] = max(2, 2 * (min(_RECORDS, theirs) // 2 * 9 // 10))
+    values["target_records"] = max(2, 2 * (min(_RECORDS, theirs) // 2 * 9 // 10))
     if question == "attribute":
         return {**values, "hidden_attribute": _hidden(dataset)}
-    free = len(dataset.train) + len(dataset.test) - examples - values["records"] // 2
+    free = len(dataset.train) + len(dataset.test) - examples - values["target_records"] // 2
     if dataset.num_classes is not None and not malicious:
         values |= {"knows_public_data": True, "public_examples": max(4, min(_RECORDS, free // 3))}
     return values
@@ -269,5 +269,5 @@ def _attacks(choice: Choice, dataset: Dataset, question: str) -> list[str]:
 def _evaluation(question: str, federation: dict[str, Any]) -> dict[str, Any]:
     if question in ("inversion", "words"):
         most = _ATTACKED if federation["algorithm"] == "fedsgd" else _ATTACKED // 2
-        return {"updates": most, "controls": True}
+        return {"max_updates": most, "controls": True}
     return {"accuracy_every": max(1, federation["rounds"] // 4), "controls": True}

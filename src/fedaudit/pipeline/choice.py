@@ -45,9 +45,9 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
     info, sent = transcript.task_info, transcript.sent
     threats = [threat]
     if transcript.records is None or transcript.recording:
-        threats = [threat.model_copy(update={"records": None, "client_property": None})]
+        threats = [threat.model_copy(update={"target_records": None, "client_property": None})]
     if transcript.records is not None and transcript.recording:  # drawn unasked: what needs none is asked, too
-        own = {"records": len(transcript.records) or None}
+        own = {"target_records": len(transcript.records) or None}
         threats.append(threat.model_copy(update={**own, "client_property": None}))
         if threat.client_property is not None:
             public = len(transcript.records.public_inputs)

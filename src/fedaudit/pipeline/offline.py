@@ -421,7 +421,7 @@ def _granted(adversary: ThreatModel, transcript: Transcript) -> ThreatModel:
     if transcript.records is not None:
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
         adversary = threat_from(
-            {**dict(adversary), "records": len(transcript.records) or None, "public_examples": public or None}
+            {**dict(adversary), "target_records": len(transcript.records) or None, "public_examples": public or None}
         )
     if transcript.task_info.inserted is not None and adversary.adversary == "server":
         adversary = adversary.model_copy(update={"adversary": "malicious-server"})
@@ -452,7 +452,7 @@ def _flags(found: Findings) -> list[str]:
         if (part := getattr(adversary, name)) is not None:
             flags.append(f"--set {shlex.quote(f'threat.{name}={part}')}")
     if found.transcript.recording is not None:  # its records are drawn again
-        for name in ("records", "public_examples", "hidden_attribute", "client_property"):
+        for name in ("target_records", "public_examples", "hidden_attribute", "client_property"):
             if (value := getattr(adversary, name)) is not None:
                 flags.append(f"--set {shlex.quote(f'threat.{name}={json.dumps(value)}')}")
         records, rounds = asked.records, asked.rounds

@@ -162,7 +162,7 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
             text = f"{short[0].upper()}{short[1:]}."
             change = f"--set attacks.{name}.iterations={max(_ENOUGH, 10 * iterations)}"
             lines.append(Advice(f"Give {name} more effort.", text, change))
-    records = result.scenario.get("threat", {}).get("records")
+    records = result.scenario.get("threat", {}).get("target_records")
     held = min((f["examples"] for f in result.scenario.get("federations", []) if f.get("examples")), default=None)
     more = min(2 * (records or 0), 2 * held if held else 2 * (records or 0))
     undecided = [s for s in result.summaries if s.verdict == "inconclusive"]
@@ -198,7 +198,7 @@ def _larger_batch(result: AuditResult, leaks: list[AttackSummary]) -> str:
 
 def _fewer_rounds(result: AuditResult, leaks: list[AttackSummary]) -> str:
     for spec in _leaking(result, leaks):
-        if spec["rounds"] > 3 and not spec.get("record"):
+        if spec["rounds"] > 3 and not spec.get("keep_rounds"):
             return f"--set federations.{spec['name']}.rounds={spec['rounds'] // 2}"
     return ""
 
