@@ -76,7 +76,7 @@ def test_a_small_batch_on_a_wide_layer_is_told_and_the_policy_acts(caplog):
         )
         assert done in caplog.text
     told = MemberWatch(examples(100, 2), PLENTY).look(state, seen).told[0]
-    assert (told.by, told.auc, told.members, told.others) == ("span", 1.0, 8, 8)
+    assert (told.by, told.auc, told.members, told.others) == ("projection-residual", 1.0, 8, 8)
     assert told.p_value == pytest.approx(1 / math.comb(16, 8))
 
 

@@ -18,7 +18,7 @@ FEDAVG: dict[str, Any] = {
     "name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 4, "examples": 60, "batch_size": 10, "local_epochs": 1,
     "learning_rate": 0.1,
 }  # fmt: skip
-PUBLIC: dict[str, Any] = {"records": 20, "knows_public_data": True, "public_examples": 20}
+PUBLIC: dict[str, Any] = {"target_records": 20, "knows_public_data": True, "public_examples": 20}
 RECORDS: dict[str, Any] = {"data": {"name": "digits", "split": "train"}, "federations": [FEDAVG], "threat": PUBLIC}
 HIDDEN = {
     **RECORDS,

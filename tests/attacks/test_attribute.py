@@ -31,7 +31,7 @@ from fedaudit.utils.seeds import generator
 from tests.attacks.membership_cases import recorded
 from tests.conftest import Command, refused
 
-THREAT = {"records": 60, "knows_public_data": True, "public_examples": 60}
+THREAT = {"target_records": 60, "knows_public_data": True, "public_examples": 60}
 TABLE = {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "mlp", "width": 16}}
 IMAGES = {"data": {"name": "digits-parity", "split": "train"}, "model": {"name": "mlp", "width": 16}}
 
@@ -219,7 +219,7 @@ class NoLinear(nn.Module):
 
 
 REFUSED: list[tuple[str, dict[str, Any], Any, str]] = [
-    ("attribute-loss", {}, lambda s: dataclasses.replace(s, records=None), r"set threat\.records"),
+    ("attribute-loss", {}, lambda s: dataclasses.replace(s, records=None), r"set threat\.target_records"),
     ("attribute-loss", {"prior": True}, lambda s: s, r"threat\.public_examples"),
     ("attribute-features", {}, lambda s: s, r"threat\.public_examples"),
     ("loss-threshold", {}, lambda s: s, r"leave threat\.hidden_attribute out"),
@@ -344,7 +344,7 @@ def test_an_audit_says_what_was_found(tmp_path):
 
 BAD = [
     ("threat.hidden_attribute=sexx", "the data set 'diabetes' has no attribute 'sexx' to hide; it has: sex"),
-    ("threat.target_records=null", "needs knows_public_data: true, and what uses them: records"),
+    ("threat.target_records=null", "needs knows_public_data: true, and what uses them: target_records"),
 ]
 
 

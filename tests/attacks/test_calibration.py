@@ -223,7 +223,9 @@ def test_an_audit_says_what_was_chosen_and_what_it_cost() -> None:
 
 
 def test_public_examples_come_first_and_photographs_are_no_victims() -> None:
-    made = scenario(threat={"records": 4, "knows_public_data": True, "public_examples": 20}, attacks=["loss-threshold"])
+    made = scenario(
+        threat={"target_records": 4, "knows_public_data": True, "public_examples": 20}, attacks=["loss-threshold"]
+    )
     (first, *_), _ = simulated(made)
     assert own_images(first).source == "public examples"
     made = scenario(data={"name": "photos", "split": "train"})

@@ -168,7 +168,7 @@ def test_stacked_scores_are_weighed_as_shadow_models_in_the_victim_s_place_teach
 
 @pytest.fixture(scope="module")
 def overfitted() -> tuple[Observation, Transcript, Truth]:
-    threat = {"records": 80, **KNOWN}
+    threat = {"target_records": 80, **KNOWN}
     transcript, truth = recorded(scenario(threat, rounds=40, examples=80, local_epochs=3))
     return observe(transcript, ThreatModel.model_validate(threat)), transcript, truth
 
@@ -183,7 +183,7 @@ def test_an_overfitted_model_gives_its_members_away(name, settings, overfitted) 
 
 @pytest.mark.parametrize(("name", "settings"), ALL)
 def test_a_model_that_never_saw_the_records_gives_nobody_away(name, settings) -> None:
-    threat = {"records": 200, **KNOWN, "public_examples": 40}
+    threat = {"target_records": 200, **KNOWN, "public_examples": 40}
     transcript, truth = recorded(scenario(threat, rounds=1, examples=400))  # the only global model is the first one
     seen = observe(transcript, ThreatModel.model_validate(threat))
     found = run_attack(name, seen, **settings, shadows=6, epochs=5)
@@ -204,10 +204,10 @@ def test_public_examples_set_the_threshold_though_shadow_models_train_on_them(na
 @pytest.mark.parametrize(
     ("name", "settings", "threat", "reason"),
     [
-        ("lira", {}, {}, r"set threat\.records"),
-        ("rmia", {}, {"records": 60}, r"threat\.public_examples"),
-        ("lira", {"online": True, "shadows": 2}, {"records": 60, **KNOWN}, "shadows to 4 or more"),
-        ("stacked", {}, {"records": 60}, r"threat\.public_examples"),
+        ("lira", {}, {}, r"set threat\.target_records"),
+        ("rmia", {}, {"target_records": 60}, r"threat\.public_examples"),
+        ("lira", {"online": True, "shadows": 2}, {"target_records": 60, **KNOWN}, "shadows to 4 or more"),
+        ("stacked", {}, {"target_records": 60}, r"threat\.public_examples"),
     ],
 )
 def test_they_say_why_not(name, settings, threat, reason, overfitted) -> None:

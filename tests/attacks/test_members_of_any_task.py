@@ -20,7 +20,7 @@ from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
 
 ON_LOSSES = ["loss-threshold", "gradient-norm", "loss-series", "shadow-models", "lira", "rmia", "stacked", "fedmia"]
-_THREAT = {"records": 48, "knows_public_data": True, "public_examples": 48}
+_THREAT = {"target_records": 48, "knows_public_data": True, "public_examples": 48}
 
 
 def examples(task: str, n: int = 240, seed: int = 0, classes: int = 3) -> Dataset:

@@ -60,7 +60,7 @@ def test_an_overfitted_model_gives_its_members_away(name, overfitted):
 
 @pytest.mark.parametrize("name", PASSIVE)
 def test_a_model_that_never_saw_the_data_gives_nobody_away(name):
-    threat = {"records": 400, "knows_public_data": True, "public_examples": 100}
+    threat = {"target_records": 400, "knows_public_data": True, "public_examples": 100}
     transcript, truth = recorded(scenario(threat, rounds=1, examples=400))  # the only global model is the first one
     seen = observe(transcript, ThreatModel.model_validate(threat))
     found = run_attack(name, seen, **({"shadows": 3, "epochs": 10} if name == "shadow-models" else {}))
@@ -130,11 +130,16 @@ def test_a_client_without_a_record_says_so():
 
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    *((name, {}, {}, r"set threat\.records") for name in PASSIVE),
-    ("shadow-models", {"records": 60}, {}, r"threat\.public_examples"),
-    ("loss-threshold", {"records": 60}, {"false_positives": 0.1}, r"threat\.public_examples"),
-    ("loss-threshold", {"records": 60, "adversary": "client"}, {"model": "client"}, "the adversary sees no update"),
-    ("loss-threshold", {"records": 60}, {"model": "rebuilt"}, "needs at least 3 rounds"),
+    *((name, {}, {}, r"set threat\.target_records") for name in PASSIVE),
+    ("shadow-models", {"target_records": 60}, {}, r"threat\.public_examples"),
+    ("loss-threshold", {"target_records": 60}, {"false_positives": 0.1}, r"threat\.public_examples"),
+    (
+        "loss-threshold",
+        {"target_records": 60, "adversary": "client"},
+        {"model": "client"},
+        "the adversary sees no update",
+    ),
+    ("loss-threshold", {"target_records": 60}, {"model": "rebuilt"}, "needs at least 3 rounds"),
 ]
 
 
@@ -315,9 +320,9 @@ BAD = [
     ("threat.target_records=600", "asks for 300 examples of honest clients, and they hold"),
     (
         "threat.public_examples=5",
-        "needs knows_public_data: true, and what uses them: records, a client_property or adversary: malicious-server",
+        "needs knows_public_data: true, and what uses them: target_records, a client_property or adversary: malicious-server",
     ),
-    ("threat.record=5", "did you mean 'records'?"),
+    ("threat.target_record=5", "did you mean 'target_records'?"),
 ]
 
 
@@ -337,6 +342,6 @@ def test_all_attacks_on_membership_are_tested_here():
         "lira",
         "loss-series",
         "rmia",
-        "span",
+        "projection-residual",
         "stacked",
     }

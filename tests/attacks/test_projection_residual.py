@@ -51,7 +51,7 @@ def recorded(
 
 
 def judged(seen: Observation, truth: Truth, **settings: Any) -> tuple[MembershipFinding, float]:
-    found = run_attack("span", seen, **settings)
+    found = run_attack("projection-residual", seen, **settings)
     return found, next(
         m.value for m in evaluate(found, seen, truth, seed=0).result.metrics if m.name == "membership_auc"
     )
@@ -123,8 +123,8 @@ def network() -> tuple[Observation, Truth]:
 
 def test_clipping_and_layers_that_are_held_back_change_nothing(network):
     seen, truth = network
-    plain = run_attack("span", seen)
-    clipped = run_attack("span", altered(seen, lambda _, t: 0.01 * t))
+    plain = run_attack("projection-residual", seen)
+    clipped = run_attack("projection-residual", altered(seen, lambda _, t: 0.01 * t))
     assert torch.allclose(plain.scores, clipped.scores, rtol=1e-3)
     assert clipped.members.equal(plain.members)
     part = tuple(
@@ -145,7 +145,7 @@ def test_the_order_of_records_and_messages_is_of_no_matter(network):
     order = torch.randperm(len(records), generator=generator(1, "order"))
     other = dataclasses.replace(records, inputs=records.inputs[order], labels=records.labels[order])
     turned = dataclasses.replace(seen, records=other, messages=seen.messages[::-1])
-    found, also = run_attack("span", seen), run_attack("span", turned)
+    found, also = run_attack("projection-residual", seen), run_attack("projection-residual", turned)
     assert torch.allclose(also.scores, found.scores[order], rtol=1e-6)
     assert also.members.equal(found.members[order])
 
@@ -173,7 +173,7 @@ def test_noise_blurs_spans_until_nothing_rises_above_it(network):
     assert area > 0.95
     assert "exact in none" in found.notes[0]
     with pytest.raises(NotApplicable, match="noise hides it"):
-        run_attack("span", loud(10.0))
+        run_attack("projection-residual", loud(10.0))
 
 
 @pytest.mark.parametrize("steps", [2, 5])
@@ -198,7 +198,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_where_spans_tell_nothing_it_says_so(values, reason):
     seen, _ = recorded(**values)
     with pytest.raises(NotApplicable, match=reason):
-        run_attack("span", seen)
+        run_attack("projection-residual", seen)
 
 
 def test_adam_s_steps_are_refused():
@@ -207,7 +207,7 @@ def test_adam_s_steps_are_refused():
     assert training is not None
     adam = altered(seen, lambda _, t: t, training=dataclasses.replace(training, optimiser="adam"))
     with pytest.raises(NotApplicable, match=r"clients train by Adam.*loss-threshold"):
-        run_attack("span", adam)
+        run_attack("projection-residual", adam)
 
 
 def exact_toy(many: int = 16, batch: int = 5, width: int = 12, outputs: int = 9) -> Observation:
@@ -235,7 +235,7 @@ def test_residuals_are_those_of_least_squares():
     seen = exact_toy()
     assert seen.records is not None
     x, rows = seen.records.inputs.numpy(), seen.messages[0].update.tensors["weight"].numpy()
-    found = run_attack("span", seen)
+    found = run_attack("projection-residual", seen)
     fitted = np.linalg.lstsq(rows.T, x.T, rcond=1e-12)[0]
     near = -np.log(np.linalg.norm(x.T - rows.T @ fitted, axis=0) / np.linalg.norm(x, axis=1))
     near = np.minimum(near, -np.log(1e-7))
@@ -245,10 +245,10 @@ def test_residuals_are_those_of_least_squares():
 
 
 def test_records_that_were_never_used_look_like_any_other():
-    seen, truth = recorded(threat={"records": 32})
+    seen, truth = recorded(threat={"target_records": 32})
     records = seen.records
     assert records is not None
     other = dataclasses.replace(records, inputs=records.inputs.flip(-1))  # mirrored: nobody had these
-    found = run_attack("span", dataclasses.replace(seen, records=other))
+    found = run_attack("projection-residual", dataclasses.replace(seen, records=other))
     assert not bool(found.members.any())
     assert not evaluate(found, seen, truth, seed=0).result.is_leak

@@ -160,7 +160,7 @@ def test_what_is_too_little_is_said():
         make_attack("fedmia").check(federation((0, 1), (1, 2)))
     with pytest.raises(NotApplicable, match="the global model is known of one only"):
         make_attack("loss-series").check(federation((0, 1, 2)))
-    with pytest.raises(NotApplicable, match=r"set threat\.records"):
+    with pytest.raises(NotApplicable, match=r"set threat\.target_records"):
         make_attack("fedmia").check(dataclasses.replace(federation((0, 1, 2)), records=None))
     seen = federation((0, 1, 2), (0, 1, 2))
     gradients = tuple(

@@ -46,7 +46,7 @@ def scenario(seed: int = 0, defences: Any = None, records: int = 60, **federatio
             "model": {"name": "logistic"},
             "federations": [spec],
             "defences": defences or {},
-            "threat": {"records": records},
+            "threat": {"target_records": records},
             "attacks": ["source-inference"],
         }
     )
@@ -159,7 +159,7 @@ def _summed(seen: Observation) -> Observation:
 
 
 REFUSED: list[tuple[Any, Any, str]] = [
-    (lambda s: dataclasses.replace(s, records=None), "weights", r"set threat\.records"),
+    (lambda s: dataclasses.replace(s, records=None), "weights", r"set threat\.target_records"),
     (lambda s: dataclasses.replace(s, messages=()), "weights", "sees no update"),
     (lambda s: dataclasses.replace(s, messages=s.messages[:1]), "weights", "of one only are known"),
     (_summed, "weights", r"threat\.sees=updates"),

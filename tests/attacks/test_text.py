@@ -126,7 +126,10 @@ def test_a_recording_of_tokens_is_checked_when_it_is_read(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("threat", "words"),
-    [({"knows_labels": True}, "knows_labels isn't for a causal task"), ({"records": 4}, "records isn't for a causal")],
+    [
+        ({"knows_labels": True}, "knows_labels isn't for a causal task"),
+        ({"target_records": 4}, "target_records isn't for a causal"),
+    ],
 )
 def test_what_has_no_meaning_for_a_causal_task_is_refused(threat: dict[str, Any], words: str):
     made = {"data": {"name": "notes-causal"}, "model": {"name": "decoder"}, "federations": [GRADIENTS]}

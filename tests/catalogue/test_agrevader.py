@@ -168,8 +168,8 @@ def test_agrevader_says_why_not(made, reason):
         make_attack("agrevader").check(observe(transcript, made.threat))
 
 
-@pytest.mark.parametrize("threat", [{"adversary": "client", "records": None}, {"adversary": "server"}])
+@pytest.mark.parametrize("threat", [{"adversary": "client", "target_records": None}, {"adversary": "server"}])
 def test_pushing_without_records_in_hand_is_refused(threat):
     made = scenario(threat, ["loss-threshold"], malicious={"name": "agrevader", "start": 0})
-    with pytest.raises(BadInput, match=r"set threat\.adversary=client and threat\.records"):
+    with pytest.raises(BadInput, match=r"set threat\.adversary=client and threat\.target_records"):
         recorded(made)

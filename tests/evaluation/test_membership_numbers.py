@@ -235,7 +235,9 @@ def test_the_most_exposed_are_those_with_whom_the_fewest_others_would_be_accused
 @pytest.mark.slow
 def test_the_most_exposed_stand_in_the_report_unless_they_are_left_out(command: Command, tmp_path: Path):
     path = tmp_path / "s.yaml"
-    overfitted = scenario({"records": 80}, ["loss-threshold", "gradient-norm"], rounds=40, examples=80, local_epochs=3)
+    overfitted = scenario(
+        {"target_records": 80}, ["loss-threshold", "gradient-norm"], rounds=40, examples=80, local_epochs=3
+    )
     path.write_text(overfitted.to_yaml())
     for most in (20, 0):
         out = tmp_path / str(most)

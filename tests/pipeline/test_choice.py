@@ -23,8 +23,8 @@ from fedaudit.utils.registry import Entry
 
 STEPS: dict[str, Any] = {"algorithm": "fedavg", "local_steps": 2}
 SERVERS = ("imprint", "fishing", "loki", "trap-weights", "seer", "peftleak")
-RECORDS: dict[str, Any] = {"records": 20}
-HIDDEN: dict[str, Any] = {"records": 20, "hidden_attribute": "sex"}
+RECORDS: dict[str, Any] = {"target_records": 20}
+HIDDEN: dict[str, Any] = {"target_records": 20, "hidden_attribute": "sex"}
 PUBLIC: dict[str, Any] = {"knows_public_data": True, "public_examples": 20}
 ASKED: dict[str, Any] = {"client_property": "large=5 to 9", **PUBLIC}
 TRAIN = {"name": "diabetes", "split": "train"}

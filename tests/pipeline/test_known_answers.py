@@ -161,7 +161,7 @@ def test_members_are_told_by_random_labels_that_were_memorised_and_by_nothing_el
     dice = torch.Generator().manual_seed(0)
     images, labels = torch.rand(400, 1, 8, 8, generator=dice), torch.randint(10, (400,), generator=dice)
     federation = OVERFITTED | {"learning_rate": 0.1 if learnt else 1e-9}
-    values = scenario("loss-threshold", federation, model={"name": "mlp", "width": 64}, threat={"records": 40})
+    values = scenario("loss-threshold", federation, model={"name": "mlp", "width": 64}, threat={"target_records": 40})
     del values["data"]
     summary = only(fedaudit.audit(values, data=(images, labels), progress=False).result)
     assert summary.verdict == "inferred" if learnt else summary.verdict in NOT_SHOWN

@@ -285,7 +285,7 @@ def test_an_attack_on_images_that_is_named_for_text_is_refused_and_no_more() -> 
 
 
 def test_known_examples_are_none_that_the_adversary_has() -> None:
-    threat = {"records": 4, "knows_public_data": True, "public_examples": 20}
+    threat = {"target_records": 4, "knows_public_data": True, "public_examples": 20}
     made = scenario({**FEDERATION, "local_steps": 1}, threat=threat)
     recording = fedaudit.simulate(made, progress=False)
     seen = observe(recording.transcript, scenario_from(made).threat).split()[0]

@@ -34,7 +34,7 @@ def rows(inputs: torch.Tensor) -> set[bytes]:
     return {row.numpy().tobytes() for row in inputs}
 
 
-@pytest.mark.parametrize("threat", [{}, {"records": 10}], ids=["nothing", "records"])
+@pytest.mark.parametrize("threat", [{}, {"target_records": 10}], ids=["nothing", "records"])
 def test_accuracy_is_measured_on_what_neither_training_has_seen(threat: dict[str, Any]) -> None:
     made = scenario(threat=threat)
     (federation,) = resolve(made).federations

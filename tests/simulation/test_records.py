@@ -241,7 +241,7 @@ def test_a_killed_simulation_remembers_what_was_used(tmp_path):
 
 
 def test_examples_of_pretraining_pass_for_nobodys_never():
-    values = scenario({"records": 40}, examples=355).model_dump(mode="json")
+    values = scenario({"target_records": 40}, examples=355).model_dump(mode="json")
     values["data"]["split"] = "test"
     values["model"]["training"]["epochs"] = 1
     with pytest.raises(BadInput, match="that nobody trains on, and there are 0"):

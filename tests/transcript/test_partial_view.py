@@ -37,7 +37,7 @@ AVG: dict[str, Any] = {
     "learning_rate": 0.05, "partition": {"scheme": "dirichlet", "alpha": 1.0},
 }  # fmt: skip
 FEDAVG = {"defences": {"aggregator": "fedavg"}}
-RECORDS = {"records": 20, "knows_public_data": True, "public_examples": 20}
+RECORDS = {"target_records": 20, "knows_public_data": True, "public_examples": 20}
 
 
 @cache
@@ -267,7 +267,7 @@ def test_what_the_adversary_holds_itself_is_no_record(who, own):
 
 def test_records_that_were_used_after_the_last_round_that_is_seen_are_left_out():
     spec = {**AVG, "examples": 80, "local_steps": 1, "rounds": 6, "clients_per_round": 1}
-    _, transcript, truth = run(spec, seed=1, threat={"records": 40})
+    _, transcript, truth = run(spec, seed=1, threat={"target_records": 40})
     recording = Recording(transcript, truth)
     early = truth_for(recording, observe(recording, ThreatModel(target_records=40, rounds="0 to 2")))
     assert transcript.records is not None
