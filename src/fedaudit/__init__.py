@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedaudit.attacks.base import Progress
     from fedaudit.capture import CanaryClients, Recorder
     from fedaudit.data import Dataset, load_dataset
-    from fedaudit.defences import Aggregator, Sanitiser
+    from fedaudit.defences import Aggregator, ClientDefence
     from fedaudit.defences.received import ReceivedHistory
     from fedaudit.defences.received import check_received as check_model
     from fedaudit.pipeline.contract import check_attack
@@ -82,7 +82,7 @@ __all__ = [
     "Recorder",
     "Recording",
     "RowFinding",
-    "Sanitiser",
+    "ClientDefence",
     "Scenario",
     "SequenceFinding",
     "ServerBehaviour",

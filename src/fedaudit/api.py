@@ -26,7 +26,7 @@ from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.transcripts import new_folder
 from fedaudit.pipeline.trials import Means
 from fedaudit.pipeline.verify import verify as verify
-from fedaudit.pipeline.what_if import with_what_if
+from fedaudit.pipeline.compare_defences import with_compared_defences
 from fedaudit.results import AuditResult as AuditResult
 from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
@@ -64,7 +64,7 @@ def audit(
     fail_above: dict[str, float] | None = None,
     fail_on: Verdict | None = None,
     fail_below: dict[str, float] | None = None,
-    what_if: bool = False,
+    compare_defences: bool = False,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Audit:
@@ -100,7 +100,7 @@ def audit(
         fail_on: the verdict that must not be reached, nor a worse one: recovered, identifiable or inferred.
         fail_below: ``{"margin": factor}``: by so many times updates must be larger than the largest that an attack on
             images has power over.
-        what_if: repeat the audit under three defences that fit what its first attack is after, and compare them.
+        compare_defences: repeat the audit under three defences that fit what its first attack is after, and compare them.
         overwrite: where ``out`` holds the report of another scenario, delete that and its images; otherwise refuse.
         progress: show on standard error how far the audit is: live on a terminal, elsewhere in a line every 15 seconds.
 
@@ -114,8 +114,8 @@ def audit(
     changes = {"federations": federations, "attacks": named, "threat": threat, "seed": seed}
     modes = {"batch_norm": batch_norm, "dropout": dropout}
     request = _requested(scenario, changes, modes, model=model, data=data, kind=kind, loss=loss, data_dir=data_dir)
-    if what_if:
-        request = dataclasses.replace(request, scenario=with_what_if(request.scenario))
+    if compare_defences:
+        request = dataclasses.replace(request, scenario=with_compared_defences(request.scenario))
     limits = limits_of(fail_above, fail_on, fail_below)
     check_files(request.scenario)
     folder = Path(out) if out else None
@@ -369,8 +369,8 @@ def _requested(
     if data is None:
         return AuditRequest(scenario=scenario_from(values), data_dir=where, model=model, loss=loss)
     if scenario is None and changes.get("federations") is None:  # the default audit's are the first photographs
-        values["federations"] = [spec.model_copy(update={"draw": "random"}) for spec in values["federations"]]
-    named = {"name": "custom", "image_size": None, "limit": None, "white": None}
+        values["federations"] = [spec.model_copy(update={"sampling": "stratified"}) for spec in values["federations"]]
+    named = {"name": "custom", "image_size": None, "limit": None, "max_pixel_value": None}
     given = values["data"] if scenario else {"kind": kind}
     values["data"] = {"split": "train", **given, **named}
     dataset = own_dataset(data, values["data"].get("kind"), values["model"].get("loss"), loss)

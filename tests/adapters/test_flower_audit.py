@@ -288,7 +288,7 @@ def test_a_trained_round_is_attacked_and_bounds_are_kept(tmp_path):
     assert {f.round for f in found.findings} == {1}  # the last of two
     assert [f.status for f in found.findings] == ["done", "done", "not applicable"]
     assert "beyond the first 2 clients" in (found.findings[2].reason or "")
-    assert any(line.startswith("1 of 3 runs of attacks: it is beyond") for line in found.not_tried)
+    assert any(line.startswith("1 of 3 runs of attacks: it is beyond") for line in found.not_asked)
     audit_flower(app, nodes=2, attacked=[0], out=tmp_path / "b", **QUICK)
     assert len(list((tmp_path / "b/recording").glob("round-*.json"))) == 1  # the app wasn't run on
 
@@ -369,7 +369,7 @@ def test_from_the_command_line(tmp_path, command):
         (["--flower", app, "--run-config", "rounds"], "give key=value"),
         (["--flower", app, "--run-config", "round=1"], "known: rounds"),
         (["--flower", tmp_path], "no pyproject.toml"),
-        (["--flower", app, "--what-if"], "--what-if: not with --flower"),
+        (["--flower", app, "--compare-defences"], "--compare-defences: not with --flower"),
         (["--nodes", "3"], "--nodes needs --flower"),
         (["--max-minutes", "3"], "--max-minutes needs --flower"),
         (["--flower", app, "--max-minutes", "-1"], "give minutes above 0"),

@@ -58,7 +58,7 @@ def test_flowers_own_privacy_is_audited(tmp_path: Path, noise: float) -> None:
     grid: Any = Grid(app, 2 + COUNT)
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ROUNDS, train_config=ConfigRecord())
     task = {"input_shape": (1, 8, 8), "mean": (0.5,), "std": (0.25,), "loss": "cross-entropy", "batch_norm": "eval"}
-    made: Any = fedaudit.audit_transcript(tmp_path / "r", attacks=["epsilon"], module=Net(), task=task, seed=0)
+    made: Any = fedaudit.audit_transcript(tmp_path / "r", attacks=["dp-canaries"], module=Net(), task=task, seed=0)
     found = made.result.findings[0].epsilon
     models = next(one for one in found.observers if one.observer == "models")
     assert models.covered

@@ -1,4 +1,4 @@
-"""fedaudit's defences in Flower: aggregators as a strategy, sanitisers as client mods. Messages go round in process."""
+"""fedaudit's defences in Flower: aggregators as a strategy, client-side defences as client mods. Messages go round in process."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from flwr.proto.message_pb2 import Context as ContextBytes  # noqa: E402
 from flwr.serverapp.strategy import FedAvg  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-from fedaudit.adapters.flower import RobustStrategy, RootTraining, SanitiserMod  # noqa: E402
+from fedaudit.adapters.flower import RobustStrategy, RootTraining, ClientDefenceMod  # noqa: E402
 from fedaudit.data import load_dataset  # noqa: E402
-from fedaudit.defences import AGGREGATORS, SANITISERS, Cohort  # noqa: E402
-from fedaudit.defences.sanitising import ClientContext  # noqa: E402
+from fedaudit.defences import AGGREGATORS, CLIENT_DEFENCES, Cohort  # noqa: E402
+from fedaudit.defences.client_defences import ClientContext  # noqa: E402
 from fedaudit.transcript.update import Update  # noqa: E402
 from fedaudit.utils.errors import BadInput  # noqa: E402
 from fedaudit.utils.registry import make  # noqa: E402
@@ -285,7 +285,7 @@ def test_fltrust_needs_root_data_and_trains_on_it_as_a_client():
         assert got[name].allclose(tensor, atol=1e-6)
 
 
-# --- sanitisers ---
+# --- client-side defences ---
 
 
 DATA = load_dataset("digits").train
@@ -324,8 +324,8 @@ MILD: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [n for n in SANITISERS.names() if not SANITISERS[n].value.needs_examples])
-def test_with_every_sanitiser_the_federation_still_trains(name):
+@pytest.mark.parametrize("name", [n for n in CLIENT_DEFENCES.names() if not CLIENT_DEFENCES[n].value.needs_examples])
+def test_with_every_client_defence_the_federation_still_trains(name):
     losses = []
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> None:
@@ -334,7 +334,7 @@ def test_with_every_sanitiser_the_federation_still_trains(name):
         with torch.no_grad():
             losses.append(float(nn.functional.cross_entropy(model(INPUTS), TARGETS)))
 
-    app = training(ClientApp(mods=[SanitiserMod(name, MILD.get(name), seed=0)]))
+    app = training(ClientApp(mods=[ClientDefenceMod(name, MILD.get(name), seed=0)]))
     robust("fedavg").start(Grid(app), ArrayRecord(network().state_dict()), num_rounds=12, evaluate_fn=evaluate)
     assert losses[0] > 2.2
     assert losses[-1] < 1.6  # without a defence 0.3, with this dp 1.0
@@ -351,7 +351,7 @@ def moving(seed: int, message: Message, context: Context) -> Message:
     return answer(message, pushed(received(message), seed))
 
 
-def rounds_of(mod: Callable[[], SanitiserMod], *, restart: bool) -> list[State]:
+def rounds_of(mod: Callable[[], ClientDefenceMod], *, restart: bool) -> list[State]:
     """Return what leaves in five rounds; ``restart``: the context goes through bytes before every message."""
     from flwr.common.serde import context_from_proto, context_to_proto  # private, and only here
 
@@ -378,23 +378,23 @@ def rounds_of(mod: Callable[[], SanitiserMod], *, restart: bool) -> list[State]:
 
 @pytest.mark.parametrize(("name", "settings"), STATEFUL)
 def test_a_process_a_message_gives_the_bits_of_one_that_lives_on(name, settings):
-    mod = SanitiserMod(name, settings, seed=3)
+    mod = ClientDefenceMod(name, settings, seed=3)
     kept = rounds_of(lambda: mod, restart=False)
-    anew = rounds_of(lambda: SanitiserMod(name, settings, seed=3), restart=True)
+    anew = rounds_of(lambda: ClientDefenceMod(name, settings, seed=3), restart=True)
     for one, other in zip(kept, anew, strict=True):
         assert all(one[key].equal(other[key]) for key in one)
 
 
 @pytest.mark.parametrize(("name", "settings"), [("top-k", {}), ("dgc", {}), ("ffl", {})])
-def test_what_leaves_is_what_the_sanitiser_itself_says(name, settings):
-    """Against one sanitiser object that is called here, round after round; choices at random come first in ffl."""
-    got = rounds_of(lambda: SanitiserMod(name, settings, seed=3), restart=True)
-    own, state = make(SANITISERS, name, settings), network().state_dict()
+def test_what_leaves_is_what_the_client_defence_itself_says(name, settings):
+    """Against one client-side defence object that is called here, round after round; choices at random come first in ffl."""
+    got = rounds_of(lambda: ClientDefenceMod(name, settings, seed=3), restart=True)
+    own, state = make(CLIENT_DEFENCES, name, settings), network().state_dict()
     layers = (tuple(k for k in state if k[0] == "0"), tuple(k for k in state if k[0] == "1"), ("5.weight", "5.bias"))
     for r, sent in enumerate(got):
         after = pushed(state, r)
         update = Update(7, "weights", {k: after[k] - state[k] for k in PARAMETERS}, 10, None)
-        first = SanitiserMod(name, settings, seed=3)._generator(7, r)
+        first = ClientDefenceMod(name, settings, seed=3)._generator(7, r)
         want = own(update, ClientContext(state, layers, 1), first)
         for key in PARAMETERS:
             expected = state[key] + want.tensors[key] if key in want.tensors else state[key]
@@ -405,14 +405,14 @@ def test_what_leaves_is_what_the_sanitiser_itself_says(name, settings):
 
 def test_noise_comes_from_the_system_and_statistics_stay_behind(caplog, flower_logs):
     settings = {"clip": 0.5, "noise": 2.0, "epsilon": None}
-    start, twice = network().state_dict(), [rounds_of(lambda: SanitiserMod("dp", settings), restart=True) for _ in "ab"]
+    start, twice = network().state_dict(), [rounds_of(lambda: ClientDefenceMod("dp", settings), restart=True) for _ in "ab"]
     assert not twice[0][0]["0.weight"].equal(twice[1][0]["0.weight"])
     noise = torch.cat([(twice[0][0][key] - start[key]).flatten() for key in PARAMETERS])
     assert "the noise is 7" in caplog.text  # 2·√1386 = 74 times as long as the clip
     assert 0.9 < float(noise.std()) < 1.1  # of 1,386 numbers; the clipped update adds 0.013
     for key in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
         assert twice[0][0][key].equal(start[key])
-    small = rounds_of(lambda: SanitiserMod("dp", settings | {"noise": 1e-9}, seed=1), restart=False)[0]
+    small = rounds_of(lambda: ClientDefenceMod("dp", settings | {"noise": 1e-9}, seed=1), restart=False)[0]
     moved = torch.cat([(small[key] - start[key]).flatten() for key in PARAMETERS])
     assert float(moved.norm()) == pytest.approx(0.5, rel=1e-4)
 
@@ -426,8 +426,8 @@ def test_dp_has_no_default_and_stops_when_its_budget_is_spent():
         ({**DP, "where": "central"}, "or on the server"),
     ):
         with pytest.raises(BadInput, match=words):
-            SanitiserMod("dp", settings)
-    mod, context = SanitiserMod("dp", {"clip": 1.0, "noise": 2.0}), Context(1, 7, {}, RecordDict(), {})
+            ClientDefenceMod("dp", settings)
+    mod, context = ClientDefenceMod("dp", {"clip": 1.0, "noise": 2.0}), Context(1, 7, {}, RecordDict(), {})
     state, trained, replies = network().state_dict(), [], []
 
     def work(message: Message, _: Context) -> Message:
@@ -459,25 +459,25 @@ def test_what_can_t_be_sanitised_isn_t_sent():
         context = Context(1, 7, {}, RecordDict(), {})
         message = Message(RecordDict({"arrays": ArrayRecord(start)}), 7, "train")
         with pytest.raises(BadInput, match=words):
-            SanitiserMod(name, {"layers": "modules"} if name == "ffl" else None)(
+            ClientDefenceMod(name, {"layers": "modules"} if name == "ffl" else None)(
                 message, context, partial(passing, reply)
             )
         assert not context.state
     with pytest.raises(BadInput, match="1 or -1"):
-        SanitiserMod("sign", {"scale": "one"})
+        ClientDefenceMod("sign", {"scale": "one"})
     with pytest.raises(BadInput, match="give clients="):
-        SanitiserMod("dgc", {"clip": 1.0})
+        ClientDefenceMod("dgc", {"clip": 1.0})
     with pytest.raises(BadInput, match="did you mean 'dgc'"):
-        SanitiserMod("dgcc")
+        ClientDefenceMod("dgcc")
 
 
 def test_evaluation_and_errors_pass():
     state, context = network().state_dict(), Context(1, 7, {"partition-id": 0}, RecordDict(), {})
-    app = training(ClientApp(mods=[SanitiserMod("top-k", {"ratio": 0.01})]))
+    app = training(ClientApp(mods=[ClientDefenceMod("top-k", {"ratio": 0.01})]))
     message = Message(RecordDict({"arrays": ArrayRecord(state)}), 7, MessageType.EVALUATE)
     assert all(t.equal(state[name]) for name, t in received(app(message, context)).items())
     message = Message(RecordDict({"arrays": ArrayRecord(state)}), 7, MessageType.TRAIN)
-    failed = SanitiserMod("top-k")(message, context, lambda m, c: Message(Error(2, "no"), reply_to=m))
+    failed = ClientDefenceMod("top-k")(message, context, lambda m, c: Message(Error(2, "no"), reply_to=m))
     assert failed.error.reason == "no"
     assert not context.state
 

@@ -273,12 +273,16 @@ def test_own_examples_that_an_update_tells_are_warned_of_or_kept_in(tmp_path, lo
     bare, *_ = run(tmp_path / "a", None)
     warned, contexts, _ = run(tmp_path / "b", Guard(**settings))
     assert all(warned[key].content.object_id == bare[key].content.object_id for key in bare)
-    told = [line for line in logged if "which examples were trained on can be told: span has AUC 1.00 on 2 own" in line]
+    told = [
+        line
+        for line in logged
+        if "which examples were trained on can be told: projection-residual has AUC 1.00 on 2 own" in line
+    ]
     assert len(told) == 6  # in every round, whatever every says
     for context in contexts.values():
         kept = load_state(context.state, MEMBERS)
         assert kept is not None
-        assert (kept["rounds"], kept["tests"]["span"]) == (2, 2)
+        assert (kept["rounds"], kept["tests"]["projection-residual"]) == (2, 2)
     stopped, *_ = run(tmp_path / "c", Guard(**settings, on_fail="refuse"))
     assert {reply.error.reason for reply in stopped.values()} == {REFUSED}
 
@@ -376,9 +380,9 @@ def test_a_budget_is_read_of_the_mods_and_stops_before_the_round_that_would_exce
     account = site_account([("dp", settings)], 100, None)
     assert account is not None
     client = (
-        "from fedaudit.adapters.flower import Guard, SanitiserMod\n"
+        "from fedaudit.adapters.flower import Guard, ClientDefenceMod\n"
         + f"GUARD = Guard(attacks=['labels'], fail_on=None, target_epsilon={account.spent(4) + 1e-6})\n"
-        + f"NOISE = SanitiserMod('dp', {settings!r})\n"
+        + f"NOISE = ClientDefenceMod('dp', {settings!r})\n"
         + replaced(CLIENT, "ClientApp()", "ClientApp(mods=[GUARD, NOISE])")
     )
     seen = run_app(write_app(tmp_path / "a", client=client), nodes=3)
@@ -395,7 +399,12 @@ def test_wrong_settings_are_refused(tmp_path):
         with pytest.raises(BadInput):
             Guard(**wrong)
     for i, wrong in enumerate(
-        ({"fail_on": "leak"}, {"fail_above": {"psnrr": 1}}, {"attacks": ["invgg"]}, {"attacks": ["span"]})
+        (
+            {"fail_on": "leak"},
+            {"fail_above": {"psnrr": 1}},
+            {"attacks": ["invgg"]},
+            {"attacks": ["projection-residual"]},
+        )
     ):
         guard = Guard(**wrong)  # not quietly: under such a policy everything would leave
         app = write_app(tmp_path / str(i))

@@ -181,11 +181,11 @@ def test_a_refusal_stops_one_clients_update_and_no_round(running: Deployment, wh
     assert [len(r.updates) for r in transcript.rounds] == [1, 1]
 
 
-DGC = {GUARD: 'SanitiserMod("dgc", {"ratio": 0.1})', "flower import Guard": "flower import SanitiserMod"}
+DGC = {GUARD: 'ClientDefenceMod("dgc", {"ratio": 0.1})', "flower import Guard": "flower import ClientDefenceMod"}
 FORGETS = {**DGC, GUARD: "forgetful", "app = ClientApp(": """
 def forgetful(msg, context, call_next):
     context.state.clear()
-    return SanitiserMod("dgc", {"ratio": 0.1})(msg, context, call_next)
+    return ClientDefenceMod("dgc", {"ratio": 0.1})(msg, context, call_next)
 
 
 app = ClientApp("""}  # fmt: skip

@@ -34,8 +34,8 @@ from tests.adapters.flower_processes import BIN, Deployment, deployment, marked 
 ROUNDS = int(os.environ.get("FEDAUDIT_SOAK_ROUNDS", "200"))
 NODES = 3
 NOISE = '{"clip": 0.001, "noise": 10.0, "epsilon": None}'
-WATCHED = f'Guard(attacks=["labels"], fail_on=None, target_epsilon=1000), SanitiserMod("dp", {NOISE})'
-CLIENT = {GUARD: WATCHED, "flower import Guard": "flower import Guard, SanitiserMod"}
+WATCHED = f'Guard(attacks=["labels"], fail_on=None, target_epsilon=1000), ClientDefenceMod("dp", {NOISE})'
+CLIENT = {GUARD: WATCHED, "flower import Guard": "flower import Guard, ClientDefenceMod"}
 BUDGET = "the site's privacy budget doesn't allow another update"
 MEGABYTE = 2**20
 
@@ -210,8 +210,8 @@ def test_many_rounds_in_one_process_lose_nothing_and_stop_nothing(
         tmp_path / "app",
         server_app={'Recorder(f"recording-{context.run_id}"': f'Recorder("{tmp_path / "server" / "recording"}"'},
         client_app={
-            GUARD: f'guarded, SanitiserMod("dp", {NOISE})',
-            "flower import Guard": "flower import Guard, SanitiserMod",
+            GUARD: f'guarded, ClientDefenceMod("dp", {NOISE})',
+            "flower import Guard": "flower import Guard, ClientDefenceMod",
             "app = ClientApp(": guards.lstrip("\n"),
         },
     )

@@ -39,7 +39,7 @@ def test_the_flower_example_is_recorded_unchanged_and_attacked(tmp_path):
     pytest.importorskip("flwr")
     from fedaudit.adapters.flower import audit_flower
 
-    attacks = ["dager", "which-tokens"]
+    attacks = ["dager", "token-presence"]
     finished = audit_flower(EXAMPLE, nodes=2, attacks=attacks, attacked=None, out=tmp_path, **QUICK)
     assert errors(tmp_path / "recording") == pytest.approx([0] * 6, abs=1e-6)
     result = finished.result
@@ -50,7 +50,7 @@ def test_the_flower_example_is_recorded_unchanged_and_attacked(tmp_path):
     # in the first round B is zero, and A has no gradient; then whole texts come out
     later = [s for f in result.findings if f.attack == "dager" and f.round == 2 for s in f.sequences]
     assert [s.found for s in later] == [s.true for s in later]
-    (refused, *_) = [f for f in result.findings if f.attack == "which-tokens"]
+    (refused, *_) = [f for f in result.findings if f.attack == "token-presence"]
     assert "needs the update of an embedding" in str(refused.reason)
     transcript = fedaudit.Transcript.load(tmp_path / "recording", trained_module())
     assert all(".lora_" in name for r in transcript.rounds for u in r.updates for name in u.tensors)

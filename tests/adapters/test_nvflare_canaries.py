@@ -103,7 +103,7 @@ def federate(folder: Path, noise: float) -> CanaryClients:
 def test_a_privacy_filter_is_audited(tmp_path: Path, noise: float) -> None:
     canaries = federate(tmp_path, noise)
     task = {"input_shape": (1, 8, 8), "mean": (0.5,), "std": (0.25,), "loss": "cross-entropy", "batch_norm": "eval"}
-    made: Any = fedaudit.audit_transcript(tmp_path / "job", attacks=["epsilon"], module=Net(), task=task, seed=0)
+    made: Any = fedaudit.audit_transcript(tmp_path / "job", attacks=["dp-canaries"], module=Net(), task=task, seed=0)
     found = made.result.findings[0].epsilon
     assert {one.observer: one.covered for one in found.observers} == dict.fromkeys(
         ("updates", "sum", "models", "final"), True

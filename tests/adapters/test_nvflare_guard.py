@@ -197,7 +197,10 @@ def test_own_examples_that_an_update_tells_are_warned_of_or_blocked(kind, caplog
                     leaving.process(goes, context())
             assert pickle.dumps(goes) == bits
             assert torch.get_rng_state().equal(state)
-            assert f"site-1, round {index}: which examples were trained on can be told: span has AUC" in caplog.text
+            assert (
+                f"site-1, round {index}: which examples were trained on can be told: projection-residual has AUC"
+                in caplog.text
+            )
     with pytest.raises(BadInput, match="give held_out="):
         GuardFilter(attacks=["loss-series"])
 

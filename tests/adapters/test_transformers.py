@@ -116,7 +116,7 @@ def verified(folder: Path, make: Callable[[], nn.Module], train: Train, **option
             train(alone, client)
             assert all(torch.equal(a, b) for a, b in zip(local.parameters(), alone.parameters(), strict=True))
             recorder.update(f"client-{client}", local.state_dict(), seen)
-    attacks = ["labels" if make is vit else "which-tokens"]
+    attacks = ["labels" if make is vit else "token-presence"]
     done = fedaudit.audit_transcript(folder, attacks, module=make(), controls=False, progress=False).result
     (record,) = done.federations
     assert record.recording is not None

@@ -25,8 +25,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "guard.md").read_text(en
 GUARD = 'Guard(on_fail="refuse")'
 NOISE = '{"clip": 0.01, "noise": 20.0, "epsilon": None}'
 SITE = {  # the page's line, with a budget and noise
-    "flower import Guard": "flower import Guard, SanitiserMod",
-    GUARD: f'Guard(target_epsilon=8), SanitiserMod("dp", {NOISE})',
+    "flower import Guard": "flower import Guard, ClientDefenceMod",
+    GUARD: f'Guard(target_epsilon=8), ClientDefenceMod("dp", {NOISE})',
 }
 # In the last round the first layer's neurons are all alike, as a server makes them that wants single examples.
 MALICIOUS = """

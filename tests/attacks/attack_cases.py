@@ -18,7 +18,7 @@ FEDAVG: dict[str, Any] = {
     "name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 4, "examples": 60, "batch_size": 10, "local_epochs": 1,
     "learning_rate": 0.1,
 }  # fmt: skip
-PUBLIC: dict[str, Any] = {"records": 20, "knows_public_data": True, "public_examples": 20}
+PUBLIC: dict[str, Any] = {"target_records": 20, "knows_public_data": True, "public_examples": 20}
 RECORDS: dict[str, Any] = {"data": {"name": "digits", "split": "train"}, "federations": [FEDAVG], "threat": PUBLIC}
 HIDDEN = {
     **RECORDS,
@@ -104,14 +104,14 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         **malicious(name="gan", lacks=[3], start=1, steps=2, images=4, keep=1, latent=4, width=4),
         "threat": {"adversary": "client"},
     },
-    "agrevader": {**malicious(name="agrevader", start=1), "threat": {"adversary": "client", "records": 20}},
-    **dict.fromkeys(("dager", "which-tokens"), TEXT),
-    "last-returned": LOCAL,
+    "agrevader": {**malicious(name="agrevader", start=1), "threat": {"adversary": "client", "target_records": 20}},
+    **dict.fromkeys(("dager", "token-presence"), TEXT),
+    "last-update": LOCAL,
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},
     **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "lira", "rmia", "source-inference"), RECORDS),
     **dict.fromkeys(("fedmia", "loss-series", "stacked"), RECORDS),
-    "span": {**RECORDS, "model": {"name": "mlp", "width": 32}, "federations": [SPANNED]},
+    "projection-residual": {**RECORDS, "model": {"name": "mlp", "width": 32}, "federations": [SPANNED]},
     "property-inference": PROPERTY,
     "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},
     "attribute-features": HIDDEN,
@@ -136,7 +136,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "model": {"name": "xgboost"},
         "federations": [{"name": "f", "algorithm": "trees", "clients": 2, "examples": 24, "rounds": 2}],
     },
-    "epsilon": {"defences": {"sanitiser": {"name": "dp", "epsilon": None}}},
+    "dp-canaries": {"defences": {"client_defence": {"name": "dp", "epsilon": None}}},
 }
 
 

@@ -32,7 +32,7 @@ _MEMBERS = Scenarios(
         "local_epochs": 1,
         "learning_rate": 0.1,
     },
-    threat={"records": 60},
+    threat={"target_records": 60},
 )
 PUBLIC = {"knows_public_data": True, "public_examples": 60}
 
@@ -47,7 +47,7 @@ def scenario(threat: dict[str, Any] | None = None, attacks: Any = ("loss-thresho
 @cache
 def overfitted() -> tuple[Observation, Transcript, Truth]:
     """Return what is seen of a model that has learnt its clients' examples by heart."""
-    made = scenario({"records": 80, **KNOWN}, rounds=40, examples=80, local_epochs=3)
+    made = scenario({"target_records": 80, **KNOWN}, rounds=40, examples=80, local_epochs=3)
     transcript, truth = sent(made)
     return observe(transcript, made.threat), transcript, truth
 
@@ -68,7 +68,7 @@ def logistic(n: int = 12, d: int = 5, classes: int = 3) -> Observation:
     x = torch.randn(n, d, generator=rng)
     y = torch.randint(classes, (n,), generator=rng)
     records = QuerySet(x, y, x[:0], y[:0])
-    threat = ThreatModel(records=n)
+    threat = ThreatModel(target_records=n)
     moved = {name: torch.randn(t.shape, generator=rng) for name, t in state.items()}
     message = Message(0, 4, state, Update(4, "weights", moved, 5, None))
     loss = nn.functional.cross_entropy

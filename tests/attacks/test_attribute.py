@@ -31,7 +31,7 @@ from fedaudit.utils.seeds import generator
 from tests.build import Scenarios, sent
 from tests.conftest import Command, refused
 
-THREAT = {"records": 60, "knows_public_data": True, "public_examples": 60}
+THREAT = {"target_records": 60, "knows_public_data": True, "public_examples": 60}
 TABLE = {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "mlp", "width": 16}}
 IMAGES = {"data": {"name": "digits-parity", "split": "train"}, "model": {"name": "mlp", "width": 16}}
 
@@ -98,7 +98,7 @@ def test_an_attribute_that_is_no_input_leaves_the_records_whole():
     classes = torch.cat([digits.train.targets, digits.test.targets])
     for example, value in zip(records.inputs.flatten(1), truth.values.tolist(), strict=True):
         assert set((classes[(pixels == example).all(1)] > 4).long().tolist()) == {value}
-    make_attack("loss-threshold").check(observe(transcript, ThreatModel(records=60)))
+    make_attack("loss-threshold").check(observe(transcript, ThreatModel(target_records=60)))
 
 
 def test_a_column_s_values_are_numbered_and_every_example_has_one():
@@ -115,7 +115,7 @@ def test_a_column_s_values_are_numbered_and_every_example_has_one():
 
 
 def test_what_the_adversary_is_after_it_doesn_t_know():
-    knows, ignores = ThreatModel(records=60, hidden_attribute="sex").knowledge()
+    knows, ignores = ThreatModel(target_records=60, hidden_attribute="sex").knowledge()
     assert "the records' attribute 'sex'" in ignores
     assert "the records' attribute 'sex'" not in knows
 
@@ -134,7 +134,7 @@ def logistic(public: bool = False) -> Observation:
     more[:, 1:3] = torch.eye(2)[known]
     records = QuerySet(x, y, more, labels, torch.eye(2), torch.tensor([1, 2]), known)
     task_info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (4,), 3, (0.0,), (1.0,))
-    threat = ThreatModel(records=30)
+    threat = ThreatModel(target_records=30)
     loss = nn.functional.cross_entropy
     return Observation("f", threat, task_info, nn.Linear(4, 3), loss, "weights", (state,), (), {}, records)
 
@@ -223,7 +223,7 @@ class NoLinear(nn.Module):
 
 
 REFUSED: list[tuple[str, dict[str, Any], Any, str]] = [
-    ("attribute-loss", {}, lambda s: dataclasses.replace(s, records=None), r"set threat\.records"),
+    ("attribute-loss", {}, lambda s: dataclasses.replace(s, records=None), r"set threat\.target_records"),
     ("attribute-loss", {"prior": True}, lambda s: s, r"threat\.public_examples"),
     ("attribute-features", {}, lambda s: s, r"threat\.public_examples"),
     ("loss-threshold", {}, lambda s: s, r"leave threat\.hidden_attribute out"),
@@ -317,7 +317,7 @@ def test_only_what_beats_the_frequencies_and_records_that_were_not_used_is_a_lea
     )
     assert by_name["attribute_advantage"][0] == pytest.approx((others_wrong - wrong) / 30)
     assert usual < 60
-    assert evaluated.leak is leak
+    assert evaluated.is_leak is leak
 
 
 def test_a_record_more_than_the_frequencies_name_is_no_leak():
@@ -348,7 +348,7 @@ def test_an_audit_says_what_was_found(tmp_path):
 
 BAD = [
     ("threat.hidden_attribute=sexx", "the data set 'diabetes' has no attribute 'sexx' to hide; it has: sex"),
-    ("threat.records=null", "needs knows_public_data: true, and what uses them: records"),
+    ("threat.target_records=null", "needs knows_public_data: true, and what uses them: target_records"),
 ]
 
 

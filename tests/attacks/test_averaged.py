@@ -13,7 +13,7 @@ from fedaudit.attacks import Averaged
 from fedaudit.attacks.mean_update import mean_of
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 
 DP: dict[str, Any] = {"name": "dp", "where": "local", "level": "client", "clip": 1.0, "noise": 0.15, "epsilon": None}
 NOISY: dict[str, Any] = {
@@ -21,7 +21,14 @@ NOISY: dict[str, Any] = {
     "model": {"name": "mlp", "width": 64},
     "federations": [{"name": "f", "clients": 1, "examples": 4, "batch_size": 1, "rounds": 40, "learning_rate": 1e-4}],
     "defences": {
-        "sanitiser": {"name": "dp", "where": "local", "level": "client", "clip": 1.0, "noise": 0.15, "epsilon": None}
+        "client_defence": {
+            "name": "dp",
+            "where": "local",
+            "level": "client",
+            "clip": 1.0,
+            "noise": 0.15,
+            "epsilon": None,
+        }
     },
     "threat": {"knows_labels": True},
 }
@@ -59,7 +66,7 @@ def test_noise_falls_with_the_root_of_the_rounds() -> None:
     assert known is not None
     assert known.noise == pytest.approx(0.15 / 40**0.5)
     clean, _ = mean_of(
-        seen_of({**NOISY, "defences": {"sanitiser": {**NOISY["defences"]["sanitiser"], "noise": 1e-9}}})[0]
+        seen_of({**NOISY, "defences": {"client_defence": {**NOISY["defences"]["client_defence"], "noise": 1e-9}}})[0]
     )
     apart = torch.cat(
         [(t - clean.single().update.tensors[n]).flatten() for n, t in single.single().update.tensors.items()]
@@ -72,7 +79,7 @@ def test_a_number_that_wasn_t_sent_is_left_out_of_its_mean() -> None:
         {**NOISY, "defences": {}, "federations": [{**NOISY["federations"][0], "examples": 1, "rounds": 2}]}
     )
     first, second = seen.messages
-    sparse = SanitiserInfo("top-k", sparse=True)
+    sparse = ClientDefenceInfo("top-k", sparse=True)
     name = next(iter(first.update.tensors))
     one, other = torch.zeros_like(first.update.tensors[name]), torch.full_like(first.update.tensors[name], 2.0)
     other.view(-1)[0], one.view(-1)[1] = 0.0, 4.0
@@ -91,7 +98,7 @@ def test_a_number_that_wasn_t_sent_is_left_out_of_its_mean() -> None:
 @pytest.mark.slow
 def test_it_recovers_what_no_single_update_shows() -> None:
     attacks = [{"name": "invg", "iterations": 200}, {"name": "averaged", "attack": {"name": "invg", "iterations": 200}}]
-    changes = {"federations": [{**NOISY["federations"][0], "rounds": 80}], "evaluation": {"updates": 4}, "seed": 2}
+    changes = {"federations": [{**NOISY["federations"][0], "rounds": 80}], "evaluation": {"max_updates": 4}, "seed": 2}
     done = fedaudit.audit({**NOISY, **changes, "attacks": attacks}, progress=False)
     alone, together = done.result.summaries
     assert alone.verdict == "inconclusive"
@@ -104,7 +111,7 @@ def test_it_recovers_what_no_single_update_shows() -> None:
 
 def test_signs_and_several_clients_have_no_mean() -> None:
     seen, _ = seen_of(NOISY)
-    signs = SanitiserInfo("sign", signs=True)
+    signs = ClientDefenceInfo("sign", signs=True)
     messages = [dataclasses.replace(m, update=dataclasses.replace(m.update, sanitised=signs)) for m in seen.messages]
     with pytest.raises(NotApplicable, match="signs alone have no mean"):
         Averaged().check(dataclasses.replace(seen, messages=tuple(messages)))

@@ -33,7 +33,7 @@ _MEANS = Scenarios(data={"limit": 300}, model={"name": "mlp", "width": 16}, fede
 def scenario(noise: float = 0.0, attacks: Any = BOTH, **federation: Any) -> dict[str, Any]:
     dp = {"name": "dp", "where": "local", "level": "client", "clip": 1.0, "noise": noise, "epsilon": None}
     limits = {"updates": federation.get("clients", 6)}
-    return _MEANS.values(federation, defences={"sanitiser": dp} if noise else {}, attacks=attacks, evaluation=limits)
+    return _MEANS.values(federation, defences={"client_defence": dp} if noise else {}, attacks=attacks, evaluation=limits)
 
 
 def clients_of(values: dict[str, Any]) -> tuple[list[Observation], Truth]:
@@ -50,7 +50,7 @@ def test_the_mean_of_sixty_noisy_rounds_shows_labels_that_no_single_update_shows
     assert together.verdict == "inferred"
     assert together.evidence is not None
     assert together.evidence.n == 36  # of the clients' examples, each once, not of sixty rounds
-    assert together.evidence.value > (together.evidence.by_guessing or 0) + 0.15
+    assert together.evidence.value > (together.evidence.baseline or 0) + 0.15
 
 
 def test_what_noise_hides_in_the_mean_the_defence_stops() -> None:

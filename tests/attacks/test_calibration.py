@@ -56,7 +56,7 @@ RESNET: dict[str, Any] = {"data": {"name": "photos", "limit": 40}, "model": {"na
         scenario(**RESNET),
         scenario({**FEDAVG, "examples": 8}, **{**RESNET, "model": {**RESNET["model"], "batch_norm": "train"}}),
         scenario({**FEDAVG, "algorithm": "fedprox", "proximal_mu": 0.1, "momentum": 0.0}),
-        scenario(defences={"sanitiser": {"name": "ffl-random", "ratio": 0.5}}),
+        scenario(defences={"client_defence": {"name": "ffl-random", "ratio": 0.5}}),
     ],
     ids=["gradients", "epochs", "residual", "batch norm", "proximal", "layers"],
 )
@@ -93,8 +93,15 @@ def test_an_own_client_goes_through_its_examples_again_and_again() -> None:
 
 def test_a_defence_is_repeated_as_far_as_it_is_known() -> None:
     def noisy(noise: float) -> tuple[Tensor, Tensor]:
-        sanitiser = {"name": "dp", "clip": 0.1, "noise": noise, "where": "local", "level": "client", "epsilon": None}
-        (first, *_), recording = simulated(scenario(defences={"sanitiser": sanitiser}))
+        client_defence = {
+            "name": "dp",
+            "clip": 0.1,
+            "noise": noise,
+            "where": "local",
+            "level": "client",
+            "epsilon": None,
+        }
+        (first, *_), recording = simulated(scenario(defences={"client_defence": client_defence}))
         key = (first.single().round, first.single().client)
         inputs, labels = recording.truth.inputs[key], recording.truth.labels[key]
         own = own_update(first, inputs, labels, torch.arange(len(inputs)), torch.Generator().manual_seed(3)).single()
@@ -119,7 +126,7 @@ def test_a_clip_alone_is_repeated() -> None:
 
 
 def test_sparse_updates_keep_as_many_numbers() -> None:
-    (first, *_), recording = simulated(scenario(defences={"sanitiser": {"name": "top-k", "ratio": 0.1}}))
+    (first, *_), recording = simulated(scenario(defences={"client_defence": {"name": "top-k", "ratio": 0.1}}))
     key = (first.single().round, first.single().client)
     inputs, labels = recording.truth.inputs[key].flip(-1), recording.truth.labels[key]
     own = own_update(first, inputs, labels, torch.arange(len(inputs)), torch.Generator()).single()
@@ -216,7 +223,9 @@ def test_an_audit_says_what_was_chosen_and_what_it_cost() -> None:
 
 
 def test_public_examples_come_first_and_photographs_are_no_victims() -> None:
-    made = scenario(threat={"records": 4, "knows_public_data": True, "public_examples": 20}, attacks=["loss-threshold"])
+    made = scenario(
+        threat={"target_records": 4, "knows_public_data": True, "public_examples": 20}, attacks=["loss-threshold"]
+    )
     (first, *_), _ = simulated(made)
     assert own_images(first).source == "public examples"
     made = scenario(data={"name": "photos", "split": "train"})

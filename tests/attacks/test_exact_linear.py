@@ -15,7 +15,7 @@ from fedaudit.attacks.analytic.patches import patch_embedding
 from fedaudit.models import build_model
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 from tests.attacks.test_spear import CLASSES, deep, errors, images_of, make, seen
@@ -229,6 +229,6 @@ def test_noise_is_not_certified(build: Callable[[], nn.Module]) -> None:
     message = observation.messages[0]
     rng = generator(0)
     noised = {n: t + 0.05 * torch.randn(t.shape, generator=rng) for n, t in message.update.tensors.items()}
-    update = dataclasses.replace(message.update, tensors=noised, sanitised=SanitiserInfo("dp", noise=0.05))
+    update = dataclasses.replace(message.update, tensors=noised, sanitised=ClientDefenceInfo("dp", noise=0.05))
     found = found_by(dataclasses.replace(observation, messages=(dataclasses.replace(message, update=update),)))
     assert not bool(found.certified.any())

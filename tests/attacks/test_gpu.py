@@ -172,7 +172,7 @@ def test_a_model_is_trained_there_before() -> None:
         torch.testing.assert_close(state[name], value, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["gan", "agrevader", "cafe", "direct-labels", "epsilon", "imprint", "dager"])
+@pytest.mark.parametrize("name", ["gan", "agrevader", "cafe", "direct-labels", "dp-canaries", "imprint", "dager"])
 def test_whoever_acts_in_a_federation_does_so_there(name: str) -> None:
     parts = {**SMALL, **SCENARIOS[name], "attacks": [name]}
     here, there = (record(resolve(scenario_from({**parts, "device": device})))[0] for device in ("cpu", "cuda"))

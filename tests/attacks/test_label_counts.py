@@ -198,7 +198,7 @@ def test_the_attack_counts_the_classes_of_large_batches_and_fedavg_updates(metho
 
 
 def test_public_examples_help_where_they_are_granted():
-    threat = {"records": 40, "knows_public_data": True, "public_examples": 100}
+    threat = {"target_records": 40, "knows_public_data": True, "public_examples": 100}
     only, *_ = record(resolve(scenario("llg-plus", threat=threat)))
     attack = make_attack("labels", {"method": "llg-plus"})
     seen = observe(only.transcript, scenario("llg-plus", threat=threat).threat).split()[0]

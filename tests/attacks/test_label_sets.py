@@ -56,7 +56,7 @@ def photographs(n: int = 200) -> Dataset:
 def recorded(size: int, module: nn.Module | None = None, loss: Any = None, **federation: Any) -> tuple[Any, Truth]:
     plan = {"name": "f", "algorithm": "fedsgd", "clients": 3, "rounds": 1, "batch_size": size, "learning_rate": 0.01}
     made = simulate(
-        {"federations": [{**plan, **federation}], "attacks": ["labels"], "evaluation": {"updates": 3}},
+        {"federations": [{**plan, **federation}], "attacks": ["labels"], "evaluation": {"max_updates": 3}},
         model=module or network(),
         data=photographs(),
         loss=loss,
@@ -188,10 +188,10 @@ def test_a_finding_of_its_own_update_is_a_leak_and_of_another_is_none():
     transcript, truth = recorded(6)
     runs = found_of(transcript)
     own = [evaluate(run, seen, truth, seed=0).result for run, seen in runs]
-    assert all(result.leak for result in own)
+    assert all(result.is_leak for result in own)
     assert [result.metrics[0].value for result in own] == [1.0] * 3
     swapped = [evaluate(runs[i - 1][0], seen, truth, seed=0).result for i, (_, seen) in enumerate(runs)]
-    assert not any(result.leak for result in swapped)
+    assert not any(result.is_leak for result in swapped)
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_findings_that_know_nothing_pass_for_leaks_no_oftener_than_they_may():
 
 def test_an_audit_says_what_label_sets_tell():
     plan = {"name": "f", "algorithm": "fedsgd", "clients": 3, "rounds": 1, "batch_size": 4}
-    made = scenario_from({"federations": [plan], "attacks": ["labels"], "evaluation": {"updates": 3}})
+    made = scenario_from({"federations": [plan], "attacks": ["labels"], "evaluation": {"max_updates": 3}})
     result = run_audit(made, dataset=photographs(), model=network()).result
     (summary,) = result.summaries
     assert summary.verdict == "inferred"
@@ -264,7 +264,12 @@ def test_the_control_of_label_sets_has_the_same_batch_and_noise():
     plan = {"name": "f", "algorithm": "fedsgd", "clients": 2, "rounds": 1, "batch_size": 4}
     noise = {"name": "dp", "clip": 1.0, "noise": 100.0, "where": "local", "epsilon": None}
     made = scenario_from(
-        {"federations": [plan], "attacks": ["labels"], "evaluation": {"updates": 2}, "defences": {"sanitiser": noise}}
+        {
+            "federations": [plan],
+            "attacks": ["labels"],
+            "evaluation": {"max_updates": 2},
+            "defences": {"client_defence": noise},
+        }
     )
     result = run_audit(made, dataset=photographs(), model=network()).result
     (summary,), (control,) = result.summaries, result.controls

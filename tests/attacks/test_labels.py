@@ -210,7 +210,7 @@ def test_the_attack_finds_the_labels_of_gradients_and_fedavg_updates():
         assert metric.value >= 0.9
         assert metric.baseline is not None
         assert metric.baseline < metric.value
-        assert finding.leak
+        assert finding.is_leak
     assert all(summary.verdict == "inferred" for summary in result.summaries)
 
 

@@ -269,13 +269,13 @@ def test_with_all_clients_in_every_round_the_models_are_too_much_alike_and_that_
 
 
 def test_the_last_returned_model_is_its_own_baseline_and_the_charts_tell_the_distances():
-    result = audit(attacks=["last-returned"], federations=[{**SAMPLED, "clients_per_round": None, "rounds": 4}])
+    result = audit(attacks=["last-update"], federations=[{**SAMPLED, "clients_per_round": None, "rounds": 4}])
     for f in result.findings:
         (closed, distance) = f.metrics
         assert (closed.name, distance.name) == ("gap_closed", "relative_distance")
         assert closed.value == pytest.approx(0, abs=1e-6)
         assert distance.value == pytest.approx(distance.baseline, rel=1e-6)
-        assert not f.leak
+        assert not f.is_leak
         (chart,) = f.charts
         lines = {line.name: line for line in chart.lines}
         assert lines["what it returned"].x == [0, 1, 2, 3]
@@ -285,7 +285,7 @@ def test_the_last_returned_model_is_its_own_baseline_and_the_charts_tell_the_dis
 
 
 def test_noise_of_a_defence_stops_the_exact_attack_and_the_linear_one_ends_far_away():
-    defended = {"sanitiser": {"name": "dp", "clip": 0.2, "noise": 1.0, "epsilon": None}}
+    defended = {"client_defence": {"name": "dp", "clip": 0.2, "noise": 1.0, "epsilon": None}}
     scenario = scenario_from({**TABLE, "federations": [SAMPLED], "defences": defended})
     (recording,) = record(resolve(scenario))
     part = observe(recording.transcript, scenario.threat).split("client")[0]
@@ -293,11 +293,11 @@ def test_noise_of_a_defence_stops_the_exact_attack_and_the_linear_one_ends_far_a
         run_attack("local-model-exact", part)
     evaluated = evaluate(run_attack("local-model", part, mapping="linear"), part, recording.truth, seed=0).result
     assert {m.name: m for m in evaluated.metrics}["relative_distance"].value > 0.3
-    assert not evaluated.leak
+    assert not evaluated.is_leak
 
 
 def test_a_client_that_sends_fragments_is_refused():
-    defended = {"sanitiser": {"name": "ffl-random", "ratio": 0.5}}
+    defended = {"client_defence": {"name": "ffl-random", "ratio": 0.5}}
     federation = {**SAMPLED, "rounds": 8, "learning_rate": 0.01}
     model = {"name": "mlp", "width": 2}
     result = audit(defences=defended, federations=[federation], model=model, attacks=["local-model"])
@@ -306,7 +306,7 @@ def test_a_client_that_sends_fragments_is_refused():
 
 
 def test_gradients_hold_no_returned_model():
-    result = audit(attacks=["last-returned"], federations=[{**SAMPLED, "algorithm": "fedsgd", "local_steps": None}])
+    result = audit(attacks=["last-update"], federations=[{**SAMPLED, "algorithm": "fedsgd", "local_steps": None}])
     assert "no model" in result.findings[0].reason
 
 
@@ -340,7 +340,7 @@ def test_on_clients_that_contradict_each_other_the_network_beats_the_last_return
     effort = {"name": "local-model", "fit_iterations": 1500, "iterations": 1000}
     found = {}
     for name, attack in (
-        ("last", {"name": "last-returned"}), ("raw", effort),
+        ("last", {"name": "last-update"}), ("raw", effort),
         ("whitened", {**effort, "whitened": True, "learning_rate": 0.1}),
     ):  # fmt: skip
         result = audit(data={"name": "leaf-synthetic", "split": "train"}, model={"name": "logistic"}, seed=3,
@@ -358,7 +358,7 @@ def test_on_clients_that_contradict_each_other_the_network_beats_the_last_return
 
 def test_the_true_optimum_is_found_and_a_separable_problem_has_none():
     result = audit(data={"name": "leaf-synthetic", "split": "train"}, model={"name": "logistic"},
-                   attacks=["last-returned"],
+                   attacks=["last-update"],
                    federations=[{**SAMPLED, "clients": 5, "clients_per_round": None, "rounds": 2, "batch_size": 256,
                                  "partition": {"scheme": "natural"}}])  # fmt: skip
     assert [f.num_examples for f in result.findings] == [
@@ -441,7 +441,7 @@ def test_leaf_synthetic_has_the_paper_s_clients_and_its_seed_is_the_scenario_s()
 LEAF: dict[str, Any] = {
     "data": {"name": "leaf-synthetic", "split": "train"},
     "model": {"name": "logistic"},
-    "attacks": ["last-returned"],
+    "attacks": ["last-update"],
     "federations": [{**SAMPLED, "clients": 5, "clients_per_round": None, "rounds": 1, "local_steps": 1,
                      "batch_size": 64, "partition": {"scheme": "natural"}}],
 }  # fmt: skip

@@ -20,7 +20,7 @@ from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
 
 ON_LOSSES = ["loss-threshold", "gradient-norm", "loss-series", "shadow-models", "lira", "rmia", "stacked", "fedmia"]
-_THREAT = {"records": 48, "knows_public_data": True, "public_examples": 48}
+_THREAT = {"target_records": 48, "knows_public_data": True, "public_examples": 48}
 
 
 def examples(task: str, n: int = 240, seed: int = 0, classes: int = 3) -> Dataset:
@@ -60,7 +60,12 @@ def recorded(task: str, rounds: int, classes: int = 3) -> tuple[Observation, Tru
     federation: dict[str, Any] = {"name": "f", "algorithm": "fedavg", "clients": 3, "rounds": rounds, "examples": 72}
     federation |= {"batch_size": 8, "local_epochs": 4, "learning_rate": 0.5 if task != "regression" else 0.1}
     made = simulate(
-        {"federations": [federation], "threat": _THREAT, "attacks": ["loss-threshold"], "evaluation": {"updates": 1}},
+        {
+            "federations": [federation],
+            "threat": _THREAT,
+            "attacks": ["loss-threshold"],
+            "evaluation": {"max_updates": 1},
+        },
         model=model_of(task, classes),
         data=examples(task, classes=classes),
         progress=False,

@@ -71,7 +71,7 @@ def test_public_examples_can_set_the_threshold():
 def test_the_rebuilt_model_is_the_one_that_local_model_rebuilds():
     transcript, _ = sent(scenario(rounds=6, clients_per_round=2))
     rebuild = {"name": "local-model", "mapping": "linear"}
-    (seen, *_) = observe(transcript, ThreatModel(records=60)).split("client")
+    (seen, *_) = observe(transcript, ThreatModel(target_records=60)).split("client")
     found = run_attack("loss-threshold", seen, model="rebuilt", rebuild=rebuild)
     state: Any = make_attack("local-model", {"mapping": "linear"})(seen, generator=generator(0, "x"))
     shown = dataclasses.replace(seen, weights=({**seen.weights[-1], **state.state},))
@@ -91,7 +91,7 @@ def test_one_client_s_model_is_judged_by_that_client_s_records():
 def test_a_client_without_a_record_says_so():
     transcript, truth = sent(scenario())
     truth = dataclasses.replace(truth, owners=torch.where(truth.owners >= 0, 1, truth.owners))
-    seen = observe(transcript, ThreatModel(records=60)).split("client")[0]
+    seen = observe(transcript, ThreatModel(target_records=60)).split("client")[0]
     result = evaluate(run_attack("loss-threshold", seen, model="client"), seen, truth, seed=0).result
     assert result.status == "not applicable"
     assert "none of the 60 records" in (result.reason or "")
@@ -99,7 +99,7 @@ def test_a_client_without_a_record_says_so():
 
 def test_a_trial_is_keyed_by_its_records_and_adversary_log():
     transcript, _ = sent(scenario())
-    seen = observe(transcript, ThreatModel(records=60))
+    seen = observe(transcript, ThreatModel(target_records=60))
     assert seen.records is not None
     other = dataclasses.replace(seen, records=dataclasses.replace(seen.records, inputs=seen.records.inputs + 1))
     noted = dataclasses.replace(seen, adversary_log={"x": torch.zeros(1)})
@@ -171,7 +171,7 @@ def test_the_curve_is_the_obvious_one(members, others, share):
 
 def test_accuracy_counts_right_decisions():
     transcript, truth = sent(scenario())
-    seen = observe(transcript, ThreatModel(records=60))
+    seen = observe(transcript, ThreatModel(target_records=60))
     member = truth.owners >= 0
     said = member.clone()
     said[:15] = ~said[:15]
@@ -187,7 +187,7 @@ def test_accuracy_counts_right_decisions():
 @pytest.mark.slow
 def test_guessing_is_seldom_called_a_leak():
     transcript, truth = sent(scenario())
-    seen = observe(transcript, ThreatModel(records=60))
+    seen = observe(transcript, ThreatModel(target_records=60))
     rng = generator(0, "guess")
     leaks = 0
     for _ in range(300):
@@ -226,13 +226,13 @@ def test_a_recorded_transcript_can_be_attacked(command: Command, tmp_path: Path)
 
 
 BAD = [
-    ("threat.records=61", "records is 61; half of them are clients' examples: give an even number"),
-    ("threat.records=600", "asks for 300 examples of honest clients, and they hold"),
+    ("threat.target_records=61", "records is 61; half of them are clients' examples: give an even number"),
+    ("threat.target_records=600", "asks for 300 examples of honest clients, and they hold"),
     (
         "threat.public_examples=5",
-        "needs knows_public_data: true, and what uses them: records, a client_property or adversary: malicious-server",
+        "needs knows_public_data: true, and what uses them: target_records, a client_property or adversary: malicious-server",
     ),
-    ("threat.record=5", "did you mean 'records'?"),
+    ("threat.target_record=5", "did you mean 'target_records'?"),
 ]
 
 

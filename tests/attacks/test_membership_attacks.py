@@ -51,14 +51,14 @@ def test_an_overfitted_model_gives_its_members_away(name, settings):
     found = run_attack(name, observed, **settings, **shadows(name, 8, 30))
     result, area = judged(found, observed, truth)
     assert area > (0.7 if settings else 0.64)
-    assert result.leak
+    assert result.is_leak
     assert area == pytest.approx(roc_auc_score((truth.owners >= 0).numpy(), found.scores.numpy()))
 
 
 @cache
 def untrained() -> tuple[Observation, Truth]:
     """Return what is seen of a model that never saw the records: the only global one is the first."""
-    known = {"records": 400, "knows_public_data": True, "public_examples": 100}
+    known = {"target_records": 400, "knows_public_data": True, "public_examples": 100}
     return seen(scenario(known, rounds=1, examples=400))
 
 
@@ -67,7 +67,7 @@ def test_a_model_that_never_saw_the_records_gives_nobody_away(name, settings):
     observed, truth = untrained()
     result, area = judged(run_attack(name, observed, **settings, **shadows(name, 6, 5)), observed, truth)
     assert abs(area - 0.5) < 0.1
-    assert not result.leak
+    assert not result.is_leak
 
 
 @pytest.mark.parametrize("name", dict(ONE_MODEL))
@@ -83,15 +83,15 @@ def test_a_finding_is_judged_by_the_truth_that_its_attack_was_not_told(name):
 
 GRADIENTS: dict[str, Any] = {"algorithm": "fedsgd", "local_epochs": None}
 PUSHING: dict[str, Any] = {"malicious": {"name": "agrevader", "start": 2}, "rounds": 3}
-RECORDS: dict[str, Any] = {"records": 60}
+RECORDS: dict[str, Any] = {"target_records": 60}
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
-    *((name, {}, {}, {"records": None}, r"threat\.records") for name in ("loss-threshold", "gradient-norm", *SHADOWS)),
+    *((name, {}, {}, {"target_records": None}, r"threat\.target_records") for name in ("loss-threshold", "gradient-norm", *SHADOWS)),
     *((name, {}, {}, RECORDS, r"threat\.public_examples") for name in ("shadow-models", "rmia", "stacked")),
     ("loss-threshold", {"false_positives": 0.1}, {}, RECORDS, r"threat\.public_examples"),
     ("loss-threshold", {"model": "client"}, {}, RECORDS | CLIENT, "sees no update"),
     ("loss-threshold", {"model": "client"}, GRADIENTS, RECORDS, "fedavg"),
     ("loss-threshold", {"model": "rebuilt"}, {}, RECORDS, "3 rounds"),
-    ("span", {}, {}, RECORDS | CLIENT, "sees no update"),
+    ("projection-residual", {}, {}, RECORDS | CLIENT, "sees no update"),
     ("lira", {"online": True, "shadows": 2}, {}, RECORDS | KNOWN, "shadows to 4"),
     ("agrevader", {}, {}, RECORDS | CLIENT, "malicious: agrevader"),
     ("agrevader", {}, PUSHING, RECORDS | CLIENT, "at least two below"),
@@ -127,5 +127,5 @@ def test_wrong_settings_are_refused_in_one_line(settings, reason):
 
 def test_all_attacks_on_membership_are_tested():
     """Here, or with what is theirs: rounds, spans, pushed records."""
-    elsewhere = {"agrevader", "fedmia", "loss-series", "span"}
+    elsewhere = {"agrevader", "fedmia", "loss-series", "projection-residual"}
     assert {e.name for e in ATTACKS if e.value.recovers == "membership"} == {*dict(ONE_MODEL), *elsewhere}

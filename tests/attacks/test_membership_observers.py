@@ -49,7 +49,7 @@ def test_one_model_is_enough_and_nothing_else_is_used(name):
         ("loss-series", {}, "updates sum client"),
         ("loss-series", {"model": "client"}, "updates"),
         ("loss-threshold", {"model": "client"}, "updates"),
-        ("span", {}, "updates sum"),
+        ("projection-residual", {}, "updates sum"),
         ("fedmia", {}, "updates"),
         ("source-inference", {}, "updates"),
     ],
@@ -69,7 +69,7 @@ def test_what_needs_more_works_for_those_who_see_it_and_says_why_not_to_others(n
 @pytest.mark.parametrize(
     ("who", "best"),
     [
-        ("updates", {"fedmia", "rmia", "lira", "span"}),
+        ("updates", {"fedmia", "rmia", "lira", "projection-residual"}),
         *((one, {"rmia", "lira", "loss-threshold"}) for one in ("sum", "client", "final")),
     ],
 )

@@ -253,7 +253,7 @@ def test_what_is_known_survives_the_disk_and_its_damage_is_found(tmp_path):
     for wrong in (truth.shares[:5], truth.shares * 2, truth.shares.float()):
         with pytest.raises(CorruptTranscript, match="property"):
             check_belongs(dataclasses.replace(truth, shares=wrong), again, tmp_path)
-    blind = observe(again, ThreatModel(knows_public_data=True, records=2, public_examples=300))
+    blind = observe(again, ThreatModel(knows_public_data=True, target_records=2, public_examples=300))
     assert blind.records is not None
     assert not len(blind.records.public_property)
     told = fedaudit.audit_transcript(
@@ -343,13 +343,13 @@ def test_perfect_scores_and_their_opposite():
     shares = [1.0, 0.0] * 8
     told = planted(shares, shares)
     auc, partial = told.metrics
-    assert (auc.value, auc.baseline, auc.n, told.leak) == (1.0, 0.5, 16, True)
+    assert (auc.value, auc.baseline, auc.n, told.is_leak) == (1.0, 0.5, 16, True)
     assert auc.low == pytest.approx(stats.binomtest(8, 8).proportion_ci(method="exact").low)
     assert partial.value == pytest.approx(1.0)
     assert told.p_value == told.p_value_at_best
     assert told.p_value < 0.001
     told = planted([-s for s in shares], shares)
-    assert (told.metrics[0].value, told.leak) == (0.0, False)
+    assert (told.metrics[0].value, told.is_leak) == (0.0, False)
     assert told.p_value > 0.99
 
 
@@ -368,7 +368,7 @@ def test_labels_that_say_it_all_are_no_leak_of_the_property():
     told = planted(odd + 0.01 * rng.normal(size=20), shares, labels)
     assert told.metrics[0].value > 0.99
     assert told.metrics[0].baseline > 0.99
-    assert not told.leak
+    assert not told.is_leak
     assert told.p_value > _LEVEL
     assert "labels and sizes" in told.notes[-1]
 
@@ -388,7 +388,7 @@ def test_nothing_to_tell_apart_is_said():
 @pytest.mark.parametrize("labels", ["alike", "natural"])
 def test_federations_drowned_in_noise_have_uniform_p_values(labels):
     """By the whole way: simulated, observed, attacked, evaluated."""
-    noise = {"sanitiser": {"name": "dp", "clip": 1.0, "noise": 1000.0, "epsilon": None}}
+    noise = {"client_defence": {"name": "dp", "clip": 1.0, "noise": 1000.0, "epsilon": None}}
     ps = [p_value(scenario(seed, {"labels": labels}, noise)) for seed in range(80)]
     assert stats.kstest(ps, "uniform").pvalue > _LEVEL
 
@@ -419,7 +419,7 @@ def test_where_labels_explain_it_the_verdict_says_so():
 
 
 def test_the_control_is_known_clients():
-    frozen = scenario(defences={"sanitiser": {"name": "dp", "clip": 1.0, "noise": 100.0, "epsilon": None}})
+    frozen = scenario(defences={"client_defence": {"name": "dp", "clip": 1.0, "noise": 100.0, "epsilon": None}})
     (control,) = run_audit(frozen).result.controls
     assert control.won
     assert "nothing but the property" in control.case

@@ -20,7 +20,7 @@ from fedaudit.attacks.labels.inference import Evidence, infer_labels
 from fedaudit.attacks.local_training import TABLE, Way, invert
 from fedaudit.attacks.victim import Victim, one_batch_gradient
 from fedaudit.task.training import ParameterGroup, Pass, TrainingConfig
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 from tests.attacks.training_cases import HAS, attacked, psnr, trained
@@ -230,7 +230,7 @@ def test_what_an_adam_update_tells_of_the_gradient_is_true(optimiser, rate):
 def test_noise_and_rounding_leave_less_of_the_gradient():
     seen, *_ = attacked(ADAM, model={"name": "convnet-small"})
     message = seen.messages[0]
-    sanitised = dataclasses.replace(message.update, sanitised=SanitiserInfo("dp", noise=1e-4))
+    sanitised = dataclasses.replace(message.update, sanitised=ClientDefenceInfo("dp", noise=1e-4))
     halves = {n: t.bfloat16().float() for n, t in message.update.tensors.items()}  # nobody says that it was rounded
     known = [
         sum(int(k.sum()) for k in invert(update, message.weights).known.values())

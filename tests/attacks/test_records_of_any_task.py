@@ -32,7 +32,7 @@ def seen_of(
     spec = {"name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 3, "examples": 72, "batch_size": 8,
             "local_epochs": 20, "learning_rate": 0.5 if task != "regression" else 0.1, **federation}  # fmt: skip
     made = simulate(
-        {"federations": [spec], "threat": threat, "attacks": ["loss-threshold"], "evaluation": {"updates": 1}},
+        {"federations": [spec], "threat": threat, "attacks": ["loss-threshold"], "evaluation": {"max_updates": 1}},
         model=model_of(task),
         data=data or examples(task),
         progress=False,
@@ -47,7 +47,7 @@ def metric(name: str, settings: dict[str, Any], seen: Observation, truth: Truth,
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_client_that_trained_on_a_record_is_named(task: str) -> None:
-    seen, truth = seen_of(task, {"records": 48})
+    seen, truth = seen_of(task, {"target_records": 48})
     found: Any = make_attack("source-inference")(seen)
     own = truth.owners >= 0
     assert int(own.sum()) >= 20
@@ -57,15 +57,15 @@ def test_the_client_that_trained_on_a_record_is_named(task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_what_a_batch_made_layers_receive_gives_it_away(task: str) -> None:
     seen, truth = seen_of(
-        task, {"records": 16}, algorithm="fedsgd", clients=1, rounds=1, examples=8, batch_size=8, local_epochs=None
+        task, {"target_records": 16}, algorithm="fedsgd", clients=1, rounds=1, examples=8, batch_size=8, local_epochs=None
     )
-    assert metric("span", {}, seen, truth, "membership_auc") == 1
+    assert metric("projection-residual", {}, seen, truth, "membership_auc") == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_records_are_pushed_and_repaired(task: str) -> None:
-    threat = {"adversary": "client", "records": 40}
+    threat = {"adversary": "client", "target_records": 40}
     seen, truth = seen_of(
         task,
         threat,
@@ -84,7 +84,7 @@ def test_records_are_pushed_and_repaired(task: str) -> None:
 
 @pytest.mark.parametrize("task", ["multi-label", "regression"])
 def test_an_attribute_is_filled_in_by_the_loss(task: str) -> None:
-    threat = {"records": 30, "hidden_attribute": "side", "knows_public_data": True, "public_examples": 40}
+    threat = {"target_records": 30, "hidden_attribute": "side", "knows_public_data": True, "public_examples": 40}
     inputs = torch.randn(240, 24, generator=generator(0, "rows"))
     inputs[:, 0] = (inputs[:, 1] + inputs[:, 2] > 0).float()
     wanted = {
@@ -115,7 +115,7 @@ def marked(data: Dataset) -> Dataset:
 
 
 def test_an_attribute_of_images_with_masks_is_told_from_features_or_refused() -> None:
-    threat = {"records": 30, "hidden_attribute": "left", "knows_public_data": True, "public_examples": 60}
+    threat = {"target_records": 30, "hidden_attribute": "left", "knows_public_data": True, "public_examples": 60}
     seen, truth = seen_of("segmentation", threat, marked(examples("segmentation", 400)))
     found: Any = make_attack("attribute-features")(seen)
     assert float((found.values == truth.values).double().mean()) > 0.6
@@ -138,7 +138,7 @@ def test_stand_ins_have_the_labels_that_go_with_the_property_alike() -> None:
     marks = torch.rand(600, generator=rng) < 0.5
     labels = (torch.rand(600, 5, generator=rng) < 0.3).float()
     labels[:, 2] = (torch.rand(600, generator=rng) < torch.where(marks, 0.85, 0.15)).float()
-    seen, _ = seen_of("multi-label", {"records": 8}, rounds=1, local_epochs=1)
+    seen, _ = seen_of("multi-label", {"target_records": 8}, rounds=1, local_epochs=1)
     held = stock(records_of(labels, marks), seen.task_info)
     assert held.matched is None
     with_it, without = held.pair(400, 1.0, 0.0, rng)
@@ -175,7 +175,7 @@ def test_a_property_that_the_labels_tell_is_no_leak_of_the_updates(task: str) ->
     noise = 1e-3 * torch.randn(len(names), generator=generator(1, "noise"), dtype=torch.float64)
     by_labels = PropertyFinding(clients=torch.tensor(names), scores=torch.stack(rows).double() + noise)
     result = evaluate(by_labels, seen, truth, seed=0).result
-    assert not result.leak
+    assert not result.is_leak
     assert "AUC of 1.000" in " ".join(result.notes)
     found = make_attack("property-inference", {"updates": 10})(seen, generator=generator(0, "attack"))
     assert np.isfinite(found.scores.numpy()).all()  # type: ignore[attr-defined]

@@ -139,7 +139,7 @@ def test_only_layers_that_all_send_are_compared():
 def test_sums_leave_the_global_models():
     seen = federation((0,), (0,))
     summed = [dataclasses.replace(m, update=dataclasses.replace(m.update, members=(0, 1, 2))) for m in seen.messages]
-    seen = dataclasses.replace(seen, messages=tuple(summed), threat=ThreatModel(records=12, sees="sum"))
+    seen = dataclasses.replace(seen, messages=tuple(summed), threat=ThreatModel(target_records=12, sees="sum"))
     with pytest.raises(NotApplicable, match="sums of several"):
         make_attack("fedmia").check(seen)
     assert run_attack("loss-series", seen).scores.isfinite().all()
@@ -160,7 +160,7 @@ def test_what_is_too_little_is_said():
         make_attack("fedmia").check(federation((0, 1), (1, 2)))
     with pytest.raises(NotApplicable, match="of one only"):
         make_attack("loss-series").check(federation((0, 1, 2)))
-    with pytest.raises(NotApplicable, match=r"set threat\.records"):
+    with pytest.raises(NotApplicable, match=r"set threat\.target_records"):
         make_attack("fedmia").check(dataclasses.replace(federation((0, 1, 2)), records=None))
     seen = federation((0, 1, 2), (0, 1, 2))
     gradients = tuple(

@@ -47,7 +47,7 @@ _SOURCES = Scenarios(
 
 
 def scenario(seed: int = 0, defences: Any = None, records: int = 60, **federation: Any) -> Scenario:
-    return _SOURCES(federation, seed=seed, defences=defences or {}, threat={"records": records})
+    return _SOURCES(federation, seed=seed, defences=defences or {}, threat={"target_records": records})
 
 
 def run_attack(seen: Observation, **settings: Any) -> SourceFinding:
@@ -77,7 +77,7 @@ def linear(kind: Any = "weights", rounds: int = 2, training: TrainingConfig | No
             moved = {n: torch.randn(s, generator=rng) for n, s in shapes.items()}
             messages.append(Message(r, client, sent, Update(client, kind, moved, 5, training)))
     task_info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (4,), 3, (0.0,), (1.0,))
-    return Observation("f", ThreatModel(records=20), task_info, nn.Linear(4, 3), nn.functional.cross_entropy, kind,
+    return Observation("f", ThreatModel(target_records=20), task_info, nn.Linear(4, 3), nn.functional.cross_entropy, kind,
                        tuple(weights), tuple(messages), {}, QuerySet(x, y, x[:0], y[:0]))  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def _summed(seen: Observation) -> Observation:
 
 
 REFUSED: list[tuple[Any, Any, str]] = [
-    (lambda s: dataclasses.replace(s, records=None), "weights", r"set threat\.records"),
+    (lambda s: dataclasses.replace(s, records=None), "weights", r"set threat\.target_records"),
     (lambda s: dataclasses.replace(s, messages=()), "weights", "sees no update"),
     (lambda s: dataclasses.replace(s, messages=s.messages[:1]), "weights", "of one only are known"),
     (_summed, "weights", r"threat\.sees=updates"),
@@ -257,10 +257,10 @@ def with_classes(right: float, seed: int = 0) -> Any:
 
 def test_what_classes_tell_of_records_is_no_leak_of_these():
     told = [with_classes(0.0, seed) for seed in range(2)]
-    assert not any(f.leak for f in told)
+    assert not any(f.is_leak for f in told)
     assert all("dealt anew among all" in f.notes[-1] for f in told)
     assert {FINDING_TYPES["source"].verdict([f]).verdict for f in told} == {"inconclusive"}
-    assert with_classes(0.9).leak
+    assert with_classes(0.9).is_leak
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -285,21 +285,21 @@ def test_few_records_are_too_few():
 
 def test_who_knows_half_is_found():
     found = [result(*planted(0.5, seed)) for seed in range(20)]
-    assert sum(f.leak for f in found) >= 0.9 * len(found)
+    assert sum(f.is_leak for f in found) >= 0.9 * len(found)
 
 
 def test_perfect_answers_and_their_opposite():
     found, seen, truth = planted(1.0)
     told = result(found, seen, truth)
     accuracy, advantage = told.metrics
-    assert (accuracy.value, accuracy.n, told.leak) == (1.0, 60, True)
+    assert (accuracy.value, accuracy.n, told.is_leak) == (1.0, 60, True)
     assert accuracy.baseline == pytest.approx(1 / 3)
     assert advantage.value == pytest.approx(1 - float((found.sources[60:] == truth.owners[:60]).double().mean()))
     assert told.p_value == pytest.approx(told.p_value_at_best) == pytest.approx(1 / 10_000)
     assert told.charts[0].lines[0].y == [1.0, 1.0, 1.0]
     wrong = dataclasses.replace(found, scores=-found.scores, sources=(-found.scores).argmax(dim=1))
     told = result(wrong, seen, truth)
-    assert (told.metrics[0].value, told.leak) == (0.0, False)
+    assert (told.metrics[0].value, told.is_leak) == (0.0, False)
     assert told.p_value > 0.99
     assert told.charts[0].lines[0].y == [0.0, pytest.approx(told.charts[0].lines[0].y[1]), 1.0]
 
@@ -312,7 +312,7 @@ def test_naming_the_largest_client_is_no_leak():
     always = dataclasses.replace(found, scores=scores, sources=torch.zeros(len(scores)).long())
     told = result(always, dataclasses.replace(seen, messages=messages), truth)
     assert told.metrics[0].value == told.metrics[0].baseline == pytest.approx(2 / 3)
-    assert not told.leak
+    assert not told.is_leak
     assert told.p_value == 1.0
 
 
@@ -325,7 +325,7 @@ def test_records_that_nobody_used_don_t_count():
     owners[0] = 2
     told = result(found, seen, dataclasses.replace(truth, owners=owners))
     assert told.status == "not applicable"
-    assert "raise threat.records" in told.reason
+    assert "raise threat.target_records" in told.reason
 
 
 def test_a_client_of_whom_no_update_is_known_is_never_right():
@@ -343,7 +343,7 @@ def test_a_client_of_whom_no_update_is_known_is_never_right():
 @pytest.mark.slow
 def test_federations_drowned_in_noise_have_uniform_p_values():
     """By the whole way: simulated, observed, attacked, evaluated; clients differ in size and in labels."""
-    noise = {"sanitiser": {"name": "dp", "clip": 1.0, "noise": 1000.0, "epsilon": None}}
+    noise = {"client_defence": {"name": "dp", "clip": 1.0, "noise": 1000.0, "epsilon": None}}
     skewed = {"partition": {"scheme": "dirichlet", "alpha": 1.0}, "rounds": 1, "local_epochs": 1}
     ps = [p_value(scenario(seed, noise, records=40, **skewed)) for seed in range(100)]
     assert stats.kstest(ps, "uniform", alternative="greater").pvalue > _LEVEL  # classes of few records: large ones

@@ -22,7 +22,7 @@ from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 from tests.conftest import core
@@ -169,7 +169,7 @@ def test_noise_leaves_nothing_certified_that_is_wrong():
     for level in (1e-7, 1e-5, 1e-3, 1e-1):
         rng = generator(1)
         noised = {n: t + level * torch.randn(t.shape, generator=rng) for n, t in message.update.tensors.items()}
-        update = dataclasses.replace(message.update, tensors=noised, sanitised=SanitiserInfo("dp", noise=level))
+        update = dataclasses.replace(message.update, tensors=noised, sanitised=ClientDefenceInfo("dp", noise=level))
         changed = dataclasses.replace(observation, messages=(dataclasses.replace(message, update=update),))
         found = spear(changed, rounds=8)
         assert bool((errors(found, images)[found.certified] < (0.5 / 255) ** 2).all())
@@ -294,7 +294,7 @@ def test_what_it_refuses():
         lambda: nn.Sequential(flat(), nn.Dropout(0.5), nn.Linear(36, 90), nn.ReLU(), nn.Linear(90, 5)), "begin with"
     )
     refused(lambda: deep(20), "needs fewer examples", count=36)
-    refused(deep, "only their signs were sent", sanitised=SanitiserInfo("signs", signs=True))
+    refused(deep, "only their signs were sent", sanitised=ClientDefenceInfo("signs", signs=True))
     refused(deep, "lacks the first layer's '1.weight'", tensors={"1.bias": torch.ones(80)})
 
 

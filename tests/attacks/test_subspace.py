@@ -25,7 +25,7 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.seeds import generator
 
 
@@ -178,14 +178,14 @@ def test_of_one_image_gradients_that_span_all_patches_count_fully_and_alone(base
     assert telling(known, count) == ({name: known[name] for name in names}, share)
 
 
-def update_of(data: str, width: int, sanitiser: dict[str, Any] | None = None) -> tuple[Tensor, Observation]:
+def update_of(data: str, width: int, client_defence: dict[str, Any] | None = None) -> tuple[Tensor, Observation]:
     """Return an image and what an eavesdropper sees of its gradient, of a residual network."""
     settings = {
         "version": 1, "name": "s", "seed": 3, "data": {"name": data},
         "model": {"name": "resnet20", "width": width, "initialisation": "default", "batch_norm": "eval"},
         "federations": [{"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1}],
         "threat": {"knows_labels": True}, "attacks": [{"name": "agic-plus"}],
-    } | ({"defences": {"sanitiser": sanitiser}} if sanitiser else {})  # fmt: skip
+    } | ({"defences": {"client_defence": client_defence}} if client_defence else {})  # fmt: skip
     scenario = scenario_from(settings)
     (recorded,) = record(resolve(scenario))
     (observed,) = observe(recorded.transcript, scenario.threat).split("update")
@@ -229,7 +229,11 @@ def test_clipping_scales_an_update_and_takes_nothing_from_its_spans():
     _, observed = update_of("digits", 4)
     message, attack = observed.single(), methods.AGICPlus()
     held = {}
-    for name, defence in (("none", None), ("clipped", SanitiserInfo("c", clip=1.0)), ("odd", SanitiserInfo("odd"))):
+    for name, defence in (
+        ("none", None),
+        ("clipped", ClientDefenceInfo("c", clip=1.0)),
+        ("odd", ClientDefenceInfo("odd")),
+    ):
         update = replace(message.update, sanitised=defence)
         prepared = prepare(replace(observed, messages=(replace(message, update=update),)), "granted", "cpu")
         held[name] = attack.subspaces(prepared).keys()

@@ -157,7 +157,7 @@ def test_the_closed_form_is_double_backward(n: int, width: int, biases: bool) ->
 def test_rows_of_a_gradient_come_out_with_their_labels_inferred() -> None:
     found, result = attacked()
     assert share(result) > 0.9
-    assert result.leak
+    assert result.is_leak
     assert found.label_source == "bias-corrected"
     assert found.confidence is not None
     assert found.confidence.shape == (2, 30)

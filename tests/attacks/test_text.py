@@ -30,7 +30,7 @@ from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, save_recording
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
 from fedaudit_lab.drawn.notes import LENGTH, tokenise, vocabulary, write_notes
@@ -119,7 +119,10 @@ def test_a_recording_of_tokens_is_checked_when_it_is_read(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("threat", "words"),
-    [({"knows_labels": True}, "knows_labels isn't for a causal task"), ({"records": 4}, "records isn't for a causal")],
+    [
+        ({"knows_labels": True}, "knows_labels isn't for a causal task"),
+        ({"target_records": 4}, "target_records isn't for a causal"),
+    ],
 )
 def test_what_has_no_meaning_for_a_causal_task_is_refused(threat: dict[str, Any], words: str):
     made = {"data": {"name": "notes-causal"}, "model": {"name": "decoder"}, "federations": [GRADIENTS]}
@@ -198,7 +201,7 @@ def test_models_and_examples_must_go_together():
 @pytest.mark.parametrize("more", [{}, {"algorithm": "fedavg", "local_steps": 3, "examples": 12, "learning_rate": 0.1}])
 def test_rows_that_moved_are_the_words_that_occurred(more: dict[str, Any]):
     only = recorded(**more)
-    found = run("which-tokens", only)
+    found = run("token-presence", only)
     assert isinstance(found, TokenFinding)
     inputs = only.truth.inputs[0, 0]
     missing = set(inputs.unique().tolist()) - set(found.tokens.tolist())
@@ -211,9 +214,9 @@ def test_noise_of_a_known_size_names_no_word():
     seen = observe(only.transcript, ThreatModel()).split()[0]
     message, rng = seen.messages[0], torch.Generator().manual_seed(0)
     noised = {n: t + 1e-4 * torch.randn(t.shape, generator=rng) for n, t in message.update.tensors.items()}
-    update = dataclasses.replace(message.update, tensors=noised, sanitised=SanitiserInfo("dp", noise=1e-4))
+    update = dataclasses.replace(message.update, tensors=noised, sanitised=ClientDefenceInfo("dp", noise=1e-4))
     noisy = dataclasses.replace(seen, messages=(dataclasses.replace(message, update=update),))
-    found = set(make_attack("which-tokens")(noisy, generator=generator(0)).tokens.tolist())  # type: ignore[attr-defined]
+    found = set(make_attack("token-presence")(noisy, generator=generator(0)).tokens.tolist())  # type: ignore[attr-defined]
     true = set(only.truth.inputs[0, 0].unique().tolist())
     assert found <= true
     assert len(found) > 0.8 * len(true)
@@ -423,7 +426,7 @@ def test_an_audit_of_text_goes_from_the_data_to_the_report(tmp_path: Path):
         "federations": [{**GRADIENTS, "clients": 2, "examples": 6, "batch_size": 3}],
     }
     result = fedaudit.audit(made, out=tmp_path, progress=False).result
-    assert {s.attack: s.verdict for s in result.summaries} == {"dager": "recovered", "which-tokens": "inferred"}
+    assert {s.attack: s.verdict for s in result.summaries} == {"dager": "recovered", "token-presence": "inferred"}
     found = next(f for f in result.findings if f.attack == "dager")
     assert {m.name: m.value for m in found.metrics} == {"rouge1": 1.0, "rouge2": 1.0, "exact_sequences": 1.0}
     assert [s.true for s in found.sequences] == [s.found for s in found.sequences]

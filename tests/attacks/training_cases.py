@@ -81,7 +81,7 @@ def attacked(
     values: dict[str, Any] = {
         "data": {"name": "digits"},
         "model": {"name": "lenet", "initialisation": "uniform"},
-        "federations": [{"name": "one", "clients": 1, "examples": count, "draw": "first", "batch_size": count}],
+        "federations": [{"name": "one", "clients": 1, "examples": count, "sampling": "first", "batch_size": count}],
         "attacks": [{"name": "invg", "iterations": 20}],
         "seed": seed,
     }

@@ -26,7 +26,7 @@ from fedaudit.cli import app
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.simulation.replay import relative_error, replay
 from fedaudit.task.training import TrainingConfig, loss_function
-from fedaudit.transcript.update import PrivateSteps, SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps
 from fedaudit.utils.errors import BadInput
 from tests.capture.capture_cases import cnn, examples
 
@@ -270,7 +270,7 @@ def recorded(folder: Path, n: int, *, clients: int = 2, claim: float | None = No
             told = None
             if claim is not None:
                 assert seen.private is not None
-                told = SanitiserInfo("dp-sgd", noise=1.0, private=dataclasses.replace(seen.private, noise=claim))
+                told = ClientDefenceInfo("dp-sgd", noise=1.0, private=dataclasses.replace(seen.private, noise=claim))
             recorder.update(client, local.state_dict(), seen, num_examples=n, sanitised=told)
         recorder.module = local  # as it was left, with hooks
     return local

@@ -94,7 +94,7 @@ def test_coins_stay_with_the_truth(recorded: Path, tmp_path: Path) -> None:
 
 
 def audited(folder: Path) -> Any:
-    made: Any = fedaudit.audit_transcript(folder, attacks=["epsilon"], module=Net(), task=task(), seed=0)
+    made: Any = fedaudit.audit_transcript(folder, attacks=["dp-canaries"], module=Net(), task=task(), seed=0)
     return made.result
 
 

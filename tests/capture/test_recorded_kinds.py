@@ -64,7 +64,7 @@ def test_text_is_recorded_replayed_and_read(loss: Any, tmp_path: Path) -> None:
     assert [r.error for r in record.recording.replays] == [0.0, 0.0]
     assert {s.attack: s.verdict for s in finished.result.summaries} == {
         "dager": "recovered",
-        "which-tokens": "inferred",
+        "token-presence": "inferred",
     }
     found = [s for f in finished.result.findings for s in f.sequences if f.attack == "dager"]
     true = [TEXT.words_of(row) for x, _ in data for row in x]
@@ -162,7 +162,7 @@ def test_texts_are_as_long_as_the_longest_and_replayed_as_they_were(lengths: tup
     data = of_lengths(*lengths)
     loop(tmp_path / "r", Mean(), data, nn.functional.cross_entropy, tokens={"vocabulary": 30, "padding": 0})
     done = fedaudit.audit_transcript(
-        tmp_path / "r", ["which-tokens"], module=Mean(), controls=False, progress=False
+        tmp_path / "r", ["token-presence"], module=Mean(), controls=False, progress=False
     ).result
     (record,) = done.federations
     assert record.recording is not None

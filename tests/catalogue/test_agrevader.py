@@ -104,7 +104,7 @@ def test_the_adversary_log_has_the_losses_under_every_round_s_model():
 
 def test_what_the_federation_repairs_is_a_member():
     losses = torch.tensor([[9.0, 0.0, 0.0, 0.0], [5.0, 1.0, 2.0, 9.0], [1.0, 2.0, 3.0, 5.0], [1.5, 2.0, 4.0, 5.5]])
-    threat = ThreatModel(adversary="client", records=60)
+    threat = ThreatModel(adversary="client", target_records=60)
     seen = dataclasses.replace(logistic(4), threat=threat, messages=(), adversary_log={"agrevader/losses": losses})
     found = run_attack("agrevader", seen)
     assert found.scores.tolist() == [-1.25, -2.0, -3.5, -5.25]
@@ -153,8 +153,8 @@ def test_pushing_works_for_regressions():
     assert finding.status == "done"
 
 
-@pytest.mark.parametrize("threat", [{"adversary": "client", "records": None}, {"adversary": "server"}])
+@pytest.mark.parametrize("threat", [{"adversary": "client", "target_records": None}, {"adversary": "server"}])
 def test_pushing_without_records_in_hand_is_refused(threat):
     made = scenario(threat, ["loss-threshold"], malicious={"name": "agrevader", "start": 0})
-    with pytest.raises(BadInput, match=r"set threat\.adversary=client and threat\.records"):
+    with pytest.raises(BadInput, match=r"set threat\.adversary=client and threat\.target_records"):
         sent(made)

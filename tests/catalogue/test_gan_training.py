@@ -35,14 +35,14 @@ def changed(made: Scenario, **changes: dict[str, Any]) -> Scenario:
 
 def audited(least: float) -> Audit:
     """Return the audit of a federation of four rounds, which leaves it at about one in ten right."""
-    return run_audit(changed(scenario(QUICK), evaluation={"least_accuracy": least, "controls": False}))
+    return run_audit(changed(scenario(QUICK), evaluation={"min_accuracy": least, "controls": False}))
 
 
 def test_whatever_was_drawn_in_a_federation_that_was_hardly_trained_the_verdict_is_open() -> None:
     result = audited(0.5).result
     (federation,), (summary,), (finding,) = result.federations, result.summaries, result.findings
-    assert federation.course is not None
-    (reached,) = federation.course.accuracy  # measured at the end, though the scenario doesn't ask for it
+    assert federation.history is not None
+    (reached,) = federation.history.accuracy  # measured at the end, though the scenario doesn't ask for it
     assert reached < 0.5
     assert summary.verdict == "inconclusive"
     assert summary.hardly_trained == reached
@@ -50,7 +50,7 @@ def test_whatever_was_drawn_in_a_federation_that_was_hardly_trained_the_verdict_
     assert said in summary.verdict_text
     assert said in summary.advice[0]
     assert said in finding.notes
-    assert finding.leak is False
+    assert finding.is_leak is False
 
 
 def test_it_isn_t_where_the_federation_reached_what_was_asked_of_it() -> None:
@@ -73,10 +73,10 @@ def test_images_that_anybody_would_recognise_are_no_leak_of_a_federation_that_kn
         "fedaudit_catalogue.attacks.gan.GANClient._draw", lambda _, codes: drawn[torch.arange(len(codes)) % 8]
     )
     (federation,) = run_audit(made).result.federations
-    assert federation.course is not None
-    reached = federation.course.accuracy[-1]
+    assert federation.history is not None
+    reached = federation.history.accuracy[-1]
     found = [
-        run_audit(changed(made, evaluation={"least_accuracy": least})).result.summaries[0].verdict
+        run_audit(changed(made, evaluation={"min_accuracy": least})).result.summaries[0].verdict
         for least in (reached + 0.01, max(0.0, reached - 0.01))
     ]
     assert found == ["inconclusive", "recovered"]
@@ -195,17 +195,17 @@ def test_pictures_show_every_trial_that_drew_something(tmp_path: Path) -> None:
 
 
 def test_drawings_can_have_a_label_of_their_own() -> None:
-    eleventh = changed(scenario({**QUICK, "label": 10}), model={"spare_outputs": 1})
+    eleventh = changed(scenario({**QUICK, "label": 10}), model={"extra_classes": 1})
     (federation,) = resolve(eleventh).federations
     assert federation.task_info.outputs == 11
     assert federation.task_info.num_classes == 10
     result = run_audit(eleventh).result
     assert result.findings[0].status == "done"
-    assert result.federations[0].course is not None
-    with pytest.raises(BadInput, match=r"label is 10, but the model's outputs are 0 to 9; .*spare_outputs is to be 1"):
+    assert result.federations[0].history is not None
+    with pytest.raises(BadInput, match=r"label is 10, but the model's outputs are 0 to 9; .*extra_classes is to be 1"):
         run_audit(scenario({**QUICK, "label": 10}))
     with pytest.raises(BadInput, match="for cross-entropy"):
-        resolve(changed(scenario(QUICK), model={"spare_outputs": 1, "loss": "mse"}, data={"name": "diabetes"}))
+        resolve(changed(scenario(QUICK), model={"extra_classes": 1, "loss": "mse"}, data={"name": "diabetes"}))
 
 
 @pytest.mark.parametrize("network", [DCGenerator, Generator])

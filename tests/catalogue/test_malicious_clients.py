@@ -44,7 +44,7 @@ QUICK = {
     "width": 8,
     "keep": 3,
     "every": 2,
-    "lacks": [3],
+    "missing_classes": [3],
 }
 
 
@@ -341,23 +341,23 @@ def test_the_report_shows_what_was_drawn(tmp_path: Path) -> None:
     page = finished.save(tmp_path).read_text()
     (finding,) = finished.result.findings
     assert finished.result.adversary.acts
-    assert [sheet.title.split(":")[0] for sheet in finding.sheets] == ["real", "round 1", "round 2", "round 3"]
-    assert all((tmp_path / sheet.path).is_file() for sheet in finding.sheets)
+    assert [sheet.title.split(":")[0] for sheet in finding.image_rows] == ["real", "round 1", "round 2", "round 3"]
+    assert all((tmp_path / sheet.path).is_file() for sheet in finding.image_rows)
     assert page.count('class="image-row"') == 4
 
 
 def test_an_honest_server_does_not_act_whoever_else_is_malicious() -> None:
     values = scenario(QUICK).model_dump(mode="json") | {"threat": {"adversary": "server"}}
-    values |= {"attacks": ["labels"], "evaluation": {"updates": 1}}
+    values |= {"attacks": ["labels"], "evaluation": {"max_updates": 1}}
     assert not run_audit(scenario_from(values)).result.adversary.acts
 
 
 def test_what_malicious_clients_lack_is_left_out() -> None:
-    _, truth = simulated(scenario({**QUICK, "lacks": [3, 5], "clients": 2}, examples=None))
+    _, truth = simulated(scenario({**QUICK, "missing_classes": [3, 5], "clients": 2}, examples=None))
     held = {client: truth.labels[0, client] for client in range(4)}
     assert not any(bool(torch.isin(held[client], torch.tensor([3, 5])).any()) for client in (2, 3))
     with pytest.raises(BadInput, match="nothing left"):
-        simulated(scenario({**QUICK, "lacks": list(range(10))}))
+        simulated(scenario({**QUICK, "missing_classes": list(range(10))}))
 
 
 def test_who_was_accepted_is_told_round_by_round() -> None:
@@ -365,8 +365,8 @@ def test_who_was_accepted_is_told_round_by_round() -> None:
     made = made.model_copy(update={"defences": DefencesSpec.model_validate({"aggregator": {"name": "krum", "f": 0}})})
     finished = run_audit(made)
     (federation,) = finished.result.federations
-    assert federation.course is not None
-    honest, malicious = federation.course.honest_accepted, federation.course.malicious_accepted
+    assert federation.history is not None
+    honest, malicious = federation.history.honest_accepted, federation.history.malicious_accepted
     assert len(honest) == len(malicious) == 4
     for h, m in zip(honest, malicious, strict=True):  # Krum takes one of four
         assert h is not None
@@ -386,7 +386,7 @@ def test_the_page_and_the_comparison_know_other_leaks_than_pictures(
     rows = frontier.prices(audit.result)
     found = {s.federation: s.metrics[0].value for s in audit.result.summaries}
     assert frontier.scale(audit.result).name == "recognised"
-    assert {row.federation: row.leak for row in rows} == found
+    assert {row.federation: row.is_leak for row in rows} == found
     page = audit.save(tmp_path).read_text()
     for part in ("recognised [95 %]", "Accuracy by round", "Updates that the server took by round"):
         assert part in page
@@ -398,11 +398,11 @@ def test_the_page_and_the_comparison_know_other_leaks_than_pictures(
 def test_many_rounds_are_averaged_in_groups() -> None:
     audit = run_audit(scenario(QUICK))
     (federation,) = audit.result.federations
-    assert federation.course is not None
-    history = federation.course.model_copy(
+    assert federation.history is not None
+    history = federation.history.model_copy(
         update={"honest_accepted": [1.0, 0.0] * 50, "malicious_accepted": [None, 1.0, None, 0.0] * 25}
     )
-    result = audit.result.model_copy(update={"federations": [federation.model_copy(update={"course": history})]})
+    result = audit.result.model_copy(update={"federations": [federation.model_copy(update={"history": history})]})
     (chart,) = frontier.taken(result)
     honest, malicious = chart.lines
     assert honest.x[:2] == [1.5, 5.5]  # four rounds each

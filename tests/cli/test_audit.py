@@ -296,7 +296,7 @@ def test_the_example_script_runs(tmp_path):
         (
             "honest-mnist.yaml",
             "distances.py",
-            ["federations.f.examples=40", "federations.f.rounds=2", "federations.f.record=[0,1]"],
+            ["federations.f.examples=40", "federations.f.rounds=2", "federations.f.keep_rounds=[0,1]"],
             ["    1", "    2", "of 10"],
         ),
         (

@@ -92,7 +92,11 @@ SETTINGS = [
     ("unknown aggregator", ["defences.aggregator=meen"], "unknown aggregator 'meen'; did you mean 'mean'?"),
     ("setting of no aggregator", ["defences.aggregator={name: krum, g: 1}"], "'krum': unknown key 'g'; known: f"),
     ("too few for krum", ["defences.aggregator=krum"], "'krum' needs n >= 2f + 3 with f = 1: 5 updates a round"),
-    ("unknown sanitiser", ["defences.sanitiser=nome"], "unknown sanitiser 'nome'; did you mean 'none'?"),
+    (
+        "unknown client-side defence",
+        ["defences.client_defence=nome"],
+        "unknown client-side defence 'nome'; did you mean 'none'?",
+    ),
     ("unknown initialisation", ["model.initialisation=hee"], "it should be 'default', 'he', 'uniform' or 'given'"),
     ("initialisation given by none", ["model.initialisation=given"], "'given' is for a checkpoint, or for a model of"),
     (
@@ -115,7 +119,7 @@ SETTINGS = [
     ("classes for regression", [*REGRESSION, "model.loss=cross-entropy"], "use mse"),
     (
         "lacks without classes",
-        [*REGRESSION, "federations.sgd.malicious={name: gan, lacks: [1]}"],
+        [*REGRESSION, "federations.sgd.malicious={name: gan, missing_classes: [1]}"],
         "'diabetes' has none",
     ),
     (
@@ -146,7 +150,7 @@ SETTINGS = [
         [
             "federations.sgd.algorithm=fedavg",
             "federations.sgd.local_steps=1",
-            "defences.sanitiser={name: sign, scale: one}",
+            "defences.client_defence={name: sign, scale: one}",
         ],
         "the server would add 1 or -1 to every weight: use scale: mean",
     ),
@@ -423,7 +427,7 @@ def test_interrupt(scenario_file: Path, tmp_path: Path) -> None:
 
 def test_interrupt_within_generated_code(tmp_path: Path) -> None:
     """As dataclasses and namedtuples make it while libraries are imported; Python remembers such interrupts."""
-    code = "import fedaudit.cli as cli; cli.app = lambda **_: exec('raise KeyboardInterrupt'); cli.main()"
+    code = "import fedaudit.cli as cli; cli.app = lambda *_, **__: exec('raise KeyboardInterrupt'); cli.main()"
     (tmp_path / "interrupted.py").write_text(code)
     line = [sys.executable, "-m", "interrupted"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)

@@ -190,15 +190,15 @@ def test_single_federations_are_compared_whatever_their_names(tmp_path):
 
 def test_the_command_tells_and_exits(command: Command, tmp_path: Path):
     old, new = tmp_path / "old", tmp_path / "new"
-    scenario = {"seed": 0, "defences": {"sanitiser": {"name": "dp", "noise": 1.0}}}
+    scenario = {"seed": 0, "defences": {"client_defence": {"name": "dp", "noise": 1.0}}}
     audit(old, [[12.0], [13.0]], "not demonstrated", scenario=scenario).save(old / "results.json")
-    scenario = {"seed": 0, "defences": {"sanitiser": {"name": "none", "noise": 1.0}}}
+    scenario = {"seed": 0, "defences": {"client_defence": {"name": "none", "noise": 1.0}}}
     audit(new, [[30.0], [31.2]], scenario=scenario).save(new / "results.json")
     worse = command("compare", old, new)
     assert worse.code == 1
     assert worse.out.startswith("regression: something leaks more than before (1 worse)\n")
     assert "not demonstrated → recovered" in worse.out
-    assert worse.out.endswith("the scenarios differ in defences.sanitiser.name\n")
+    assert worse.out.endswith("the scenarios differ in defences.client_defence.name\n")
     better = command("compare", new / "results.json", old)
     assert (better.code, better.out.split("\n")[0]) == (0, "no regression (1 better)")
     told = json.loads(command("compare", old, new, "--json").out)
@@ -282,5 +282,5 @@ def test_noise_is_no_regression_and_a_removed_defence_is():
     results = [rerun(recorded, seed) for seed in range(5)]
     every = regressions(itertools.permutations(results, 2))
     assert sum(map(bool, every)) <= 1  # of 20
-    defended = recordings(defences={"sanitiser": {"name": "dp", "epsilon": None}})
+    defended = recordings(defences={"client_defence": {"name": "dp", "epsilon": None}})
     assert regressions([(rerun(defended, 0), results[0])])[0]

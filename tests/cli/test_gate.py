@@ -14,7 +14,7 @@ from tests.conftest import SCENARIO, Command, Outcome, refused
 
 pytestmark = pytest.mark.usefixtures("kept_workers")
 
-NOISE = "defences={sanitiser: {name: dp, clip: 1.0, noise: 1.0, where: local, epsilon: null}}"
+NOISE = "defences={client_defence: {name: dp, clip: 1.0, noise: 1.0, where: local, epsilon: null}}"
 LEAKS = ("--set", "attacks=[{name: exact-linear}]", "--set", "model={name: mlp}")
 
 

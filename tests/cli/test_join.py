@@ -129,14 +129,14 @@ def test_sites_that_tried_nothing_count_for_nothing(sites, tmp_path, command: Co
 
 def test_a_defence_that_was_only_tried_is_nobodys_answer(sites, tmp_path, command: Command):
     told = AuditResult.load(sites[0] / "results.json")
-    tried = told.federations[0].model_copy(update={"name": "sgd, dp", "sanitiser": "dp"})
+    tried = told.federations[0].model_copy(update={"name": "sgd, dp", "client_defence": "dp"})
     safer = told.summaries[0].model_copy(update={"federation": "sgd, dp", "verdict": "not demonstrated"})
     worse = told.summaries[0].model_copy(update={"verdict": "inconclusive"})
     change(
         sites[0],
         federations=[told.federations[0], tried],
         summaries=[worse, safer],
-        scenario={"evaluation": {"what_if": True}},
+        scenario={"evaluation": {"compare_defences": True}},
     )
     command("join", *sites[:2], "--out", tmp_path / "j")
     (row, _) = json.loads((tmp_path / "j" / "joined.json").read_text())["sites"]
@@ -175,13 +175,13 @@ def test_the_largest_epsilon_stands_beside_its_claim(sites, tmp_path, command: C
 
 
 def test_what_is_only_promised_is_compared_at_one_delta(sites, tmp_path, command: Command):
-    timing = HistoryTiming(training=1.0, sanitising=0.0)
+    timing = HistoryTiming(training=1.0, client_defence=0.0)
 
     def promise(folder: Path, *promised: dict[str, Any]) -> None:
         record = AuditResult.load(folder / "results.json").federations[0]
         courses = [HistoryRecord(bytes=1, parameters=1, timing=timing, **one) for one in promised]
         named = [record, *(record.model_copy(update={"name": f"other-{i}"}) for i in range(1, len(courses)))]
-        change(folder, federations=[f.model_copy(update={"course": c}) for f, c in zip(named, courses, strict=True)])
+        change(folder, federations=[f.model_copy(update={"history": c}) for f, c in zip(named, courses, strict=True)])
 
     one = {"epsilon_pld": 2.0, "epsilon_delta": 1e-5, "epsilon_unit": "client"}
     promise(sites[0], one, {"epsilon_pld": 3.0, "epsilon_delta": 1e-6, "epsilon_unit": "client"}, {})

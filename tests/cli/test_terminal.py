@@ -202,7 +202,7 @@ def test_a_folder_of_another_audit_is_refused_and_made_room_in_only_where_wanted
     assert pages
     assert command(*line).code == 0  # the same goes on
     assert files(out) == before
-    other = (*line, "--set", "evaluation.federations=[a]", "--seed", "1")
+    other = (*line, "--set", "evaluation.attacked_federations=[a]", "--seed", "1")
     refused(command(*other), f"'{out}' holds another audit, 'many labels'; give another --out, or --overwrite")
     with pytest.raises(BadInput, match="overwrite=True"):
         fedaudit.audit({**values, "seed": 1}, out=out, progress=False)

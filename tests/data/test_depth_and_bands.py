@@ -53,7 +53,7 @@ def test_a_file_s_depth_or_what_is_said_to_be_white_scales_it(values, suffix, wh
 @pytest.mark.parametrize(
     ("values", "white", "words"),
     [
-        ((RAMP * 4095).astype(np.uint16), None, "nearly black; say which value is white, data.white: 4095"),
+        ((RAMP * 4095).astype(np.uint16), None, "nearly black; say which value is white, data.max_pixel_value: 4095"),
         ((RAMP * 4095).astype(np.uint16), 2000.0, "between 0 and 2000"),
         ((RAMP * 300).astype(np.float32), None, "between 0 and 1"),
         ((RAMP - 0.5).astype(np.float32), None, "between 0 and 1"),
@@ -209,7 +209,7 @@ def test_values_of_their_whole_range_are_scaled_as_ever():
 @pytest.mark.parametrize(("values", "white"), [(DARK, 16.0), ((DARK > 8).astype(np.uint8), 1.0)])
 def test_files_of_8_bits_that_are_dark_ask_for_white_too(kind, values, white, tmp_path):
     where = folder(tmp_path, values)
-    with pytest.raises(BadInput, match=r"data\.white"):
+    with pytest.raises(BadInput, match=r"data\.max_pixel_value"):
         fedaudit.load_dataset(kind, data_dir=where)
     inputs = fedaudit.load_dataset(kind, data_dir=where, white=white).train.inputs
     np.testing.assert_allclose(inputs[0, 0], values / white, atol=1e-6)

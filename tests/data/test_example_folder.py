@@ -105,7 +105,7 @@ def test_scans_without_contrast_are_refused(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for name in ("a", "b"):
             dicom(tmp_path / split / name / "x.dcm", RNG.integers(0, 2000, (8, 8)).astype(np.int16))
-    refused(tmp_path, "image", "would have no contrast", "data.white")
+    refused(tmp_path, "image", "would have no contrast", "data.max_pixel_value")
     assert float(read_folder(tmp_path, "image", white=2000)[0].inputs.max()) > 0.8
 
 
@@ -285,7 +285,7 @@ def test_a_person_is_in_one_split_and_in_one_client_and_never_both_in_and_out(tm
             "federations": [federation],
             "data": {"name": "scan-folder", "split": "train"},
             "model": {"name": "mlp"},
-            "threat": {"records": 10},
+            "threat": {"target_records": 10},
         }
         federation["partition"] |= {"k": 1} if scheme == "classes-per-client" else {}
         parts = resolve(scenario_from(scenario), data_dir=tmp_path).federations[0]

@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit.defences import SANITISERS, OwnExamples
+from fedaudit.defences import CLIENT_DEFENCES, OwnExamples
 from fedaudit.defences.ats import ATS, accuracy_score, privacy_score, random_policy
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.transforms import TRANSFORMS, parsed, transformed
@@ -92,7 +92,7 @@ def test_policies_go_one_after_the_other_in_pixels() -> None:
         with pytest.raises(BadInput, match=words):
             parsed(policy)
         with pytest.raises(BadInput, match=words):
-            make(SANITISERS, "ats", {"policies": [policy]})
+            make(CLIENT_DEFENCES, "ats", {"policies": [policy]})
     table = TaskInfo("mlp", None, "eval", "cross-entropy", "table", (5,), 4, (0.0,), (1.0,))
     with pytest.raises(BadInput, match="are for images"):
         transformed("invert:0", torch.zeros(1, 5), table)
@@ -139,9 +139,9 @@ def test_the_search_takes_the_private_half_of_those_that_teach() -> None:
     x, y = task.normalise(torch.rand(6, 3, 12, 12, generator=rng())), torch.tensor([0, 1, 2, 3, 0, 1])
     own = OwnExamples(model, cross_entropy, [(x[:4], y[:4]), (x[4:], y[4:])])
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    sanitiser = make(SANITISERS, "ats", {"search": 6, "images": 5})
-    assert isinstance(sanitiser, ATS)
-    batches = sanitiser.augment(own, task, rng(4))
+    client_defence = make(CLIENT_DEFENCES, "ats", {"search": 6, "images": 5})
+    assert isinstance(client_defence, ATS)
+    batches = client_defence.augment(own, task, rng(4))
     draws, scores = rng(4), []
     for policy in [random_policy(draws) for _ in range(6)]:
         seen = transformed(policy, x[:5], task)
@@ -149,13 +149,13 @@ def test_the_search_takes_the_private_half_of_those_that_teach() -> None:
         scores.append((accuracy_score(model, seen), privacy_score(model, cross_entropy, seen, y[:5], noise), policy))
     half = sorted(scores, reverse=True)[:3]
     expected = [policy for _, _, policy in sorted(half, key=lambda one: one[1])[:2]]
-    assert sanitiser.found == expected
-    assert sanitiser.drawn in expected
+    assert client_defence.found == expected
+    assert client_defence.drawn in expected
     for (seen, targets), (inputs, labels) in zip(batches, own.batches, strict=True):
-        assert seen.equal(transformed(sanitiser.drawn, inputs, task))
+        assert seen.equal(transformed(client_defence.drawn, inputs, task))
         assert targets.equal(labels)
     assert all(model.state_dict()[name].equal(value) for name, value in before.items())
-    again = make(SANITISERS, "ats", {"search": 6, "images": 5})
-    again.load_state_dict(sanitiser.state_dict())
+    again = make(CLIENT_DEFENCES, "ats", {"search": 6, "images": 5})
+    again.load_state_dict(client_defence.state_dict())
     assert isinstance(again, ATS)
     assert again.found == expected

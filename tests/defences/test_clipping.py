@@ -19,7 +19,7 @@ from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.server import Server
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
 
@@ -149,7 +149,7 @@ def test_what_the_server_sees_is_whole_or_clipped_and_the_model_is_the_same(name
 
 def test_clipping_after_noise_does_not_make_more_of_the_noise() -> None:
     (update,) = updates_of(0, n=1, scale=10.0)
-    known = SanitiserInfo("local-dp", noise=0.3, clip=2.0)
+    known = ClientDefenceInfo("local-dp", noise=0.3, clip=2.0)
     noisy = dataclasses.replace(update, sanitised=known, buffers={})
     sent = FixedClipping(clipping_norm=0.5, side="client").asked(noisy, {})
     assert sent.sanitised is not None

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.calibration import own_update
 from fedaudit.attacks.inversion.objectives import DISTANCES, distance_to
-from fedaudit.defences import SANITISERS, ClientContext, OwnExamples, SanitiserInfo, Update
+from fedaudit.defences import CLIENT_DEFENCES, ClientContext, OwnExamples, ClientDefenceInfo, Update
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import simulate
@@ -49,7 +49,7 @@ def trained(seed: int = 0, examples: int = 2) -> Case:
 
 
 def sent(name: str, settings: dict[str, Any], case: Case, seed: int = 0) -> Update:
-    return make(SANITISERS, name, settings)(*case, rng(seed))
+    return make(CLIENT_DEFENCES, name, settings)(*case, rng(seed))
 
 
 def flat(tensors: dict[str, Tensor]) -> Tensor:
@@ -63,12 +63,12 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("secret", [False, True])
 def test_noise_is_of_the_chosen_variance_and_kind(distribution: str, secret: bool) -> None:
     update = Update(0, "gradient", {"w": torch.full((20_000,), 3.0)}, 1, None)
-    sanitiser = make(SANITISERS, "gradient-noise", {"variance": 0.25, "distribution": distribution})
-    found = sanitiser(update, ClientContext({}, (), 1), None if secret else rng())  # type: ignore[arg-type]
+    client_defence = make(CLIENT_DEFENCES, "gradient-noise", {"variance": 0.25, "distribution": distribution})
+    found = client_defence(update, ClientContext({}, (), 1), None if secret else rng())  # type: ignore[arg-type]
     noise = (found.tensors["w"] - 3).double().numpy()
     law = ("norm", (0, 0.5)) if distribution == "gaussian" else ("laplace", (0, math.sqrt(0.125)))
     assert kstest(noise, law[0], args=law[1]).pvalue > 1e-3
-    assert found.sanitised == SanitiserInfo("gradient-noise", noise=0.5, unclipped=True)
+    assert found.sanitised == ClientDefenceInfo("gradient-noise", noise=0.5, unclipped=True)
 
 
 @pytest.mark.parametrize("bound", [0.1, 1e3])
@@ -108,19 +108,19 @@ def test_outpost_acts_ever_more_rarely() -> None:
     acted = np.zeros(12)
     draws = rng(5)
     for _ in range(300):
-        sanitiser = make(SANITISERS, "outpost", {"beta": 0.5})
-        acted += [sanitiser(update, context, draws).sanitised is not None for _ in range(12)]
+        client_defence = make(CLIENT_DEFENCES, "outpost", {"beta": 0.5})
+        acted += [client_defence(update, context, draws).sanitised is not None for _ in range(12)]
     expected = 1 / (1 + 0.5 * np.arange(12))
     assert np.abs(acted / 300 - expected).max() < 4 * math.sqrt(0.25 / 300)
     assert acted[0] == 300
 
 
 def test_dual_pruning_sends_the_middle_and_remembers_the_rest() -> None:
-    sanitiser = make(SANITISERS, "dgp", {"largest": 0.1, "smallest": 0.3})
+    client_defence = make(CLIENT_DEFENCES, "dgp", {"largest": 0.1, "smallest": 0.3})
     error = {name: np.zeros(t.shape) for name, t in trained()[0].tensors.items()}
     for seed in range(3):
         update, context = trained(seed)
-        found = sanitiser(update, context, rng())
+        found = client_defence(update, context, rng())
         for name, tensor in update.tensors.items():
             whole = tensor.double().numpy() + error[name]
             ranks = np.abs(whole).ravel().argsort(kind="stable").argsort().reshape(whole.shape)
@@ -203,7 +203,7 @@ def test_what_can_t_work_is_refused() -> None:
         with pytest.raises(BadInput, match="use it in a simulation"):
             sent(name, {}, (update, bare))
         with pytest.raises(BadInput, match="use it in a simulation"):
-            make(SANITISERS, name).check_alone((), None)
+            make(CLIENT_DEFENCES, name).check_alone((), None)
     with pytest.raises(BadInput, match="has 0, 2"):
         sent("soteria", {"layer": "1"}, (update, context))
     conv = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten())
@@ -216,7 +216,7 @@ def test_what_can_t_work_is_refused() -> None:
     with pytest.raises(BadInput, match="tokens have none"):
         sent("soteria", {}, (words, ClientContext({}, (), 1, read)))
     with pytest.raises(BadInput, match="leave nothing to send"):
-        make(SANITISERS, "dgp", {"largest": 0.5, "smallest": 0.5})
+        make(CLIENT_DEFENCES, "dgp", {"largest": 0.5, "smallest": 0.5})
 
 
 # --- what an attacker makes of it ----------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_what_can_t_work_is_refused() -> None:
 def test_a_clipped_update_is_compared_with_a_clipped_dummy(name: str) -> None:
     whole = torch.randn(30, generator=rng(1), dtype=torch.float64)
     clipped = {"w": whole / whole.norm()}
-    update = Update(0, "gradient", clipped, 1, None, sanitised=SanitiserInfo("gradient-clipping", clip=1.0))
+    update = Update(0, "gradient", clipped, 1, None, sanitised=ClientDefenceInfo("gradient-clipping", clip=1.0))
     distance = distance_to(name, update, ["w"], {"w": 3 * clipped["w"]}, {"w": 1.0})  # 3: as a pseudo-gradient's scale
     assert float(distance.value(whole)) < 1e-12  # longer than 3, so clipped to it
     vector = torch.randn(30, generator=rng(2), dtype=torch.float64).requires_grad_()
@@ -261,7 +261,7 @@ def recording(
         "data": {"name": "digits"},
         "model": {"name": model, "initialisation": "uniform"},
         "federations": [{"name": "fed", "clients": clients, "examples": clients, "rounds": 1, "batch_size": 1}],
-        "defences": {"sanitiser": defence},
+        "defences": {"client_defence": defence},
     }
     (federation,) = resolve(scenario_from(values)).federations
     made = simulate(federation)

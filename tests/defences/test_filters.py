@@ -15,7 +15,7 @@ from torch import Tensor
 import fedaudit
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.objectives import DISTANCES, distance_to
-from fedaudit.defences import SANITISERS, ClientContext, Sanitiser, SanitiserInfo, Update
+from fedaudit.defences import CLIENT_DEFENCES, ClientContext, ClientDefence, ClientDefenceInfo, Update
 from fedaudit.epsilon.accounting import SparseVectorAccount, TakingPart
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import scenario_from
@@ -50,7 +50,7 @@ def trained(before: State, after: State, steps: int) -> tuple[Update, ClientCont
 
 
 def seed_of(generator: torch.Generator) -> int:
-    """The seed that a sanitiser takes for NumPy."""
+    """The seed that a client-side defence takes for NumPy."""
     return int(torch.randint(2**32, (), generator=generator))
 
 
@@ -81,9 +81,9 @@ def nvflare(filter_: Any, before: State, after: State, steps: int) -> dict[str, 
     return dict(found.data)
 
 
-def equal_bits(sanitiser: Sanitiser, expected: dict[str, Any], before: State, after: State, steps: int) -> None:
+def equal_bits(client_defence: ClientDefence, expected: dict[str, Any], before: State, after: State, steps: int) -> None:
     update, context = trained(before, after, steps)
-    found = moved(sanitiser(update, context, rng(7)), before)
+    found = moved(client_defence(update, context, rng(7)), before)
     for name, array in expected.items():
         ours = found[name]
         if name.startswith("bn.running"):  # the mean is what travels, and adding to it rounds
@@ -101,7 +101,7 @@ def test_percentile_privacy_gives_nvflare_s_bits(percentile: float, gamma: float
 
     before, after = state(0), state(1)
     expected = nvflare(PercentilePrivacy(percentile, gamma), before, after, steps)
-    ours = make(SANITISERS, "percentile-privacy", {"percentile": percentile, "gamma": gamma})
+    ours = make(CLIENT_DEFENCES, "percentile-privacy", {"percentile": percentile, "gamma": gamma})
     equal_bits(ours, expected, before, after, steps)
 
 
@@ -129,7 +129,7 @@ def test_svt_privacy_gives_nvflare_s_bits(
     before, after = state(0), state(1)
     np.random.seed(seed_of(rng(7)))  # noqa: NPY002
     expected = nvflare(svt_privacy.SVTPrivacy(**settings), before, after, steps)
-    equal_bits(make(SANITISERS, "svt-privacy", settings), expected, before, after, steps)
+    equal_bits(make(CLIENT_DEFENCES, "svt-privacy", settings), expected, before, after, steps)
 
 
 @pytest.mark.peers
@@ -166,7 +166,7 @@ def test_exclude_vars_sends_what_nvflare_sends(names: list[str] | str) -> None:
     before, after = state(0), state(1)
     expected = nvflare(ExcludeVars(names), before, after, 1)
     update, context = trained(before, after, 1)
-    sent = make(SANITISERS, "exclude-vars", {"exclude_vars": names})(update, context, rng())
+    sent = make(CLIENT_DEFENCES, "exclude-vars", {"exclude_vars": names})(update, context, rng())
     assert {*sent.tensors, *sent.buffers} == set(expected)
     assert all(sent.tensors[name].equal(update.tensors[name]) for name in sent.tensors)
 
@@ -200,7 +200,7 @@ def test_local_dp_gives_flower_s_bits(clip: float, monkeypatch: pytest.MonkeyPat
     expected = {name: array.numpy() for name, array in next(iter(reply.content.array_records.values())).items()}
     settings = {"clipping_norm": clip, "sensitivity": 0.5, "epsilon": 2.0, "delta": 1e-4}
     update, context = trained(before, after, 1)
-    found = moved(make(SANITISERS, "local-dp", settings)(update, context, rng(7)), before)
+    found = moved(make(CLIENT_DEFENCES, "local-dp", settings)(update, context, rng(7)), before)
     assert set(found) == set(expected)
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
@@ -213,19 +213,19 @@ def test_percentile_privacy_clips_what_is_large_and_keeps_back_what_is_small() -
     values = torch.tensor([0.5, -0.01, 0.03, -0.2, 0.001, 0.02, -0.04, 0.002, 0.3, 0.1])
     update = Update(0, "gradient", {"w": values}, 4, None)
     settings = {"percentile": 50, "gamma": 0.05}
-    sent = make(SANITISERS, "percentile-privacy", settings)(update, ClientContext({"w": values}, (), 1), rng())
+    sent = make(CLIENT_DEFENCES, "percentile-privacy", settings)(update, ClientContext({"w": values}, (), 1), rng())
     middle = sorted(abs(v) for v in values.tolist())
     cutoff = (middle[4] + middle[5]) / 2
     expected = [0.0 if abs(v) < cutoff else math.copysign(min(abs(v), 0.05), v) for v in values.tolist()]
     assert sent.tensors["w"].tolist() == pytest.approx(expected)
-    assert sent.sanitised == SanitiserInfo("percentile-privacy", sparse=True, bound=0.05)
+    assert sent.sanitised == ClientDefenceInfo("percentile-privacy", sparse=True, bound=0.05)
 
 
 def test_what_svt_privacy_sends_is_noisy_as_it_says() -> None:
     values = torch.full((100_000,), 0.5)
     update = Update(0, "gradient", {"w": values}, 4, None)
     settings = {"fraction": 0.3, "gamma": 0.01, "noise_var": 2.0, "tau": 0.0}
-    sent = make(SANITISERS, "svt-privacy", settings)(update, ClientContext({"w": values}, (), 1), rng())
+    sent = make(CLIENT_DEFENCES, "svt-privacy", settings)(update, ClientContext({"w": values}, (), 1), rng())
     there = sent.tensors["w"][sent.tensors["w"] != 0]
     assert 0.2 * len(values) < len(there) <= 0.3 * len(values)  # some are drawn twice
     scale = 2 * 0.01 / 2.0
@@ -240,7 +240,7 @@ def test_without_a_generator_nobody_knows_the_draws() -> None:
     values = torch.randn(5000, generator=rng())
     update, context = Update(0, "gradient", {"w": values}, 4, None), ClientContext({"w": values}, (), 1)
     for name in ("svt-privacy", "local-dp"):
-        one, other = (make(SANITISERS, name)(update, context, None).tensors["w"] for _ in range(2))  # type: ignore[arg-type]
+        one, other = (make(CLIENT_DEFENCES, name)(update, context, None).tensors["w"] for _ in range(2))  # type: ignore[arg-type]
         assert not one.equal(other)
 
 
@@ -250,7 +250,7 @@ def test_what_can_t_work_is_refused() -> None:
     names: list[tuple[Any, str]] = [(["no.such"], "is the name of no tensor"), (".", "leaves nothing to send")]
     for asked, words in names:
         with pytest.raises(BadInput, match=words):
-            make(SANITISERS, "exclude-vars", {"exclude_vars": asked})(update, context, rng())
+            make(CLIENT_DEFENCES, "exclude-vars", {"exclude_vars": asked})(update, context, rng())
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("exclude-vars", {"exclude_vars": "("}, "no regular expression"),
         ("svt-privacy", {"epsilon_threshold": 0.05, "epsilon_query": 0.01}, "must add up to epsilon"),
@@ -259,12 +259,12 @@ def test_what_can_t_work_is_refused() -> None:
     ]
     for name, settings, words in wrong:
         with pytest.raises(BadInput, match=words):
-            make(SANITISERS, name, settings)
+            make(CLIENT_DEFENCES, name, settings)
     with pytest.raises(BadInput, match="clipping_norm, sensitivity, delta"):
-        make(SANITISERS, "local-dp").check_alone({"epsilon"}, None)
+        make(CLIENT_DEFENCES, "local-dp").check_alone({"epsilon"}, None)
     never = {"epsilon": 1e6, "tau": 1.0, "gamma": 1e-5}
     with pytest.raises(BadInput, match="lower tau"):
-        make(SANITISERS, "svt-privacy", never)(update, context, rng())
+        make(CLIENT_DEFENCES, "svt-privacy", never)(update, context, rng())
 
 
 # --- what is promised -----------------------------------------------------------------------------------------------
@@ -274,22 +274,22 @@ ONE = TakingPart(examples=(10, 10), per_round=1, steps=1, batch=4, epoch=None, e
 
 def test_local_dp_s_account_is_that_of_a_replaced_client() -> None:
     settings = {"clipping_norm": 2.0, "sensitivity": 4.0, "epsilon": 1.0, "delta": 1e-5}
-    account = make(SANITISERS, "local-dp", settings).account(ONE)
+    account = make(CLIENT_DEFENCES, "local-dp", settings).account(ONE)
     assert account is not None
     sigma = 4.0 * math.sqrt(2 * math.log(1.25e5))
     for rounds in (1, 7):
         oracle = pld.PLDAccountant().compose(GaussianDpEvent(sigma / 4.0), rounds)  # 4 = twice the clip
         assert account.spent(rounds, "pld") == pytest.approx(oracle.get_epsilon(1e-5), rel=1e-3)
     assert account.spent(1, "pld") < 1  # where the sensitivity is twice the clip, the mod's own ε holds
-    half = make(SANITISERS, "local-dp", {**settings, "sensitivity": 2.0}).account(ONE)
+    half = make(CLIENT_DEFENCES, "local-dp", {**settings, "sensitivity": 2.0}).account(ONE)
     assert half is not None
     assert half.spent(1, "pld") > 1.5  # where it is the clip, it doesn't
-    assert make(SANITISERS, "local-dp", {**settings, "sensitivity": 0.0}).account(ONE) is None
+    assert make(CLIENT_DEFENCES, "local-dp", {**settings, "sensitivity": 0.0}).account(ONE) is None
 
 
 def test_svt_privacy_s_account_is_for_all_that_may_be_accepted() -> None:
     made = make(
-        SANITISERS, "svt-privacy", {"fraction": 0.1, "epsilon": 3.0, "epsilon_threshold": 1.0, "noise_var": 0.2}
+        CLIENT_DEFENCES, "svt-privacy", {"fraction": 0.1, "epsilon": 3.0, "epsilon_threshold": 1.0, "noise_var": 0.2}
     )
     account = made.account(ONE)
     assert account == SparseVectorAccount(1.0 + 2.0 * 10, 0.2, 100, 1e-5)
@@ -305,16 +305,16 @@ def test_svt_privacy_accepts_more_than_it_pays_for() -> None:
     """Why NVFlare's own account is too small."""
     from fedaudit.defences.filters import SVTPrivacy
 
-    values, sanitiser = np.zeros(10_000), SVTPrivacy(fraction=0.1, epsilon=1.0)
+    values, client_defence = np.zeros(10_000), SVTPrivacy(fraction=0.1, epsilon=1.0)
     draws = np.random.RandomState(0)
-    (mask,) = sanitiser._accepted([values], 1.0, 1000, sanitiser.tau, 2 * 1000 * sanitiser.gamma, draws)
+    (mask,) = client_defence._accepted([values], 1.0, 1000, client_defence.tau, 2 * 1000 * client_defence.gamma, draws)
     assert mask.sum() > 4 * 1000
 
 
 @pytest.mark.parametrize("name", ["percentile-privacy", "exclude-vars"])
 def test_what_draws_nothing_promises_nothing(name: str) -> None:
-    assert make(SANITISERS, name).account(ONE) is None
-    assert "promises no ε" in SANITISERS[name].summary
+    assert make(CLIENT_DEFENCES, name).account(ONE) is None
+    assert "promises no ε" in CLIENT_DEFENCES[name].summary
 
 
 # --- what an attacker makes of it -----------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def test_the_bounded_distance_s_derivative(name: str) -> None:
     draws = rng(3)
     whole = torch.randn(40, generator=draws, dtype=torch.float64)
     sent = {"w": whole.clamp(-0.5, 0.5)}
-    update = Update(0, "gradient", sent, 4, None, sanitised=SanitiserInfo("percentile-privacy", bound=0.5))
+    update = Update(0, "gradient", sent, 4, None, sanitised=ClientDefenceInfo("percentile-privacy", bound=0.5))
     scale = 3.0  # as where a pseudo-gradient is the update times a number
     target = {"w": scale * sent["w"]}
     distance = distance_to(name, update, ["w"], target, {"w": 1.0})
@@ -355,7 +355,7 @@ def test_the_bounded_distance_s_derivative(name: str) -> None:
 def test_whatever_is_beyond_the_bound_is_no_distance() -> None:
     whole = {"w": 2 * torch.randn(40, generator=rng(1))}
     sent = {"w": whole["w"].clamp(-0.5, 0.5)}
-    known = SanitiserInfo("percentile-privacy", sparse=True, bound=0.5)
+    known = ClientDefenceInfo("percentile-privacy", sparse=True, bound=0.5)
     update = Update(0, "gradient", sent, 4, None, sanitised=known)
     value, derivative = distance_to("squared-l2", update, ["w"], sent, {"w": 1.0}).derivative(whole["w"])
     assert float(value) == 0
@@ -376,7 +376,7 @@ def test_who_knows_the_filter_recovers_more(settings: dict[str, Any]) -> None:
         "data": {"name": "digits"},
         "model": {"name": "lenet", "initialisation": "uniform"},
         "federations": [{"name": "fed", "clients": 2, "examples": 2, "rounds": 1, "batch_size": 1}],
-        "defences": {"sanitiser": settings},
+        "defences": {"client_defence": settings},
     }
     (federation,) = resolve(scenario_from(values)).federations
     recording = simulate(federation)
@@ -400,14 +400,14 @@ def test_a_report_says_by_which_adjacency_epsilon_is_reckoned(tmp_path: Path) ->
         "federations": [{"name": "fed", "clients": 2, "examples": 8, "rounds": 2, "batch_size": 4}],
         "attacks": ["labels"],
         "defences": [
-            {"sanitiser": {"name": "local-dp", "sensitivity": 2.0}},
-            {"sanitiser": {"name": "percentile-privacy"}},
-            {"sanitiser": {"name": "dp", "noise": 5.0, "delta": 1e-4}},
-            {"name": "sample", "sanitiser": {"name": "dp", "noise": 5.0, "level": "sample", "epsilon": None}},
+            {"client_defence": {"name": "local-dp", "sensitivity": 2.0}},
+            {"client_defence": {"name": "percentile-privacy"}},
+            {"client_defence": {"name": "dp", "noise": 5.0, "delta": 1e-4}},
+            {"name": "sample", "client_defence": {"name": "dp", "noise": 5.0, "level": "sample", "epsilon": None}},
         ],
     }
     done = fedaudit.audit(values, progress=False)
-    *courses, sample = [f.course for f in done.result.federations]
+    *courses, sample = [f.history for f in done.result.federations]
     expected = pld.PLDAccountant().compose(GaussianDpEvent(math.sqrt(2 * math.log(1.25e5))), 2)
     local, nothing, dp = courses
     assert local is not None

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fedaudit.defences.aggregation import AGGREGATORS
-from fedaudit.defences.sanitising import SANITISERS, ClientContext
+from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientContext
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.server import Server
 from fedaudit.simulation.simulator import simulate
 from fedaudit.task.training import TrainingConfig
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.registry import make
 
 MODULES = (("a.weight", "a.bias"), ("b.weight", "b.bias", "b.running"), ("c.weight",))
@@ -42,14 +42,14 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def sent_in_round_two(kind: str = "gradient", **settings: Any) -> set[str]:
-    sanitiser = make(SANITISERS, "ffl", settings)
+    client_defence = make(CLIENT_DEFENCES, "ffl", settings)
     start = of({name: [5] * len(row) for name, row in MOVED.items()})
     then = {name: start[name] + tensor for name, tensor in of(MOVED).items()}
     own = update(of(GRADIENT, 1.0 if kind == "gradient" else -0.3), kind)  # ΔW descends
-    sanitiser(own, ClientContext(start, MODULES, 4), rng())
-    found = sanitiser(own, ClientContext(then, MODULES, 4), rng())
+    client_defence(own, ClientContext(start, MODULES, 4), rng())
+    found = client_defence(own, ClientContext(then, MODULES, 4), rng())
     assert all(found.tensors[name].equal(own.tensors[name]) for name in found.tensors)
-    assert found.sanitised == SanitiserInfo("ffl")
+    assert found.sanitised == ClientDefenceInfo("ffl")
     return set(found.tensors)
 
 
@@ -77,11 +77,11 @@ def test_the_choice_is_numpys(seed):
     for name in names:
         moved, slope = (then[name] - first[name]).ravel(), gradient[name].ravel()
         cosines[name] = np.dot(moved, slope) / np.linalg.norm(moved) / np.linalg.norm(slope)
-    sanitiser = make(SANITISERS, "ffl", {"ratio": 0.4})
+    client_defence = make(CLIENT_DEFENCES, "ffl", {"ratio": 0.4})
     own = update({name: torch.tensor(value) for name, value in gradient.items()})
     for weights in (first, then):
         given = {name: torch.tensor(value) for name, value in weights.items()}
-        found = sanitiser(own, ClientContext(given, (), 4), rng())
+        found = client_defence(own, ClientContext(given, (), 4), rng())
     best = sorted(names, key=lambda name: cosines[name])[-math.ceil(0.4 * len(names)) :]
     assert set(found.tensors) == set(best)
 
@@ -89,8 +89,8 @@ def test_the_choice_is_numpys(seed):
 def test_layers_are_random_where_nothing_has_moved():
     own, weights = update(of(GRADIENT)), of(MOVED)
     for settings, different in (({"ratio": 0.2}, 5), ({"ratio": 0.3, "layers": "modules"}, 3)):
-        sanitiser = make(SANITISERS, "ffl", settings)
-        choices = [tuple(sanitiser(own, ClientContext(weights, MODULES, 4), rng(i)).tensors) for i in range(40)]
+        client_defence = make(CLIENT_DEFENCES, "ffl", settings)
+        choices = [tuple(client_defence(own, ClientContext(weights, MODULES, 4), rng(i)).tensors) for i in range(40)]
         assert len(set(choices)) == different
 
 
@@ -99,9 +99,9 @@ def test_layers_are_random_where_nothing_has_moved():
 def test_statistics_travel_with_every_update(name, layers):
     buffers = {"b.running": torch.ones(2)}
     for seed in range(8):
-        sanitiser = make(SANITISERS, name, {"ratio": 0.2, "layers": layers})
-        found = sanitiser(update(of(GRADIENT), buffers=buffers), ClientContext(of(MOVED), MODULES, 4), rng(seed))
-        again = sanitiser(update(of(GRADIENT), buffers=buffers), ClientContext(of(MOVED), MODULES, 4), rng(seed))
+        client_defence = make(CLIENT_DEFENCES, name, {"ratio": 0.2, "layers": layers})
+        found = client_defence(update(of(GRADIENT), buffers=buffers), ClientContext(of(MOVED), MODULES, 4), rng(seed))
+        again = client_defence(update(of(GRADIENT), buffers=buffers), ClientContext(of(MOVED), MODULES, 4), rng(seed))
         assert (name == "ffl") or found.tensors.keys() == again.tensors.keys()
         assert len(found.tensors) < len(GRADIENT)
         assert found.buffers.keys() == buffers.keys()
@@ -142,7 +142,7 @@ def test_the_recipe_of_the_paper_is_what_the_simulator_does():
                 "data": {"name": "digits"},
                 "model": {"name": "convnet-small", "width": 4, "batch_norm": "train"},
                 "federations": [federation | {"rounds": 2}],
-                "defences": {"sanitiser": {"name": "ffl", "ratio": 0.5}},
+                "defences": {"client_defence": {"name": "ffl", "ratio": 0.5}},
                 "attacks": [{"name": "invg", "iterations": 1}],
             }
         )

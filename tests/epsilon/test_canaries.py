@@ -36,7 +36,7 @@ SIGMA = 2.5  # over 5 rounds ε = 3.8 at δ = 1e-5
 CENTRAL = {"name": "dp", "where": "central", "noise": SIGMA, "epsilon": None}
 LOCAL = {**CENTRAL, "where": "local"}
 SAMPLE = {**LOCAL, "level": "sample"}
-MALICIOUS = {"adversary": "client", "records": 4}
+MALICIOUS = {"adversary": "client", "target_records": 4}
 FEDERATION = {
     "name": "f", "algorithm": "fedavg", "clients": 4, "rounds": 5, "examples": 40, "batch_size": 10, "local_steps": 1,
     "learning_rate": 0.1,
@@ -46,10 +46,10 @@ FEDERATION = {
 _CANARIES = Scenarios(data={"split": "train"}, model={"name": "mlp", "width": 64}, federation=FEDERATION)
 
 
-def scenario(sanitiser: Any = CENTRAL, attack: dict[str, Any] | None = None, **changes: Any) -> Scenario:
+def scenario(client_defence: Any = CENTRAL, attack: dict[str, Any] | None = None, **changes: Any) -> Scenario:
     rest = {name: changes.pop(name) for name in ("threat", "defences") if name in changes}
-    parts = {"defences": {"sanitiser": sanitiser}, **rest}
-    return _CANARIES(changes, attacks=[{"name": "epsilon", "canaries": 1000, **(attack or {})}], **parts)
+    parts = {"defences": {"client_defence": client_defence}, **rest}
+    return _CANARIES(changes, attacks=[{"name": "dp-canaries", "canaries": 1000, **(attack or {})}], **parts)
 
 
 def simulated(*args: Any, **changes: Any) -> tuple[Any, torch.Tensor]:
@@ -150,7 +150,7 @@ def test_what_canaries_send_at_once_is_what_they_send_one_by_one(monkeypatch):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.at_once = False
-            self.senders = [self.federation.defences.sanitiser.anew() for _ in range(30)]
+            self.senders = [self.federation.defences.client_defence.anew() for _ in range(30)]
             self.generators = [torch.Generator() for _ in range(30)]
 
     monkeypatch.setattr("fedaudit.simulation.horizontal.CanaryPlay", Single)
@@ -189,12 +189,12 @@ def test_joint_noise_is_said_and_shows_what_noise_of_each_does():
 
 
 @pytest.mark.parametrize(
-    ("sanitiser", "changes"),
-    [(SAMPLE, {}), (LOCAL, {"defences": {"aggregator": "median", "sanitiser": LOCAL}}), ({"name": "sign"}, {})],
+    ("client_defence", "changes"),
+    [(SAMPLE, {}), (LOCAL, {"defences": {"aggregator": "median", "client_defence": LOCAL}}), ({"name": "sign"}, {})],
 )
-def test_joint_noise_is_refused_where_one_draw_cant_stand_for_many(sanitiser, changes):
+def test_joint_noise_is_refused_where_one_draw_cant_stand_for_many(client_defence, changes):
     with pytest.raises(BadInput, match="noise: each"):
-        simulated(sanitiser, {"canaries": 20, "noise": "joint"}, **changes)
+        simulated(client_defence, {"canaries": 20, "noise": "joint"}, **changes)
 
 
 def test_malicious_clients_have_no_canaries():
@@ -210,7 +210,7 @@ def test_there_may_be_fewer_canaries_than_clients():
 
 
 def test_any_rule_may_aggregate_canaries():
-    canaries, coins = simulated(LOCAL, {"canaries": 20}, defences={"aggregator": "median", "sanitiser": LOCAL})
+    canaries, coins = simulated(LOCAL, {"canaries": 20}, defences={"aggregator": "median", "client_defence": LOCAL})
     close_to(canaries.readings["updates"] - coins.double(), 0.0, SIGMA)
     assert canaries.readings["models"].shape == (5, 20)
 
@@ -325,7 +325,7 @@ def test_a_limit_is_held_to_what_is_demonstrated(limit, outcome):
 def test_other_attacks_would_see_another_federation():
     values = scenario().model_dump(mode="json")
     with pytest.raises(BadInput, match="a scenario of its own"):
-        resolve(scenario_from({**values, "attacks": ["epsilon", "invg"]}))
+        resolve(scenario_from({**values, "attacks": ["dp-canaries", "invg"]}))
 
 
 # --- on disk --------------------------------------------------------------------------------------------------------
@@ -349,8 +349,8 @@ def test_canaries_survive_the_disk_and_their_coins_stay_with_the_truth(tmp_path:
 
 
 def test_a_simulation_with_canaries_goes_on_where_it_was_killed(tmp_path: Path):
-    for sanitiser in (LOCAL, SAMPLE):
-        made = scenario(sanitiser, {"canaries": 20}, clients_per_round=2, batch_size=3)
+    for client_defence in (LOCAL, SAMPLE):
+        made = scenario(client_defence, {"canaries": 20}, clients_per_round=2, batch_size=3)
         (federation,) = resolve(made).federations
         whole: Any = simulate(federation).transcript
 

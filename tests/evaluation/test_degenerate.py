@@ -25,7 +25,7 @@ from fedaudit.attacks import (
     SequenceFinding,
     TokenFinding,
 )
-from fedaudit.attacks.epsilon import EpsilonFinding
+from fedaudit.attacks.dp_canaries import EpsilonFinding
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.attack import LabelFinding, LabelSetFinding
 from fedaudit.attacks.records.attribute import AttributeFinding
@@ -181,7 +181,7 @@ def test_a_column_that_everybody_knows_is_no_evidence() -> None:
     accuracy = result.metrics[0]
     assert accuracy.value >= 20 / 22
     assert (accuracy.baseline or 0) >= 20 / 22
-    assert not result.leak
+    assert not result.is_leak
     assert summary.verdict not in LEAKS
 
 
@@ -363,7 +363,7 @@ def test_labels_of_one_class(true: list[int]) -> None:
         if len(true) == 8 and candidates is labels:  # whoever holds other examples knows the label
             assert summary.verdict not in LEAKS
         wrong = (labels + 1) % 3
-        assert not judged(LabelFinding(labels=wrong, method="m", num_classes=3), observation, truth)[0].leak
+        assert not judged(LabelFinding(labels=wrong, method="m", num_classes=3), observation, truth)[0].is_leak
 
 
 @pytest.mark.parametrize("rows", [[[0.0, 0, 0]] * 4, [[1.0, 1, 1]] * 4, [[0.0, 1, 0]]])
@@ -451,7 +451,7 @@ def test_canaries_whose_readings_are_all_alike(found: str) -> None:
     truth = Truth({}, {}, torch.zeros(1, 2), torch.zeros(1).long(), {}, coins=coins)
     made = EpsilonFinding(observers=("models",), scores=scores[found].nan_to_num()[None], confidence=0.95)
     result, _ = judged(made, observation, truth)
-    assert bool(result.leak) == (found != "nothing")
+    assert bool(result.is_leak) == (found != "nothing")
 
 
 @pytest.mark.parametrize("true", [[1] * 12, [0] * 11 + [1], [0, 1] * 6, [0]])

@@ -347,7 +347,7 @@ def test_labels_that_guessing_finds_are_no_leak(true, found, leak):
     truth = Truth({(0, 0): inputs}, {(0, 0): torch.tensor(true)}, image_files(10), torch.arange(10), {})
     labels = LabelFinding(attack="labels", labels=torch.tensor(found), method="geng", num_classes=10)
     result = evaluate(labels, seen([0], examples=len(true)), truth, seed=0).result
-    assert result.leak is leak
+    assert result.is_leak is leak
     (summary,) = summarise([result], resamples=200, seed=0)
     assert summary.verdict == ("inferred" if leak else "inconclusive")
 

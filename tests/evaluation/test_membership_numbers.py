@@ -94,7 +94,7 @@ def test_what_the_records_alone_tell_is_no_membership():
     assert not told.headline
     assert "the records alone" in told.verdict_text
     assert "before any training" in told.advice[0]
-    assert not confounded.leak
+    assert not confounded.is_leak
     area = next(m for m in confounded.metrics if m.name == "membership_blind_auc")
     assert (area.low or 0) > 0.5
     few = [*range(9), *range(60, 69)]
@@ -216,14 +216,14 @@ def test_the_most_exposed_are_those_with_whom_the_fewest_others_would_be_accused
     scores, again = (torch.randn(*shape, 2 * k, generator=rng).double() + member for shape in ((), (10,)))
     shown = judged_by(scores, inputs, labels, first, again=again).most_exposed
 
-    def as_high(scores: Tensor, record: int) -> int:
+    def nonmembers_above(scores: Tensor, record: int) -> int:
         return sum(bool(other >= scores[record]) for other in scores[~member])
 
     assert len(shown) == 50
     assert all(member[one.record] and one.client == 4 and one.label == labels[one.record] for one in shown)
-    assert [one.as_high for one in shown] == sorted(as_high(scores, int(i)) for i in torch.nonzero(member))[:50]
-    assert [one.as_high for one in shown] == [as_high(scores, one.record) for one in shown]
-    over = [[as_high(part, one.record) for part in again] for one in shown]
+    assert [one.nonmembers_above for one in shown] == sorted(nonmembers_above(scores, int(i)) for i in torch.nonzero(member))[:50]
+    assert [one.nonmembers_above for one in shown] == [nonmembers_above(scores, one.record) for one in shown]
+    over = [[nonmembers_above(part, one.record) for part in again] for one in shown]
     assert [(one.least, one.most) for one in shown] == [(min(of), max(of)) for of in over]
     assert judged_by(torch.rand(2 * k, generator=rng), inputs, labels, first).most_exposed == []
     assert judged_by(scores, inputs, labels, first).most_exposed[0].least is None
@@ -232,7 +232,7 @@ def test_the_most_exposed_are_those_with_whom_the_fewest_others_would_be_accused
 @pytest.mark.slow
 def test_the_most_exposed_stand_in_the_report_unless_they_are_left_out(command: Command, tmp_path: Path):
     path = tmp_path / "s.yaml"
-    overfitted = scenario({"records": 80}, ["loss-threshold", "gradient-norm"], rounds=40, examples=80, local_epochs=3)
+    overfitted = scenario({"target_records": 80}, ["loss-threshold", "gradient-norm"], rounds=40, examples=80, local_epochs=3)
     path.write_text(overfitted.to_yaml())
     for most in (20, 0):
         out = tmp_path / str(most)
@@ -270,7 +270,7 @@ def test_a_limit_on_a_rate_that_the_others_are_too_few_for_is_not_tested():
     result = judged_by(scores, inputs, labels, torch.ones(60).bool())
     (row,) = check_limits(Limits({"membership_tpr": 0.2}), [result], [verdict(result)])
     assert row.outcome == "not tested"
-    wanted = "f: membership_tpr needs 100 records that nobody trained on beside as many members; raise threat.records"
+    wanted = "f: membership_tpr needs 100 records that nobody trained on beside as many members; raise threat.target_records"
     assert row.reason == wanted
 
 
@@ -366,7 +366,7 @@ def test_what_is_promised_of_a_record_goes_with_the_truth(tmp_path):
     """By the Gaussian mechanism's closed form: one record's replacement moves a clipped update by twice the clip."""
     dp = {"name": "dp", "noise": 4.0, "clip": 1.0, "epsilon": None}
     made = scenario()
-    protected = scenario_from({**made.model_dump(mode="json"), "defences": {"sanitiser": dp}})
+    protected = scenario_from({**made.model_dump(mode="json"), "defences": {"client_defence": dp}})
     _, truth = sent(protected)
     told = truth.about["promise"]
     assert told["epsilon"] == pytest.approx(gaussian_epsilon(2 / 4.0 * math.sqrt(2), 1e-5), rel=0.01)

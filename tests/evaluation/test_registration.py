@@ -147,7 +147,9 @@ def test_copies_in_another_tone_are_recovered(hide):
     true, others = pictures(4), pictures(60, seed=3)
     result, verdict = judged(hide(true).flip(0), true, others)
     assert verdict.verdict == "recovered"
-    assert all(image.toned.psnr > 60 and image.toned.rank == 1 for image in result.images if image.toned)
+    assert all(
+        image.tone_aligned.psnr > 60 and image.tone_aligned.rank == 1 for image in result.images if image.tone_aligned
+    )
     noise = torch.rand(true.shape, generator=generator(0, "noise"))
     assert judged(noise, true, others)[1].verdict == "not demonstrated"
 
@@ -166,11 +168,11 @@ def test_a_victim_of_several_rounds_counts_once():
     """Two victims, each shown by three rounds: two, with the chances of three tries."""
     true, others = pictures(2), pictures(60, seed=3)
     images = [image for _ in range(3) for image in judged(true, true, others)[0].images]
-    hidden = {"ssim": 0.1, "registered": None, "toned": None}
+    hidden = {"ssim": 0.1, "registered": None, "tone_aligned": None}
     verdict = verdict_of([image.model_copy(update=hidden) for image in images])
     assert verdict.evidence is not None
     assert verdict.evidence.n == 2
-    assert verdict.evidence.by_guessing == pytest.approx(3 * 2 / 62)
+    assert verdict.evidence.baseline == pytest.approx(3 * 2 / 62)
 
 
 def test_pictures_in_the_clients_style_are_no_leak():

@@ -136,7 +136,7 @@ def test_rows_that_were_not_returned_are_not_recovered() -> None:
     assert metric(result, "wrongly_certified") == 0
     nothing = scene(true[:0], true)
     assert metric(nothing, "cell_accuracy") == 0
-    assert not nothing.leak
+    assert not nothing.is_leak
 
 
 def test_a_wrong_certificate_is_counted() -> None:
@@ -166,7 +166,7 @@ def test_random_rows_are_no_leak_and_the_baseline_is_what_they_get() -> None:
     leaks, shares, guesses = 0, [], []
     for seed in range(20):
         result = scene(table(8, seed=100 + seed), table(8, seed=seed))
-        leaks += bool(result.leak)
+        leaks += bool(result.is_leak)
         shares.append(metric(result, "cell_accuracy"))
         guesses.append(result.metrics[0].baseline or 0.0)
     assert leaks <= 1
@@ -206,13 +206,13 @@ def test_the_most_frequent_values_are_no_leak() -> None:
     candidates[:, 2:] = torch.tensor([1.0, 0.0, 0.0, -1.0])
     result = scene(torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0, -1.0]] * 6), candidates[:6], candidates)
     assert metric(result, "cell_accuracy") == 1
-    assert not result.leak
+    assert not result.is_leak
 
 
 def test_the_truth_is_a_leak_and_one_row_of_four_cells_decides_nothing() -> None:
     true = table(8)
     result = scene(true, true)
-    assert result.leak
+    assert result.is_leak
     assert result.p_value == pytest.approx(1 / (1 + DRAWS))
     judged = FINDING_TYPES["rows"].verdict([result])
     assert judged.verdict == "recovered"
@@ -312,7 +312,7 @@ def test_luck_draws_of_a_rows_own_label() -> None:
     true, labels = wide(1, seed=1), torch.tensor([0] * 20 + [1] * 380)
     candidates = torch.cat([true.repeat(5, 1), wide(395, seed=9)])
     result = scene(true, true, torch.cat([candidates, true]), columns=(), labels=torch.cat([labels, labels[:1]]))
-    assert result.rows[0].by_luck == pytest.approx(6 / 21)
+    assert result.rows[0].chance_level == pytest.approx(6 / 21)
 
 
 def test_a_row_that_several_rounds_show_is_no_more_than_one() -> None:
@@ -332,5 +332,5 @@ def test_rows_that_many_people_share_are_exact_by_luck() -> None:
     candidates = torch.cat([wide(50, seed=9), common.repeat(50, 1) + 0.01 * wide(50, seed=3)])
     result = scene(common, common, candidates, columns=())
     assert result.rows[0].exact
-    assert result.rows[0].by_luck == pytest.approx(51 / 101, abs=0.01)
+    assert result.rows[0].chance_level == pytest.approx(51 / 101, abs=0.01)
     assert FINDING_TYPES["rows"].verdict([result]).verdict != "recovered"

@@ -20,7 +20,7 @@ from fedaudit.attacks.labels.attack import LabelFinding
 from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
 from fedaudit.evaluation import labels as of_labels
-from fedaudit.evaluation.images import by_luck, verdict_of
+from fedaudit.evaluation.images import chance_level, verdict_of
 from fedaudit.evaluation.local_models import as_good_by_luck, as_near_by_luck
 from fedaudit.evaluation.statistics import auc_interval, combined, pooled, proportion, sign_test
 from fedaudit.results import AttackSummary, FindingResult, ImageResult, MetricResult
@@ -41,7 +41,7 @@ def seen(client: int = 0, examples: int = 1, kind: str = "image", records: Query
     shape = (1, 8, 8) if kind == "image" else (1,)
     info = TaskInfo("linear", None, "eval", "cross-entropy", kind, shape, 10, (0.0,), (1.0,))
     message = Message(0, client, {}, Update(client, "gradient", {}, examples, None))
-    threat = ThreatModel(records=len(records) if records else None)
+    threat = ThreatModel(target_records=len(records) if records else None)
     loss = nn.functional.cross_entropy
     return Observation("f", threat, info, nn.Identity(), loss, "gradient", (), (message,), {}, records)
 
@@ -164,7 +164,7 @@ def test_labels_by_luck_are_what_enumeration_counts(true, found):
     expected = sum(d >= right for d in draws) / len(draws)
     result = labels_of(true, found, 3)
     assert result.p_value == pytest.approx(expected, abs=4 * math.sqrt(expected / 20_000) + 1e-4)
-    assert result.by_luck == pytest.approx(np.bincount(draws) / len(draws), abs=0.02)
+    assert result.chance_level == pytest.approx(np.bincount(draws) / len(draws), abs=0.02)
 
 
 def test_luck_at_labels_is_the_likelier_of_two_not_the_one_that_finds_more_on_average():
@@ -261,25 +261,28 @@ def test_labels_of_several_updates_are_tested_together(right, runs, verdict):
         # of few candidates one may be far from the others by chance
         ([image(different_candidates=39, psnr_nearest_other=2.0)], "inconclusive"),
         ([image(different_candidates=39, psnr_nearest_other=2.0, psnr=22.0)], "recovered"),
-        ([image(different_candidates=40, psnr_nearest_other=14.0), image(rank=2, nearer_to_other=6.0)], "inconclusive"),
+        (
+            [image(different_candidates=40, psnr_nearest_other=14.0), image(rank=2, distractor_margin_db=6.0)],
+            "inconclusive",
+        ),
         # that all came out visibly is no evidence where luck does it, too
-        ([image(different_candidates=8, by_luck=0.5)] * 4, "inconclusive"),
-        ([image(different_candidates=8, by_luck=0.5)] * 7, "recovered"),
+        ([image(different_candidates=8, chance_level=0.5)] * 4, "inconclusive"),
+        ([image(different_candidates=8, chance_level=0.5)] * 7, "recovered"),
         # where luck names it anyway, it must be nearer by 2.5·ln 100 = 11.51 dB
-        ([image(by_luck=1.0, psnr_nearest_other=8.4)], "recovered"),
-        ([image(by_luck=1.0, psnr_nearest_other=8.6)], "inconclusive"),
-        ([image(by_luck=1.0, psnr_nearest_other=8.4), image(by_luck=1.0, rank=2)], "inconclusive"),
-        ([image(by_luck=1.0, psnr_nearest_other=9.0)] * 4, "recovered"),  # several show what one doesn't
+        ([image(chance_level=1.0, psnr_nearest_other=8.4)], "recovered"),
+        ([image(chance_level=1.0, psnr_nearest_other=8.6)], "inconclusive"),
+        ([image(chance_level=1.0, psnr_nearest_other=8.4), image(chance_level=1.0, rank=2)], "inconclusive"),
+        ([image(chance_level=1.0, psnr_nearest_other=9.0)] * 4, "recovered"),  # several show what one doesn't
         # no further ahead than half of the candidates are of each other: one of them may be of the same person
         ([image(as_far_by_luck=0.5)], "inconclusive"),
         ([image(as_far_by_luck=0.008)], "recovered"),
         ([image(as_far_by_luck=0.5)] * 3, "recovered"),
         ([image(as_far_by_luck=0.5), image(as_far_by_luck=1.0, rank=2)], "inconclusive"),
-        # what the chance is, by_luck knows better than the number of candidates
-        ([image(by_luck=0.2)], "inconclusive"),
-        ([image(by_luck=0.2)] * 3, "recovered"),
-        ([image(by_luck=0.2, ssim=0.1)] * 3, "identifiable"),
-        ([image(by_luck=0.2, ssim=0.1), *[image(by_luck=0.2, rank=4)] * 4], "not demonstrated"),
+        # what the chance is, chance_level knows better than the number of candidates
+        ([image(chance_level=0.2)], "inconclusive"),
+        ([image(chance_level=0.2)] * 3, "recovered"),
+        ([image(chance_level=0.2, ssim=0.1)] * 3, "identifiable"),
+        ([image(chance_level=0.2, ssim=0.1), *[image(chance_level=0.2, rank=4)] * 4], "not demonstrated"),
     ],
 )
 def test_images_are_judged_by_their_definitions(images, verdict):
@@ -295,7 +298,7 @@ def test_images_are_judged_by_their_definitions(images, verdict):
 @pytest.mark.parametrize("named", [3, 12, 18])
 def test_small_chances_are_no_zero(named):
     """Of equal chances the oracle is the binomial tail."""
-    images = [image(by_luck=0.05, ssim=0.1, rank=1 if i < named else 9) for i in range(18)]
+    images = [image(chance_level=0.05, ssim=0.1, rank=1 if i < named else 9) for i in range(18)]
     evidence = verdict_of(images).evidence
     assert evidence is not None
     assert evidence.p_value == pytest.approx(stats.binom.sf(named - 1, 18, 0.05) / 0.8, rel=1e-9, abs=0)
@@ -305,9 +308,9 @@ def test_chances_count_what_is_paired_and_what_labels_tell():
     candidates = torch.arange(40.0).view(40, 1, 1, 1).expand(40, 1, 2, 2)
     labels = torch.tensor([0] * 10 + [1] * 30)
     truth = Truth({}, {}, candidates, labels, {})
-    assert by_luck(1, 40, torch.tensor([0]), truth) == {0: 1 / 10}
-    assert by_luck(4, 40, torch.tensor([0, 1, 1, 1]), truth) == {0: 1 / 10, 1: 3 / 30}
-    assert by_luck(30, 40, torch.tensor([1]), truth) == {1: 30 / 40}
+    assert chance_level(1, 40, torch.tensor([0]), truth) == {0: 1 / 10}
+    assert chance_level(4, 40, torch.tensor([0, 1, 1, 1]), truth) == {0: 1 / 10, 1: 3 / 30}
+    assert chance_level(30, 40, torch.tensor([1]), truth) == {1: 30 / 40}
 
 
 # Data without a leak, and with one ----------------------------------------------------------------------------------
@@ -395,8 +398,8 @@ def test_guessed_members_are_not_inferred():
 def test_a_leak_is_what_luck_does_not_explain_by_itself_or_in_several_findings_together():
     faint = [members_of(seed, 0.5, n=30, client=seed) for seed in range(8)]
     areas, ps = ([getattr(f, name) for f in faint] for name in ("metrics", "p_value"))
-    assert [f.leak for f in faint] == [m[0].value > 0.5 and p <= 0.01 for m, p in zip(areas, ps, strict=True)]
-    weak = [f for f in faint if not f.leak and f.metrics[0].value > 0.5]
+    assert [f.is_leak for f in faint] == [m[0].value > 0.5 and p <= 0.01 for m, p in zip(areas, ps, strict=True)]
+    weak = [f for f in faint if not f.is_leak and f.metrics[0].value > 0.5]
     assert len(weak) >= 3
     assert {judged([f]).verdict for f in weak} <= {"not demonstrated", "inconclusive"}
     assert judged(weak).verdict == "inferred"  # though none is a leak by itself
@@ -423,7 +426,7 @@ def test_one_client_s_leak_is_not_undone_by_others_of_few_records():
     strong = members_of(0, 5.0, n=8)
     others = sorted((members_of(seed, 0.0, n=12) for seed in range(60)), key=lambda f: f.metrics[0].value)[:2]
     gains = [(f.metrics[0].n or 0) * (f.metrics[0].value - 0.5) for f in (strong, *others)]
-    assert strong.leak
+    assert strong.is_leak
     assert sum(gains) < 0
     assert judged([strong, *others]).verdict == "inferred"
 

@@ -51,10 +51,10 @@ def test_a_small_batch_on_a_wide_layer_is_told_and_the_policy_acts(caplog):
         guard = SiteGuard(attacks=[], on_fail=on_fail, held_out=examples(100, 2), share=PLENTY)
         caplog.clear()
         assert released(guard, state, seen).alarms == ["members"]
-        assert "site 1, round 1: which examples were trained on can be told: span has AUC 1.00 on 8 own" in caplog.text
+        assert "site 1, round 1: which examples were trained on can be told: projection-residual has AUC 1.00 on 8 own" in caplog.text
         assert done in caplog.text
     told = MemberWatch(examples(100, 2), PLENTY).look(state, seen).tests[0]
-    assert (told.by, told.auc, told.members, told.others) == ("span", 1.0, 8, 8)
+    assert (told.by, told.auc, told.members, told.others) == ("projection-residual", 1.0, 8, 8)
     assert told.p_value == pytest.approx(1 / math.comb(16, 8))
 
 
@@ -74,7 +74,7 @@ def test_an_update_of_other_examples_tells_nothing(caplog):
     _, seen = trained(network(), *examples(8, 1))
     guard = SiteGuard(attacks=[], on_fail="refuse", held_out=examples(100, 2), share=PLENTY)
     assert released(guard, state, seen).done == "left"
-    assert "members: span has AUC 0." in caplog.text
+    assert "members: projection-residual has AUC 0." in caplog.text
 
 
 def test_models_that_learn_the_site_s_examples_are_told_by_their_series():
@@ -182,7 +182,7 @@ def test_an_error_in_one_test_loses_nothing_of_the_other(monkeypatch):
     watch, net, own = MemberWatch(examples(200, 5), PLENTY), network(), examples(24, 4)
     for _ in range(3):
         look = watch.look(*trained(net, *own, steps=40, rate=0.3))
-    monkeypatch.setattr("fedaudit.guard.members.SpanMembership", lambda: 1 / 0)
+    monkeypatch.setattr("fedaudit.guard.members.ProjectionResidual", lambda: 1 / 0)
     broken = watch.look(*trained(net, *own, steps=40, rate=0.3))
     assert [told.by for told in broken.tests] == ["loss-series"]
     assert look.unable is None
@@ -199,7 +199,7 @@ def test_held_out_examples_of_another_source_are_no_alarm():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"attacks": ["span"]}, r"attacks has 'span', .* give held_out=\(inputs, classes\)"),
+        ({"attacks": ["projection-residual"]}, r"attacks has 'projection-residual', .* give held_out=\(inputs, classes\)"),
         ({"attacks": ["labels", "loss-series"]}, r"attacks has 'loss-series', .* give held_out="),
         ({"held_out": (torch.zeros(3, 1), torch.zeros(2))}, "held_out must be two tensors of the same length"),
         ({"held_out": "nowhere:data"}, "held_out"),

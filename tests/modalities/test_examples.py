@@ -79,7 +79,7 @@ SCENARIO: dict[str, Any] = {
     "data": {"name": "custom", "split": "train"},
     "model": {"name": "mlp", "width": 8},
     "federations": [{"name": "f", "clients": 3, "examples": 20, "batch_size": 4}],
-    "threat": {"records": 40},
+    "threat": {"target_records": 40},
     "attacks": [{"name": "labels"}, {"name": "loss-threshold"}, {"name": "invg", "iterations": 2}],
 }
 REFUSAL = f"invg is for images, volumes, signals or examples of several inputs; these are waves, (24,): {INSTEAD}"

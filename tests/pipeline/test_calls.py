@@ -15,7 +15,7 @@ import fedaudit
 from fedaudit import ThreatModel
 from fedaudit.attacks import InvG
 from fedaudit.cli.options import in_flags, scenario_of
-from fedaudit.defences import Sanitiser
+from fedaudit.defences import ClientDefence
 from fedaudit.guard import SiteGuard
 from fedaudit.pipeline import run
 from fedaudit.utils import plain_yaml
@@ -85,8 +85,8 @@ def test_an_attack_stays_the_object_that_it_is(monkeypatch: pytest.MonkeyPatch, 
         **{**TWO, "evaluation": {"controls": False}, "data": {"name": "digits"}, "model": {"name": "logistic"}},
         attacks=[QUICK],
     )
-    sanitiser = scenario.defences.sanitiser
-    assert isinstance(sanitiser, Sanitiser)
+    client_defence = scenario.defences.client_defence
+    assert isinstance(client_defence, ClientDefence)
     fedaudit.audit(scenario, seed=1, progress=False)
     fedaudit.audit({**TWO, "evaluation": {"controls": False}}, attacks=[QUICK], model=NET, data=DATA, progress=False)
     assert all(attacks[0] is QUICK for attacks in seen)
@@ -197,7 +197,7 @@ def test_a_recording_is_observed_as_its_transcript_by_default_by_a_server(record
         (lambda: fedaudit.make_attack("invg", {"iteration": 20}), "attack 'invg': unknown key 'iteration'"),
         (lambda: ThreatModel(**{"adversary": "sever"}), "adversary: 'sever' isn't allowed; did you mean 'server'"),
         (lambda: ThreatModel(**{"adversry": "server"}), "unknown key 'adversry'; did you mean 'adversary'"),
-        (lambda: ThreatModel(records=3), "records is 3; half of them"),
+        (lambda: ThreatModel(target_records=3), "records is 3; half of them"),
         (lambda: fedaudit.Scenario(**{**TWO, "sed": 3}), "unknown key 'sed'; did you mean 'seed'"),
         (lambda: fedaudit.Scenario(**TWO, threat={"adversary": "sever"}), "threat.adversary: 'sever' isn't allowed"),
     ],
@@ -208,7 +208,7 @@ def test_wrong_settings_are_one_line_with_the_nearest_name(make: Any, says: str)
     assert "pydantic" not in str(caught.value)
 
 
-@pytest.mark.parametrize("plugin", [InvG, *Sanitiser.__subclasses__()[:3]])
+@pytest.mark.parametrize("plugin", [InvG, *ClientDefence.__subclasses__()[:3]])
 def test_help_shows_the_settings(plugin: type[Plugin]) -> None:
     shown = inspect.signature(plugin.__init__).parameters
     assert list(shown) == ["self", *(f.name for f in fields(plugin) if f.init)]  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ from fedaudit.utils.registry import Entry
 
 STEPS: dict[str, Any] = {"algorithm": "fedavg", "local_steps": 2}
 SERVERS = ("imprint", "fishing", "loki", "trap-weights", "seer", "peftleak")
-RECORDS: dict[str, Any] = {"records": 20}
-HIDDEN: dict[str, Any] = {"records": 20, "hidden_attribute": "sex"}
+RECORDS: dict[str, Any] = {"target_records": 20}
+HIDDEN: dict[str, Any] = {"target_records": 20, "hidden_attribute": "sex"}
 PUBLIC: dict[str, Any] = {"knows_public_data": True, "public_examples": 20}
 ASKED: dict[str, Any] = {"client_property": "large=5 to 9", **PUBLIC}
 TRAIN = {"name": "diabetes", "split": "train"}
@@ -67,10 +67,10 @@ def chosen(values: dict[str, Any]) -> list[str]:
         (scenario({"name": "breast-cancer", "split": "train"}, {"batch_size": 150, "examples": 300}), ["labels"]),
         (scenario(TRAIN), ["exact-linear-rows", "tableak"]),
         (scenario(TRAIN, {**STEPS, "rounds": 3}), ["tableak", "local-model-exact", "local-model"]),
-        (scenario(**RECORDS), ["loss-threshold", "gradient-norm", "span", "source-inference"]),
+        (scenario(**RECORDS), ["loss-threshold", "gradient-norm", "projection-residual", "source-inference"]),
         (
             scenario(federation={"clients": 3, "rounds": 2}, **RECORDS),
-            ["loss-threshold", "fedmia", "loss-series", "span", "source-inference"],
+            ["loss-threshold", "fedmia", "loss-series", "projection-residual", "source-inference"],
         ),
         (
             scenario(federation={**STEPS, "clients": 4, "local_steps": 65, "rounds": 2}, **RECORDS, **PUBLIC),
@@ -82,23 +82,26 @@ def chosen(values: dict[str, Any]) -> list[str]:
         ),
         (
             scenario(federation={"clients": 4, "clients_per_round": 2, "rounds": 2}, **RECORDS),
-            ["loss-threshold", "gradient-norm", "loss-series", "span", "source-inference"],
+            ["loss-threshold", "gradient-norm", "loss-series", "projection-residual", "source-inference"],
         ),
         (scenario("digits-parity", **ASKED), ["property-inference"]),
         (
             scenario("digits-parity", **RECORDS, **ASKED),
-            ["loss-threshold", "lira", "rmia", "span", "source-inference", "property-inference"],
+            ["loss-threshold", "lira", "rmia", "projection-residual", "source-inference", "property-inference"],
         ),
-        (scenario(**RECORDS, sees="sum"), ["loss-threshold", "gradient-norm", "span"]),
-        (scenario(federation={"clients": 1}, **RECORDS), ["loss-threshold", "gradient-norm", "span"]),
+        (scenario(**RECORDS, sees="sum"), ["loss-threshold", "gradient-norm", "projection-residual"]),
+        (scenario(federation={"clients": 1}, **RECORDS), ["loss-threshold", "gradient-norm", "projection-residual"]),
         (scenario(**RECORDS, adversary="client"), ["loss-threshold", "gradient-norm"]),
         (
             scenario(**RECORDS, **PUBLIC),
-            ["loss-threshold", "lira", "rmia", "span", "source-inference"],
+            ["loss-threshold", "lira", "rmia", "projection-residual", "source-inference"],
         ),
         (scenario(TRAIN, **HIDDEN), ["attribute-loss"]),
         (scenario(TRAIN, **HIDDEN, **PUBLIC), ["attribute-loss", "attribute-features"]),
-        (scenario(federation={"malicious": {"name": "gan", "lacks": [3], "start": 0}}, adversary="client"), ["gan"]),
+        (
+            scenario(federation={"malicious": {"name": "gan", "missing_classes": [3], "start": 0}}, adversary="client"),
+            ["gan"],
+        ),
         (
             scenario(federation={"malicious": {"name": "agrevader", "start": 0}}, adversary="client", **RECORDS),
             ["agrevader", "loss-threshold", "gradient-norm"],
@@ -113,8 +116,8 @@ def test_the_attacks_fit_the_data_the_updates_and_the_threat(values, attacks):
 
 SERVER, CLIENT = ThreatModel(), ThreatModel(adversary="client")
 MALICIOUS = ThreatModel(adversary="malicious-server")
-ALTERED = ThreatModel(adversary="malicious-server", records=20)
-MEMBERS = ThreatModel(adversary="client", records=20)
+ALTERED = ThreatModel(adversary="malicious-server", target_records=20)
+MEMBERS = ThreatModel(adversary="client", target_records=20)
 IMAGE, TABLE = Case(kind="image", num_classes=10, threat=SERVER), Case(kind="table", num_classes=10, threat=SERVER)
 TEXT, VERTICAL = replace(IMAGE, kind="tokens"), replace(IMAGE, protocol="vertical", top="linear")
 BEGINS: dict[str, Any] = {"neurons": 200, "rectified": True}
@@ -129,8 +132,8 @@ BEGINS: dict[str, Any] = {"neurons": 200, "rectified": True}
         (replace(IMAGE, **BEGINS, examples=129), ["agic-plus", "labels"]),
         (replace(TABLE, **BEGINS, examples=25, steps=None), ["spear-rows"]),
         (replace(IMAGE, steps=None), ["agic", "agic-plus"]),
-        (TEXT, ["dager", "which-tokens", "labels"]),
-        (replace(TEXT, steps=None), ["which-tokens"]),
+        (TEXT, ["dager", "token-presence", "labels"]),
+        (replace(TEXT, steps=None), ["token-presence"]),
         *((replace(IMAGE, server=name, threat=ALTERED), [name, "loss-threshold", "gradient-norm"]) for name in SERVERS),
         (replace(TEXT, server="imprint", threat=MEMBERS), ["loss-threshold", "gradient-norm"]),
         (replace(IMAGE, malicious="gan", threat=MEMBERS), ["gan", "loss-threshold", "gradient-norm"]),
@@ -174,7 +177,7 @@ def test_where_nothing_fits_the_result_says_what_to_grant():
     finished = fedaudit.audit(scenario(adversary="client"), progress=False)
     (finding,) = finished.result.findings
     assert finding.status == "not applicable"
-    assert "set threat.records" in str(finding.reason)
+    assert "set threat.target_records" in str(finding.reason)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from tests.conftest import core
 # Slow ones, and attacks that share their loop with a quicker one.
 LONG = {
     "cafe",
-    "epsilon",
+    "dp-canaries",
     "property-inference",
     "local-model-exact",
     "source-inference",

@@ -35,7 +35,10 @@ from fedaudit.utils.fingerprint import tensor_digest
 from tests.trees.tree_cases import model, stump, transcript
 
 FEDSGD = {"name": "a", "algorithm": "fedsgd", "clients": 2, "examples": 2, "batch_size": 1}
-NOISE = {"name": "noise", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 1.0, "where": "local", "epsilon": None}}
+NOISE = {
+    "name": "noise",
+    "client_defence": {"name": "dp", "clip": 1.0, "noise": 1.0, "where": "local", "epsilon": None},
+}
 
 
 def scenario(*attacks: Any, **rest: Any) -> dict[str, Any]:
@@ -171,7 +174,7 @@ def test_only_the_same_federation_without_its_defences_is_a_control(other, verdi
 
 
 def test_scores_that_tell_members_the_wrong_way_round_are_no_all_clear():
-    evidence = {"what": "membership_auc", "value": 0.4, "n": 200, "of": "records", "by_guessing": 0.5, "method": "m"}
+    evidence = {"what": "membership_auc", "value": 0.4, "n": 200, "of": "records", "baseline": 0.5, "method": "m"}
     spec = {**vars(named("a", "not demonstrated", "loss-threshold", "membership"))}
     won = ControlResult(attack="loss-threshold", model="same", federation=None, case="easy", won=True, text="won")
     # the last one is of equal scores, whose p-value is 1
@@ -211,7 +214,7 @@ def test_a_time_that_is_over_ends_attacks_and_the_report_says_so(tmp_path: Path)
     reasons = [f.reason or "" for f in found.findings]
     assert sum("--max-minutes" in reason for reason in reasons) == 4
     assert sum("beyond the first 2 clients" in reason for reason in reasons) == 2
-    assert any(line.startswith("4 of 6 runs of attacks: the time") for line in found.not_tried)
+    assert any(line.startswith("4 of 6 runs of attacks: the time") for line in found.not_asked)
     assert (tmp_path / "report.html").is_file()
     for wrong in (0, -1, float("nan"), True):
         with pytest.raises(fedaudit.BadInput, match="give minutes above 0"):
@@ -280,7 +283,7 @@ def test_federations_share_an_easy_case_but_not_their_power(ran):
     result = audited("loss-threshold", **table)
     assert [s.control for s in result.summaries] == [0, 0]
     assert ran.count("control-same") == len(result.controls) == 1
-    more = {**NOISE, "name": "more", "sanitiser": {**NOISE["sanitiser"], "noise": 2.0}}  # type: ignore[dict-item]
+    more = {**NOISE, "name": "more", "client_defence": {**NOISE["client_defence"], "noise": 2.0}}  # type: ignore[dict-item]
     result = audited(invg(5), defences=[NOISE, more])
     assert [s.control for s in result.summaries] == [0, 1]
     assert [ran.count(f"a-{name}-power-invg") for name in ("noise", "more")] == [3, 3]
@@ -363,7 +366,7 @@ def test_labels_have_a_control_that_luck_does_not_win():
 RECORDS: dict[str, Any] = {
     "data": {"name": "digits", "split": "train"},
     "model": {"name": "mlp", "width": 32},
-    "threat": {"records": 60},
+    "threat": {"target_records": 60},
     "federations": [
         {"name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 1, "examples": 200, "batch_size": 50,
          "local_epochs": 1, "learning_rate": 1e-4},
@@ -415,7 +418,7 @@ def test_an_attribute_has_a_control_that_learns_it_by_heart():
     table: dict[str, Any] = {
         "data": {"name": "diabetes", "split": "train"},
         "model": {"name": "mlp", "width": 64},
-        "threat": {"records": 60, "hidden_attribute": "sex"},
+        "threat": {"target_records": 60, "hidden_attribute": "sex"},
         "federations": [{**RECORDS["federations"][0], "examples": 120, "learning_rate": 1e-6}],
     }
     result = audited("attribute-loss", **table)

@@ -80,7 +80,7 @@ def test_a_network_is_untrained_by_its_answers_whatever_it_is_called() -> None:
     (because,) = reasons(audited(model={"training": {"epochs": 0}}))
     assert because.startswith("the network was hardly trained in round 0: accuracy 0.")
     assert because.endswith(", below 0.5")
-    (because,) = reasons(audited(evaluation={"controls": False, "least_accuracy": 0.999}))
+    (because,) = reasons(audited(evaluation={"controls": False, "min_accuracy": 0.999}))
     assert because.endswith(", below 0.999")
 
 
@@ -99,7 +99,7 @@ def test_naming_the_most_frequent_class_is_nothing_learnt() -> None:
 def test_a_federation_that_trains_its_network_is_one_from_then_on() -> None:
     rounds = {"name": "a", "clients": 1, "examples": 64, "batch_size": 16, "rounds": 60, "learning_rate": 0.3}
     named = {"name": "mlp", "batch_norm": None, "training": {"epochs": 0}}
-    result = audited(rounds | {"record": [0, 59]}, model=named)
+    result = audited(rounds | {"keep_rounds": [0, 59]}, model=named)
     told = {(f.round, f.setting, *f.diagnostic_because) for f in result.findings}
     assert told == {(0, "diagnostic", "the network is untrained in round 0"), (59, "deployment")}
     assert reasons(result) == ["the network is untrained in round 0"]  # of a summary the worst
@@ -120,7 +120,7 @@ def test_of_a_vertical_federation_accuracy_has_to_be_measured(every: int | None,
         "federations": [{"name": "v", "algorithm": "vertical", "clients": 2, "rounds": 20, "batch_size": 32}],
         "attacks": ["norm-scoring"],
         "threat": {"adversary": "client"},
-        "evaluation": {"controls": False, "accuracy_every": every, "least_accuracy": least},
+        "evaluation": {"controls": False, "accuracy_every": every, "min_accuracy": least},
     }
     because = reasons(fedaudit.audit(values, progress=False).result)
     assert [reason.split(":")[0] for reason in because] == told
@@ -128,7 +128,7 @@ def test_of_a_vertical_federation_accuracy_has_to_be_measured(every: int | None,
 
 @pytest.mark.parametrize(("epochs", "learnt"), [(10, True), (0, False)])
 def test_regression_has_to_beat_the_mean(epochs: int, learnt: bool) -> None:
-    federation = {"name": "a", "clients": 2, "examples": 64, "batch_size": 32, "rounds": 2, "record": [1]}
+    federation = {"name": "a", "clients": 2, "examples": 64, "batch_size": 32, "rounds": 2, "keep_rounds": [1]}
     federation |= {"learning_rate": 1e-6}
     network = {"name": "mlp", "batch_norm": None, "training": {"epochs": epochs, "learning_rate": 0.01}}
     result = audited(federation, data={"name": "diabetes"}, model=network)

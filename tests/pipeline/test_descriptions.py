@@ -22,7 +22,7 @@ def values(federation: dict[str, Any], defences: Any) -> dict[str, Any]:
         "defences": defences,
         "threat": {"knows_labels": True},
         "attacks": [{"name": "invg", "iterations": 1}],
-        "evaluation": {"updates": 1},
+        "evaluation": {"max_updates": 1},
     }
 
 
@@ -31,10 +31,10 @@ def audited(federation: dict[str, Any], defences: Any) -> Audit:
 
 
 def test_a_federation_that_its_privacy_budget_ended_says_so(tmp_path, capsys):
-    finished = audited({"rounds": 9}, {"sanitiser": DP})
+    finished = audited({"rounds": 9}, {"client_defence": DP})
     (record,) = finished.result.federations
-    assert record.course is not None
-    stopped = record.course.stopped
+    assert record.history is not None
+    stopped = record.history.stopped
     assert stopped is not None
     assert 0 < stopped < record.rounds == 9
     assert record.description.startswith(f"{stopped} of 9 rounds (then the privacy budget was spent), 3 clients")
@@ -44,7 +44,7 @@ def test_a_federation_that_its_privacy_budget_ended_says_so(tmp_path, capsys):
 
 
 def test_so_does_one_that_was_recorded(tmp_path: Path, command: Command) -> None:
-    (tmp_path / "s.yaml").write_text(scenario_from(values({"rounds": 9}, {"sanitiser": DP})).to_yaml())
+    (tmp_path / "s.yaml").write_text(scenario_from(values({"rounds": 9}, {"client_defence": DP})).to_yaml())
     assert command("simulate", tmp_path / "s.yaml", "--out", tmp_path / "t").code == 0
     attack = ["--attack", "labels", "--workers", "1", "--out", tmp_path / "a"]
     assert command("attack", tmp_path / "t", *attack).code == 0

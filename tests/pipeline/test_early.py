@@ -24,10 +24,10 @@ VALUES: dict[str, Any] = {
 }
 BAD: list[tuple[str, str, Any, str]] = [
     ("root data", "defences.1.aggregator", {"name": "fltrust", "root_examples": 11}, "the clients hold 10 examples"),
-    ("clipping with BatchNorm", "defences.1.sanitiser", {"name": "dp", "level": "sample"}, "BatchNorm mixes"),
+    ("clipping with BatchNorm", "defences.1.client_defence", {"name": "dp", "level": "sample"}, "BatchNorm mixes"),
     (
         "a budget for nothing",
-        "defences.1.sanitiser",
+        "defences.1.client_defence",
         {"name": "dp", "noise": 0.01},
         "after 0 rounds the privacy budget",
     ),
@@ -69,7 +69,7 @@ def test_found_first(place: str, value: Any, words: str) -> None:
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize(("record", "words"), [([4], "after 4 rounds the privacy budget was spent"), ([3], "")])
 def test_whether_a_budget_lasts_to_a_recorded_round(record: list[int], words: str) -> None:
-    values = changed("federations.1.record", record, defences={"sanitiser": {"name": "dp", "noise": 1.0}})
+    values = changed("federations.1.record", record, defences={"client_defence": {"name": "dp", "noise": 1.0}})
     if words:
         with pytest.raises(BadInput, match=words):
             fedaudit.audit(values, progress=False)

@@ -49,7 +49,7 @@ def _(finding: DriftFinding, observation: Observation, truth: Truth, *, seed: in
     used = {(m.round, m.client) for m in observation.messages} <= set(truth.inputs)
     norm = float(finding.total.norm())
     metrics = [DRIFT.of(norm, 0.0), SHORTFALL.of(100 - norm)]
-    return Evaluation(done(finding, observation, metrics=metrics, leak=used and norm > 0))
+    return Evaluation(done(finding, observation, metrics=metrics, is_leak=used and norm > 0))
 
 
 class Drift(Attack):
@@ -226,7 +226,7 @@ def test_an_attack_on_whole_clients_goes_through_the_audit(tmp_path):
     page = finished.save(tmp_path).read_text()
     for words in ("3 of 3 drifted", "norm of all updates together", "0 to 2", "Without the attack"):
         assert words in page, words
-    assert not any("attacked on its own" in line for line in result.not_tested)
+    assert not any("attacked on its own" in line for line in result.out_of_scope)
 
 
 def test_a_client_s_finding_depends_on_all_of_its_rounds_and_on_no_other_client():
@@ -304,7 +304,7 @@ def test_where_less_is_better_the_lower_one_wins():
     def row(attack: str, value: float, client: int) -> Any:
         seen = dataclasses.replace(whole, messages=tuple(m for m in whole.messages if m.client == client))
         found = DriftFinding(attack=attack, total=torch.ones(1), parts={}, rounds=())
-        return done(found, seen, metrics=[SHORTFALL.of(value)], leak=value < 3)
+        return done(found, seen, metrics=[SHORTFALL.of(value)], is_leak=value < 3)
 
     whole = observe(transcript(), ThreatModel())
     rows = [row("x", 1.0 + c / 10, c) for c in range(3)] + [row("y", 5.0 - c / 10, c) for c in range(3)]

@@ -13,10 +13,10 @@ from torch import Tensor
 import fedaudit
 from fedaudit.attacks import ATTACKS, Attack, ImageFinding, register
 from fedaudit.data import load_dataset
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser, changed
+from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientContext, ClientDefence, changed
 from fedaudit.results import AttackSummary, AuditResult
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def only(result: AuditResult) -> AttackSummary:
     return summary
 
 
-class _Silent(Sanitiser):
+class _Silent(ClientDefence):
     """Sends zeros, whatever the client trained on."""
 
     name = "silent"
@@ -48,7 +48,7 @@ class _Silent(Sanitiser):
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
         zeros = {name: torch.zeros_like(tensor) for name, tensor in update.tensors.items()}
-        return changed(update, zeros, SanitiserInfo("silent"))
+        return changed(update, zeros, ClientDefenceInfo("silent"))
 
 
 class _Elsewhere(Attack):
@@ -69,7 +69,7 @@ class _Elsewhere(Attack):
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    made: list[tuple[Any, Any]] = [(SANITISERS, register(_Silent)), (ATTACKS, register(_Elsewhere))]
+    made: list[tuple[Any, Any]] = [(CLIENT_DEFENCES, register(_Silent)), (ATTACKS, register(_Elsewhere))]
     yield
     for registry, entry in made:
         del registry._entries[entry.name]
@@ -90,12 +90,12 @@ def test_a_batch_smaller_than_the_layer_comes_out_exactly() -> None:
 
 
 def test_sending_every_number_is_no_defence() -> None:
-    everything = {"sanitiser": {"name": "top-k", "ratio": 1.0}}
+    everything = {"client_defence": {"name": "top-k", "ratio": 1.0}}
     assert only(audited("exact-linear", defences=everything)).verdict == "recovered"
 
 
 def test_nothing_comes_out_of_updates_that_noise_drowns() -> None:
-    summary = only(result := audited("exact-linear", defences={"sanitiser": DROWNED}))
+    summary = only(result := audited("exact-linear", defences={"client_defence": DROWNED}))
     assert summary.verdict == "not demonstrated"
     assert "it recovered 6; of the clients' 10, none" in summary.headline
     (margin,) = result.margins
@@ -103,7 +103,7 @@ def test_nothing_comes_out_of_updates_that_noise_drowns() -> None:
 
 
 def test_nothing_comes_out_of_zeros() -> None:
-    summary = only(audited("exact-linear", defences={"sanitiser": "silent"}))
+    summary = only(audited("exact-linear", defences={"client_defence": "silent"}))
     assert summary.verdict in (*NOT_SHOWN, "not applicable")
 
 
@@ -122,14 +122,14 @@ def test_updates_of_other_clients_images_give_none_of_a_clients_own() -> None:
 
 
 def test_the_cross_entropys_gradient_is_negative_at_the_label() -> None:
-    for defences in ({}, {"defences": {"sanitiser": {"name": "sign"}}}):  # and signs still say so
+    for defences in ({}, {"defences": {"client_defence": {"name": "sign"}}}):  # and signs still say so
         summary = only(audited("labels", **defences))
         assert summary.verdict == "inferred"
         assert "100 % of 10 labels" in summary.headline
 
 
 def test_noise_has_no_labels() -> None:
-    assert only(audited("labels", defences={"sanitiser": DROWNED})).verdict in NOT_SHOWN
+    assert only(audited("labels", defences={"client_defence": DROWNED})).verdict in NOT_SHOWN
 
 
 def test_batches_of_a_trained_network_leave_a_margin_and_no_all_clear() -> None:
@@ -151,8 +151,8 @@ def test_images_that_look_like_the_clients_are_not_theirs() -> None:
 
 
 OVERFITTED: dict[str, Any] = {
-    "name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 20, "record": [19], "examples": 40, "batch_size": 10,
-    "local_epochs": 20, "learning_rate": 0.1,
+    "name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 20, "keep_rounds": [19], "examples": 40, "batch_size":
+    10, "local_epochs": 20, "learning_rate": 0.1,
 }  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def test_members_are_told_by_random_labels_that_were_memorised_and_by_nothing_el
     dice = torch.Generator().manual_seed(0)
     images, labels = torch.rand(400, 1, 8, 8, generator=dice), torch.randint(10, (400,), generator=dice)
     federation = OVERFITTED | {"learning_rate": 0.1 if learnt else 1e-9}
-    values = scenario("loss-threshold", federation, model={"name": "mlp", "width": 64}, threat={"records": 40})
+    values = scenario("loss-threshold", federation, model={"name": "mlp", "width": 64}, threat={"target_records": 40})
     del values["data"]
     summary = only(fedaudit.audit(values, data=(images, labels), progress=False).result)
     assert summary.verdict == "inferred" if learnt else summary.verdict in NOT_SHOWN

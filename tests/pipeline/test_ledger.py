@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fedaudit
 from fedaudit.cli import app
 from fedaudit.epsilon.accounting import RecordedGaussians
-from fedaudit.transcript.update import PrivateSteps, SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps
 from fedaudit.utils.errors import BadInput
 
 SCENARIO = """
@@ -31,7 +31,7 @@ federations:
     examples: 60
     batch_size: 10
     local_epochs: 1
-defences: {sanitiser: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}
+defences: {client_defence: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}
 attacks: [loss-threshold]
 """
 
@@ -86,7 +86,7 @@ def test_a_scenario_is_drawn_as_its_simulation_and_composed_as_the_library_does(
 def test_noise_that_the_server_adds_counts_every_round_for_everybody(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     clipping = "{aggregator: {name: fixed-clipping, clipping_norm: 1.0, noise_multiplier: 2.0}}"
-    file.write_text(SCENARIO.replace("{sanitiser: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}", clipping))
+    file.write_text(SCENARIO.replace("{client_defence: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}", clipping))
     code, (found,) = run(file)
     assert code == 0
     assert "fixed-clipping" in found["mechanism"]
@@ -108,7 +108,7 @@ def test_what_a_target_takes_is_just_enough(tmp_path: Path) -> None:
     assert run(file, "--target", "3", "--rounds", str(target["allowed"]))[0] == 0
     _, (more,) = run(file, "--rounds", str(target["allowed"] + 1))
     assert more["clients"][0]["curve"][-1][1] > 3
-    name = "defences.sanitiser.noise"
+    name = "defences.client_defence.noise"
     _, (enough,) = run(file, "--rounds", "20", "--set", f"{name}={target['noise']}")
     _, (short,) = run(file, "--rounds", "20", "--set", f"{name}={0.99 * target['noise']}")
     assert enough["clients"][0]["curve"][-1][1] <= 3 < short["clients"][0]["curve"][-1][1]
@@ -155,7 +155,9 @@ def test_next_to_no_noise_is_no_bound_and_no_overflow() -> None:
 
 def test_messages_without_noise_have_no_bound(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text(SCENARIO.replace("defences: {sanitiser: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}\n", ""))
+    file.write_text(
+        SCENARIO.replace("defences: {client_defence: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}\n", "")
+    )
     code, (planned,) = run(file, "--target", "8")
     assert code == 3
     assert planned["epsilon"] is None
@@ -305,7 +307,7 @@ def test_odd_files_are_refused_in_a_line(tmp_path: Path, file: str, changes: dic
 def test_noise_that_is_no_setting_of_its_own_is_not_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     clipping = "{aggregator: {name: fixed-clipping, clipping_norm: 1.0, noise_multiplier: 1.0, average: fedavg}}"
-    file.write_text(SCENARIO.replace("{sanitiser: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}", clipping))
+    file.write_text(SCENARIO.replace("{client_defence: {name: dp, clip: 1.0, noise: 4.0, epsilon: null}}", clipping))
     _, (found,) = run(file, "--target", "1")
     assert found["target"]["noise"] is None
 
@@ -351,7 +353,7 @@ def recorded(folder: Path, *rounds: dict[str, Any]) -> Path:
     state = {"weight": torch.zeros(3)}
     with fedaudit.Recorder(folder) as recorder:
         for steps in rounds:
-            known = SanitiserInfo("dp-sgd", noise=1.0, private=PrivateSteps(**{**STEPS, **steps}))
+            known = ClientDefenceInfo("dp-sgd", noise=1.0, private=PrivateSteps(**{**STEPS, **steps}))
             with recorder.round(state):
                 for client in ("a", "b"):
                     recorder.update(client, {"weight": torch.ones(3)}, num_examples=5, sanitised=known)

@@ -19,7 +19,7 @@ from fedaudit.results import AuditResult
 from fedaudit.simulation.simulator import Recording
 from fedaudit.utils.errors import BadInput
 
-FSGD: list[dict[str, Any]] = [{"name": "f", "clients": 1, "examples": 4, "draw": "first", "batch_size": 4}]
+FSGD: list[dict[str, Any]] = [{"name": "f", "clients": 1, "examples": 4, "sampling": "first", "batch_size": 4}]
 SOME = torch.rand((40, 1, 8, 8), generator=torch.Generator().manual_seed(0))
 CLASSES = torch.arange(40) % 3
 TWO = torch.arange(40) % 2
@@ -345,12 +345,12 @@ def test_membership_and_accuracy_of_a_one_logit_model_are_those_of_its_two_logit
         "model": {"name": "mlp", "width": 32, "loss": "bce-with-logits"},
         "federations": [{"name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 15, "examples": 60,
                          "batch_size": 10, "local_epochs": 4, "learning_rate": 0.2}],
-        "threat": {"records": 60, "knows_public_data": True, "public_examples": 40},
+        "threat": {"target_records": 60, "knows_public_data": True, "public_examples": 40},
         "attacks": ["loss-threshold", "gradient-norm", {"name": "shadow-models", "shadows": 2, "epochs": 5}],
         "evaluation": {"accuracy_every": 15},
     }  # fmt: skip
     finished = fedaudit.audit(scenario, progress=False)
-    course = finished.result.federations[0].course
+    course = finished.result.federations[0].history
     assert course is not None
     assert course.accuracy[-1] > 0.8
     assert {f.status for f in finished.result.findings} == {"done"}

@@ -69,7 +69,7 @@ rows = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
 levels = torch.bucketize(rows.sum(dim=1), torch.tensor([-2.0, 0.0, 2.0]))
 scenario = {
     "model": {"name": "mlp", "width": 8},
-    "threat": {"records": 20, "knows_labels": False},
+    "threat": {"target_records": 20, "knows_labels": False},
     "federations": [{"name": "f", "clients": 2, "examples": 30, "batch_size": 1}],
     "attacks": ["exact-linear-rows", "loss-threshold", "labels", {"name": "tableak", "iterations": 5, "restarts": 2}],
     "evaluation": {"accuracy_every": 1, "controls": False},
@@ -92,7 +92,7 @@ def test_an_audit_of_it_ends_in_verdicts(tmp_path: Path) -> None:
     assert verdicts["labels"] == "not applicable"
     done = {finding["attack"] for finding in result["findings"] if finding["status"] == "done"}
     assert done == {"exact-linear-rows", "loss-threshold", "tableak"}
-    assert 0 < result["federations"][0]["course"]["accuracy"][0] < 1
+    assert 0 < result["federations"][0]["history"]["accuracy"][0] < 1
     assert "4 levels" in (tmp_path / "out/report.html").read_text()
 
 

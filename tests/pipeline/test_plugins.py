@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedaudit.attacks import ATTACKS
-from fedaudit.defences import AGGREGATORS, SANITISERS, Aggregate, Aggregator, Cohort
+from fedaudit.defences import AGGREGATORS, CLIENT_DEFENCES, Aggregate, Aggregator, Cohort
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.utils.errors import BadInput
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fedaudit.attacks import Attack, Finding, register
-from fedaudit.defences import Aggregate, Aggregator, Sanitiser
+from fedaudit.defences import Aggregate, Aggregator, ClientDefence
 from fedaudit.evaluation import FINDING_TYPES, Evaluation, FindingType, Metric, evaluate
 from fedaudit.evaluation.finding_types import by_leaks, done
 from fedaudit.report.panels import PANELS, Panel
@@ -54,7 +54,7 @@ PANELS["length"] = Panel(
 def _(finding: LengthFinding, observation, truth, *, seed):
     metrics = [LENGTH.of(finding.length, 0.0)]
     details = {"half": finding.length / 2}
-    return Evaluation(done(finding, observation, metrics=metrics, leak=finding.length > 0, details=details))
+    return Evaluation(done(finding, observation, metrics=metrics, is_leak=finding.length > 0, details=details))
 
 
 @register
@@ -97,7 +97,7 @@ class Half(Aggregator):
 
 
 @register
-class Twice(Sanitiser):
+class Twice(ClientDefence):
     name = "twice"
     summary = "sends twice the update"
 
@@ -161,7 +161,7 @@ doubled = length_attack.inversion:Doubled
 [fedaudit.aggregators]
 half = length_attack.attack:Half
 
-[fedaudit.sanitisers]
+[fedaudit.client_defences]
 twice = length_attack.attack:Twice
 
 [fedaudit.behaviours]
@@ -175,7 +175,7 @@ data: {name: digits}
 model: {name: logistic}
 federations:
   - {name: f, algorithm: fedavg, clients: 3, rounds: 3, examples: 30, local_steps: 2, malicious: {name: lazy}}
-defences: {aggregator: {name: half, lambda: 0.25}, sanitiser: twice}
+defences: {aggregator: {name: half, lambda: 0.25}, client_defence: twice}
 attacks: [{name: length, scale: 2.0}]
 evaluation: {accuracy_every: 1}
 """
@@ -192,7 +192,7 @@ sys.stdout.write(render_report(AuditResult.load(folder / "results.json"), folder
 """
 
 
-@pytest.mark.parametrize("registry", [ATTACKS, AGGREGATORS, SANITISERS, BEHAVIOURS], ids=lambda r: r.kind)
+@pytest.mark.parametrize("registry", [ATTACKS, AGGREGATORS, CLIENT_DEFENCES, BEHAVIOURS], ids=lambda r: r.kind)
 def test_settings_are_one_thing_and_state_another(registry: Registry[Any]) -> None:
     for name in registry.names():
         made = make(registry, name)
@@ -330,8 +330,8 @@ scenario = {
     "data": {"name": "digits"},
     "model": {"name": "logistic"},
     "federations": [{"name": "f", "clients": 2, "examples": 2}],
-    "defences": {"sanitiser": Twice()},
-    "evaluation": {"updates": 1, "bootstrap": 100},
+    "defences": {"client_defence": Twice()},
+    "evaluation": {"max_updates": 1, "bootstrap": 100},
 }
 fedaudit.audit(scenario, attacks=[Doubled(iterations=5)], out=sys.argv[1], progress=False)
 """
@@ -348,7 +348,7 @@ def test_an_objective_of_its_own_is_audited_from_python_and_from_yaml_alike(site
         assert one[same] == other[same]
     assert one["findings"][0]["images"] == other["findings"][0]["images"]
     assert one["attacks"][0]["settings"]["times"] == 2.0
-    assert one["scenario"]["defences"]["sanitiser"] == {"name": "twice"}
+    assert one["scenario"]["defences"]["client_defence"] == {"name": "twice"}
     assert "Nobody 2002" in (tmp_path / "python/report.html").read_text()
     told = command(site, "verify", tmp_path / "python", "--workers", "1")
     assert told.returncode == 0, told.stderr + told.stdout

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 import fedaudit
 from fedaudit.attacks import ATTACKS, Attack, ImageFinding, make_attack, register
 from fedaudit.cli import app as cli
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser, changed
+from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientContext, ClientDefence, changed
 from fedaudit.pipeline.margin import Step, ladder, nearest
 from fedaudit.pipeline.power import _known, powerful
 from fedaudit.results import AttackSummary, AuditResult
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 
 FEDERATION: dict[str, Any] = {
     "name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 1, "batch_size": 4, "local_steps": 2,
@@ -68,7 +68,7 @@ def test_bisection_finds_the_hardest_conditions_and_asks_for_few(length: int, da
 
 def test_a_ladder_goes_from_the_clients_conditions_to_a_single_image_of_an_untrained_network() -> None:
     model = {"name": "resnet20", "width": 4, "batch_norm": "train"}
-    made = scenario(FEDERATION, data={"name": "photos", "limit": 40}, model=model, defences={"sanitiser": NOISE})
+    made = scenario(FEDERATION, data={"name": "photos", "limit": 40}, model=model, defences={"client_defence": NOISE})
     seen = observe(fedaudit.simulate(made, progress=False).transcript, scenario_from(made).threat).split()[0]
     steps = ladder(seen, 0)
     assert [(s.steps, s.batch, s.examples) for s in steps] == [
@@ -196,7 +196,7 @@ def test_without_power_nothing_is_decided(sometimes: Any) -> None:
 
 
 def test_known_examples_go_through_the_same_defence() -> None:
-    result = audited(SINGLE, {"name": "invg", "iterations": 3}, defences={"sanitiser": NOISE}, **LENET)
+    result = audited(SINGLE, {"name": "invg", "iterations": 3}, defences={"client_defence": NOISE}, **LENET)
     assert only(result).verdict == "inconclusive"
     (control,) = result.controls
     assert control.power is not None
@@ -204,7 +204,7 @@ def test_known_examples_go_through_the_same_defence() -> None:
 
 
 def test_what_comes_out_without_the_defence_alone_the_defence_stops() -> None:
-    result = audited(SINGLE, defences={"sanitiser": NOISE}, fail_below={"margin": 2})
+    result = audited(SINGLE, defences={"client_defence": NOISE}, fail_below={"margin": 2})
     summary = only(result)
     assert summary.verdict == "not demonstrated"
     (control,) = result.controls
@@ -226,7 +226,7 @@ def test_the_first_line_is_how_far_away_a_leak_is() -> None:
     )
 
 
-class _Drowned(Sanitiser):
+class _Drowned(ClientDefence):
     """Sends random numbers, and tells nobody."""
 
     name = "drowned"
@@ -235,18 +235,18 @@ class _Drowned(Sanitiser):
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
         tensors = {n: torch.randn(t.shape, generator=generator) for n, t in update.tensors.items()}
-        return changed(update, tensors, SanitiserInfo("drowned"))
+        return changed(update, tensors, ClientDefenceInfo("drowned"))
 
 
 @pytest.fixture
 def drowned() -> Any:
     made = register(_Drowned)
     yield made
-    del SANITISERS._entries["drowned"]
+    del CLIENT_DEFENCES._entries["drowned"]
 
 
 def test_a_defence_that_nobody_can_repeat_leaves_no_power(drowned: Any) -> None:
-    summary = only(audited(SINGLE, defences={"sanitiser": "drowned"}))
+    summary = only(audited(SINGLE, defences={"client_defence": "drowned"}))
     assert summary.verdict == "inconclusive"
 
 
@@ -283,7 +283,7 @@ def test_an_attack_on_images_that_is_named_for_text_is_refused_and_no_more() -> 
 
 
 def test_known_examples_are_none_that_the_adversary_has() -> None:
-    threat = {"records": 4, "knows_public_data": True, "public_examples": 20}
+    threat = {"target_records": 4, "knows_public_data": True, "public_examples": 20}
     made = scenario({**FEDERATION, "local_steps": 1}, threat=threat)
     recording = fedaudit.simulate(made, progress=False)
     seen = observe(recording.transcript, scenario_from(made).threat).split()[0]
@@ -295,7 +295,7 @@ def test_known_examples_are_none_that_the_adversary_has() -> None:
 
 
 def test_what_the_defence_stops_has_no_margin() -> None:
-    made = scenario(SINGLE, defences=[{"name": "plain"}, {"name": "noise", "sanitiser": NOISE}])
+    made = scenario(SINGLE, defences=[{"name": "plain"}, {"name": "noise", "client_defence": NOISE}])
     result = fedaudit.audit(made, progress=False, fail_below={"margin": 0.5}).result
     assert [(m.federation, m.factor, len(m.steps)) for m in result.margins] == [("f-noise", None, 0)]
     assert "the defence that stops" in result.margins[0].text

@@ -22,7 +22,7 @@ VALUES: dict[str, Any] = {
     "model": {"name": "logistic", "training": {"epochs": 1}},
     "federations": [{"name": "fed", "clients": 2, "examples": 300}],
     "attacks": [{"name": "invg", "iterations": 1}],
-    "evaluation": {"accuracy_every": 1, "updates": 1},
+    "evaluation": {"accuracy_every": 1, "max_updates": 1},
 }
 
 
@@ -34,7 +34,7 @@ def rows(inputs: torch.Tensor) -> set[bytes]:
     return {row.numpy().tobytes() for row in inputs}
 
 
-@pytest.mark.parametrize("threat", [{}, {"records": 10}], ids=["nothing", "records"])
+@pytest.mark.parametrize("threat", [{}, {"target_records": 10}], ids=["nothing", "records"])
 def test_accuracy_is_measured_on_what_neither_training_has_seen(threat: dict[str, Any]) -> None:
     made = scenario(threat=threat)
     (federation,) = resolve(made).federations
@@ -44,7 +44,7 @@ def test_accuracy_is_measured_on_what_neither_training_has_seen(threat: dict[str
     assert not measured & rows(federation.dataset.train.inputs)
     assert not measured & {row for data in client_data for row in rows(data.inputs)}
     assert not drawn.records or not measured & rows(drawn.records.inputs)
-    history = run_audit(made).result.federations[0].course
+    history = run_audit(made).result.federations[0].history
     assert history is not None
     assert history.examples == len(drawn.held_out)
 

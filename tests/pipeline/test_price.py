@@ -24,19 +24,19 @@ from fedaudit_lab.studies.running import Task, run_trial
 from fedaudit_lab.studies.spec import load_study
 from fedaudit_lab.studies.store import Row
 
-FEDERATION = {"name": "fed", "clients": 3, "examples": 30, "rounds": 2, "batch_size": 4, "record": [1]}
+FEDERATION = {"name": "fed", "clients": 3, "examples": 30, "rounds": 2, "batch_size": 4, "keep_rounds": [1]}
 VALUES: dict[str, Any] = {
     "data": {"name": "digits", "split": "train"},
     "model": {"name": "lenet", "initialisation": "uniform"},
     "federations": [{**FEDERATION, "learning_rate": 0.5}],
     "defences": [
         {},
-        {"name": "few", "sanitiser": {"name": "ffl", "ratio": 0.4}},
-        {"sanitiser": {"name": "dp", "noise": 3.0, "epsilon": None}},
+        {"name": "few", "client_defence": {"name": "ffl", "ratio": 0.4}},
+        {"client_defence": {"name": "dp", "noise": 3.0, "epsilon": None}},
     ],
     "threat": {"knows_labels": True},
     "attacks": [{"name": "invg", "iterations": 2}],
-    "evaluation": {"accuracy_every": 1, "accuracy_examples": 200, "updates": 1, "controls": False},
+    "evaluation": {"accuracy_every": 1, "accuracy_examples": 200, "max_updates": 1, "controls": False},
 }
 
 
@@ -47,7 +47,7 @@ def audit() -> Audit:
 
 def test_every_defence_is_a_federation_of_its_own_on_the_same_data(audit):
     assert [f.name for f in audit.result.federations] == ["fed-none", "fed-few", "fed-dp"]
-    assert [(f.aggregator, f.sanitiser) for f in audit.result.federations] == [
+    assert [(f.aggregator, f.client_defence) for f in audit.result.federations] == [
         ("mean", "none"),
         ("mean", "ffl"),
         ("mean", "dp"),
@@ -66,7 +66,7 @@ def test_every_defence_is_a_federation_of_its_own_on_the_same_data(audit):
 
 def test_the_comparison_lists_the_least_leakage_first(audit, capsys):
     rows = frontier.prices(audit.result)
-    leaks = [row.leak.mean for row in rows if row.leak]
+    leaks = [row.is_leak.mean for row in rows if row.is_leak]
     assert leaks == sorted(leaks)
     by_name = {row.federation: row for row in rows}
     assert by_name["fed-few"].bytes < by_name["fed-none"].bytes
@@ -107,7 +107,7 @@ def test_the_report_shows_the_price(audit, tmp_path):
 
 
 def test_an_undefended_audit_has_no_such_section(tmp_path):
-    values = {**VALUES, "defences": {}, "evaluation": {"updates": 1}}
+    values = {**VALUES, "defences": {}, "evaluation": {"max_updates": 1}}
     assert "Leakage and its price" not in run_audit(scenario_from(values)).save(tmp_path).read_text()
 
 
@@ -146,7 +146,7 @@ def test_measuring_changes_nothing():
     [
         ({"defences": [{}, {}]}, "both be called 'fed-none'"),
         ({"defences": []}, "one or more"),
-        ({"evaluation": {"federations": ["feed"]}}, "unknown federation 'feed'; did you mean 'fed'"),
+        ({"evaluation": {"attacked_federations": ["feed"]}}, "unknown federation 'feed'; did you mean 'fed'"),
         ({"defences": [{"aggregatr": "mean"}]}, "did you mean 'aggregator'"),
     ],
 )
@@ -156,7 +156,7 @@ def test_wrong_lists_are_refused(change, words):
 
 
 def test_a_federation_may_only_train(tmp_path, capsys):
-    second = {**FEDERATION, "name": "training", "record": [0]}
+    second = {**FEDERATION, "name": "training", "keep_rounds": [0]}
     evaluation = {"federations": ["fed"], "updates": 1, "accuracy_every": 1}
     values = {**VALUES, "defences": {}}
     finished = run_audit(scenario_from({**values, "federations": [second, FEDERATION], "evaluation": evaluation}))
@@ -181,7 +181,7 @@ def row(point: dict[str, str], accuracy: float, sent: int, psnr: float) -> Row:
         "parameters": sent // 4,
         "bytes": sent,
         "training": 1.0,
-        "sanitising": 0.1,
+        "client_defence": 0.1,
         "epsilon": None,
         "stopped": None,
     }
@@ -216,13 +216,13 @@ def test_a_study_tells_accuracy_and_bytes_of_the_federation_that_trains():
 @pytest.mark.slow
 def test_what_a_trial_keeps_of_a_federation_is_its_share_and_its_late_accuracy():
     """Of ten measurements the last two; of what was sent the part of the model's elements."""
-    federation = {**FEDERATION, "rounds": 10, "record": [0]}
+    federation = {**FEDERATION, "rounds": 10, "keep_rounds": [0]}
     evaluation = {"updates": 1, "accuracy_every": 1, "controls": False}
-    defences = {"sanitiser": {"name": "ffl", "ratio": 0.4}}
+    defences = {"client_defence": {"name": "ffl", "ratio": 0.4}}
     made = scenario_from({**VALUES, "federations": [federation], "defences": defences, "evaluation": evaluation})
     (kept,) = run_trial(Task("key", made.to_yaml(), None)).outcome["courses"]
     result = run_audit(made).result
-    (course,) = [f.course for f in result.federations]
+    (course,) = [f.history for f in result.federations]
     assert course is not None
     assert kept["late_accuracy"] == pytest.approx(sum(course.accuracy[-2:]) / 2)
     assert kept["share"] == pytest.approx(course.parameters / result.model.parameters)

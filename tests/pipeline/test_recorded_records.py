@@ -175,13 +175,13 @@ def test_what_is_missing_is_said_in_a_line(tmp_path, recorded):
     folder, inputs, labels = recorded
     record(tmp_path / "r", steps=1)
     with pytest.raises(BadInput, match=r"give some: records="):
-        attacked(tmp_path / "r", threat={"records": 40})
+        attacked(tmp_path / "r", threat={"target_records": 40})
     (outcome,) = attacked(tmp_path / "r")
     assert "--records FILE" in str(outcome)
     with pytest.raises(BadInput, match=r"pairs of one class"):
         attacked(tmp_path / "r", records=(inputs[:80], labels[:80]))
-    with pytest.raises(BadInput, match=r"set threat\.records=\d+, or give more"):
-        attacked(folder, threat={"records": 2000})
+    with pytest.raises(BadInput, match=r"set threat\.target_records=\d+, or give more"):
+        attacked(folder, threat={"target_records": 2000})
     with pytest.raises(BadInput, match=r"shape \(64,\): the model takes \(1, 8, 8\)"):
         attacked(folder, records=(inputs.flatten(1), labels))
 
@@ -216,7 +216,7 @@ def test_a_column_of_a_recorded_table_is_hidden_and_asked_for(tmp_path):
             nn.functional.cross_entropy(model(rows[:100]), labels[:100]).backward()
             optimiser.step()
         recorder.update("site", model.state_dict(), seen, num_examples=100)
-    threat = {"records": 60, "hidden_attribute": "smoker"}
+    threat = {"target_records": 60, "hidden_attribute": "smoker"}
     found: Any = fedaudit.attack(
         tmp_path / "r", [{"name": "attribute-loss"}], threat=threat, seed=0, model=nn.Linear(6, 2),
     )  # fmt: skip
@@ -285,8 +285,8 @@ def test_which_clients_of_a_recording_have_a_property(tmp_path):
 def test_a_property_is_asked_beside_all_others_where_no_attack_is_named(tmp_path):
     smokers(tmp_path / "r")
     found = asked(tmp_path / "r", [{"name": "property-inference", "updates": 10}, {"name": "loss-threshold"}])
-    names = {spec.name for spec in choose_for(found.transcript, found.threat.model_copy(update={"records": None}))}
-    assert {"property-inference", "span", "fedmia", "rmia", "labels"} <= names, names
+    names = {spec.name for spec in choose_for(found.transcript, found.threat.model_copy(update={"target_records": None}))}
+    assert {"property-inference", "projection-residual", "fedmia", "rmia", "labels"} <= names, names
     assert len(found.transcript.records) >= 20
     assert len(found.transcript.records.public_inputs) == 149  # half of what is known
 
@@ -310,12 +310,12 @@ def test_what_a_property_lacks_is_said_in_a_line(tmp_path):
     assert "threat.client_property" in str(asked(tmp_path / "r", attack, client_property=None)[0])
 
 
-PUBLIC = {"knows_public_data": True, "records": 80, "public_examples": 60}
+PUBLIC = {"knows_public_data": True, "target_records": 80, "public_examples": 60}
 ANYBODY, READERS, SERVER, MANY = "updates sum client final", "updates sum", "updates", "updates sum client"
 WHO = {"updates": {}, "sum": {"sees": "sum"}, "client": {"adversary": "client"}, "final": {"adversary": "client"}}
 ATTACKS = {  # who of these can run it
     "loss-threshold": ANYBODY, "gradient-norm": ANYBODY, "shadow-models": ANYBODY, "lira": ANYBODY, "rmia": ANYBODY,
-    "loss-series": MANY, "span": READERS, "fedmia": SERVER, "source-inference": SERVER,
+    "loss-series": MANY, "projection-residual": READERS, "fedmia": SERVER, "source-inference": SERVER,
 }  # fmt: skip
 
 
@@ -337,7 +337,7 @@ def test_every_observer_of_a_recording_has_its_attacks(three, who):
     )  # fmt: skip
     done = {t.attack.name for t in found.trials if not isinstance(t.outcome, NotApplicable)}
     assert done == {name for name, readers in ATTACKS.items() if who in readers.split()}
-    least = {"loss-threshold": 0.6, "loss-series": 0.6, "fedmia": 0.6, "span": 0.95}
+    least = {"loss-threshold": 0.6, "loss-series": 0.6, "fedmia": 0.6, "projection-residual": 0.95}
     for trial in found.trials:
         if trial.attack.name in done & least.keys():
             result = evaluate(trial.outcome, trial.observation, found.truth, seed=0).result

@@ -217,7 +217,7 @@ def test_members_are_told_by_attacks_with_and_without_shadow_models() -> None:
         "examples": 12,
         "batch_size": 12,
     }
-    threat = {"records": 16, "knows_public_data": True, "public_examples": 16}
+    threat = {"target_records": 16, "knows_public_data": True, "public_examples": 16}
     noise = {"image": torch.rand(N, 1, 4, 4, generator=RNG), "numbers": torch.randn(N, 5, generator=RNG)}
     recording = simulated(Two("keywords"), (noise, LABELS), plan, scenario={"threat": threat})
     attacks: Any = ["loss-threshold", {"name": "lira", "shadows": 4}]
@@ -378,7 +378,7 @@ def test_a_site_s_guard_watches_a_model_of_several_inputs() -> None:
         optimiser.step()
     look = MemberWatch(held_out, share=1e6).look(model.state_dict(), seen)
     assert look.unable is None
-    assert [(told.by, told.auc > 0.95) for told in look.tests] == [("span", True)]  # eight examples span little of 21
+    assert [(told.by, told.auc > 0.95) for told in look.tests] == [("projection-residual", True)]  # eight examples span little of 21
 
 
 # Refused ------------------------------------------------------------------------------------------------------------

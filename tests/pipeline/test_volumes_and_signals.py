@@ -122,7 +122,7 @@ def test_a_federation_that_runs_is_recorded_and_audited(kind: str, tmp_path: Pat
     assert record.recording is not None
     assert [replay.error for replay in record.recording.replays] == [0.0, 0.0]
     assert [len(f.images) for f in finished.result.findings] == [1, 1]
-    assert {f.things for f in finished.result.findings} == {WORDS[kind]}
+    assert {f.example_noun for f in finished.result.findings} == {WORDS[kind]}
 
 
 @pytest.mark.parametrize("kind", SIDES)

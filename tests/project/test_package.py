@@ -179,7 +179,12 @@ def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
         assert f"pip install PATH_OF_THE_CLONE/{extra}" in done.stderr
-    small = ["attacks=[{name: invg, iterations: 2}]", "evaluation.updates=1", "data.name=digits", "model.name=lenet"]
+    small = [
+        "attacks=[{name: invg, iterations: 2}]",
+        "evaluation.max_updates=1",
+        "data.name=digits",
+        "model.name=lenet",
+    ]
     run(fedaudit, "audit", *(f"--set={change}" for change in small), "--out", "audit", "--workers", "1", where=outside)
     result = json.loads((outside / "audit/results.json").read_text())
     assert {finding["status"] for finding in result["findings"]} == {"done"}

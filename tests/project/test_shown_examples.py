@@ -90,7 +90,7 @@ def test_the_gate_opens_and_shuts(tmp_path: Path, command: Command) -> None:
     kept = command(*audit, "--out", tmp_path / "audit", "--write", "sarif,junit,markdown")
     assert kept.code in (0, None), kept
     assert {path.suffix for path in (tmp_path / "audit").iterdir()} >= {".sarif", ".xml", ".md", ".html"}
-    assert command(*audit, "--set", "defences.sanitiser=none", "--out", tmp_path / "changed").code == 1
+    assert command(*audit, "--set", "defences.client_defence=none", "--out", tmp_path / "changed").code == 1
     verdicts = [
         json.loads((tmp_path / name / "results.json").read_text())["summaries"][0]["verdict"]
         for name in ("audit", "changed")
@@ -102,7 +102,7 @@ def test_the_gate_opens_and_shuts(tmp_path: Path, command: Command) -> None:
 @pytest.mark.slow
 def test_differential_privacy_costs_what_the_tutorial_says() -> None:
     result = fedaudit.audit(EXAMPLES / "private.yaml", progress=False).result
-    courses: dict[str, Any] = {one.name.removeprefix("digits-"): one.course for one in result.federations}
+    courses: dict[str, Any] = {one.name.removeprefix("digits-"): one.history for one in result.federations}
     accuracy = {name: course.accuracy[-1] for name, course in courses.items()}
     assert accuracy["none"] > 0.9 > accuracy["little-noise"] > accuracy["much-noise"] + 0.2
     assert 40 < courses["little-noise"].epsilon_pld < 50

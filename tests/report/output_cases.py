@@ -153,7 +153,7 @@ def result(
         "summaries": [summary for _, summary in parts],
         "comparisons": [],
         "verdict_rules": [],
-        "not_tested": [],
+        "out_of_scope": [],
         "lpips_missing": None,
         "thresholds": [],
         "environment": {},

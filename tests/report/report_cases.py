@@ -260,7 +260,7 @@ def sample(
             "Identifiable: it singles out the true example.",
             "Not demonstrated: everything else.",
         ],
-        not_tested=["Secure aggregation.", "Attacks that change the model on purpose.", "Membership inference."],
+        out_of_scope=["Secure aggregation.", "Attacks that change the model on purpose.", "Membership inference."],
         lpips_missing=None if lpips else "the trunk's weights are not on this machine",
         thresholds=[],
         environment={"python": "3.11.2", "torch": "2.13.0", "machine": "2 cores"},
@@ -270,7 +270,7 @@ def sample(
 
 def empty(folder: Path) -> AuditResult:
     """Nothing at all: no federation, no attack, no finding."""
-    names = ["federations", "attacks", "findings", "summaries", "comparisons", "verdict_rules", "not_tested"]
+    names = ["federations", "attacks", "findings", "summaries", "comparisons", "verdict_rules", "out_of_scope"]
     lists: dict[str, Any] = {name: [] for name in names}
     return sample(folder).model_copy(update=lists | {"environment": {}, "timing": Timing(seconds=0.2)})
 

@@ -66,7 +66,7 @@ def test_every_line_for_own_parts_is_python_that_runs(tmp_path, images, monkeypa
     lines = [command(result, one.change) for one in advice(result)]
     assert lines
     assert "model.training.epochs=" in lines[0]  # of a deployment first
-    assert "what_if=True" in lines[1]
+    assert "compare_defences=True" in lines[1]
     monkeypatch.chdir(tmp_path)
     done = eval(lines[1], {"fedaudit": fedaudit, "model": model, "data": images})
     assert len(done.result.federations) == 4
@@ -77,7 +77,7 @@ def test_every_line_for_own_parts_is_python_that_runs(tmp_path, images, monkeypa
 def test_defences_of_sums_are_of_those_that_send_alike(tmp_path):
     few = {**SCENARIO, "threat": {"sees": "sum"}, "evaluation": {"controls": False}}
     few |= {"attacks": [{"name": "invg", "iterations": 2}]}
-    done = fedaudit.audit(few, what_if=True, out=tmp_path, progress=False)
+    done = fedaudit.audit(few, compare_defences=True, out=tmp_path, progress=False)
     assert [f.name.rpartition("-")[2] for f in done.result.federations] == ["none", "dp", "dgc", "strong"]
     assert [f.status for f in done.result.findings] == ["done"] * 4
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def test_defences_of_sums_are_of_those_that_send_alike(tmp_path):
 @pytest.mark.slow
 def test_a_defence_that_is_only_tried_gives_no_answer_and_fails_nobody():
     quick = {**SCENARIO, "evaluation": {"controls": False}, "attacks": [{"name": "invg", "iterations": 30}]}
-    done = fedaudit.audit(quick, what_if=True, fail_above={"psnr": 0.1}, progress=False)
+    done = fedaudit.audit(quick, compare_defences=True, fail_above={"psnr": 0.1}, progress=False)
     result: AuditResult = done.result
     assert len(result.federations) == 4
     (used,) = result.in_use()

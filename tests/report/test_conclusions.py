@@ -154,8 +154,10 @@ def test_one_value_has_no_interval(tmp_path, capsys, n, bracket):
     one = summary("a", "membership_auc", 0.772, n=n)
     two = summary("b", "psnr", 20.0, n=n)
     result = result_with(tmp_path, one, two)
-    history = HistoryRecord(bytes=8, parameters=2, epsilon=[1.0], timing=HistoryTiming(training=1.0, sanitising=0.1))
-    defended = result.federations[0].model_copy(update={"sanitiser": "dp", "course": history})
+    history = HistoryRecord(
+        bytes=8, parameters=2, epsilon=[1.0], timing=HistoryTiming(training=1.0, client_defence=0.1)
+    )
+    defended = result.federations[0].model_copy(update={"client_defence": "dp", "history": history})
     difference = Comparison(
         federation="fedsgd", metric="psnr", a="b", b="c", difference=interval(1.0, n), outcome="undecided"
     )

@@ -30,13 +30,13 @@ from tests.report.report_cases import CASES, sample
 
 DIGITS = {"data": {"name": "digits", "split": "train"}, "model": {"name": "mlp", "width": 16}}
 FEDAVG = {"algorithm": "fedavg", "clients": 3, "rounds": 4, "examples": 60, "batch_size": 10, "local_epochs": 1}
-DP = [{"name": "plain"}, {"name": "dp", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 1.0, "epsilon": None}}]
+DP = [{"name": "plain"}, {"name": "dp", "client_defence": {"name": "dp", "clip": 1.0, "noise": 1.0, "epsilon": None}}]
 AUDITS: dict[str, dict[str, Any]] = {
     "membership": DIGITS
     | {
         "federations": [FEDAVG | {"name": "f", "learning_rate": 0.1}],
         "defences": DP,
-        "threat": {"records": 40},
+        "threat": {"target_records": 40},
         "attacks": ["loss-threshold", "gradient-norm"],
         "evaluation": {"accuracy_every": 2},
     },
@@ -45,7 +45,7 @@ AUDITS: dict[str, dict[str, Any]] = {
         "model": {"name": "linear"},
         "federations": [FEDAVG | {"name": "f", "rounds": 40, "clients_per_round": 1, "learning_rate": 0.05}],
         "threat": {"adversary": "eavesdropper"},
-        "attacks": ["local-model-exact", "last-returned"],
+        "attacks": ["local-model-exact", "last-update"],
     },
     "rows of a table": {
         "data": {"name": "diabetes"},
@@ -64,7 +64,7 @@ AUDITS: dict[str, dict[str, Any]] = {
                 "learning_rate": 0.1,
                 "examples": 100,
                 "partition": {"scheme": "label-to-clients", "m": 5},
-                "malicious": {"name": "gan", "target": 3, "lacks": [3], "start": 1, "every": 2},
+                "malicious": {"name": "gan", "target": 3, "missing_classes": [3], "start": 1, "every": 2},
             }
         ],
         "defences": [{"aggregator": "fedavg"}, {"aggregator": "inferguard"}],
@@ -76,9 +76,9 @@ AUDITS: dict[str, dict[str, Any]] = {
         "data": {"name": "photos", "image_size": 16},
         "model": {"name": "convnet-small", "width": 4},
         "federations": [{"name": "f", "clients": 3, "rounds": 2, "batch_size": 1, "learning_rate": 0.05}],
-        "defences": [*DP, {"name": "ffl", "sanitiser": {"name": "ffl", "ratio": 0.4}}],
+        "defences": [*DP, {"name": "ffl", "client_defence": {"name": "ffl", "ratio": 0.4}}],
         "attacks": [{"name": "invg", "iterations": 4}, {"name": "agic", "iterations": 4}],
-        "evaluation": {"updates": 2, "accuracy_every": 1},
+        "evaluation": {"max_updates": 2, "accuracy_every": 1},
     },
 }
 STEP = {"model": "lenet", "images": 1, "way": "gradient", "cpu_ms": 4.4, "cpu_ms_min": 4.3, "cpu_ms_max": 4.5}
@@ -263,7 +263,7 @@ def check_looks(browser: Any, page: Path) -> None:
 
 @pytest.mark.slow
 def test_paper_has_every_limit_and_the_rules_of_verdicts(browser: Any, tmp_path: Path) -> None:
-    result = sample(tmp_path).model_copy(update={"not_tested": [f"question {i}" for i in range(9)]})
+    result = sample(tmp_path).model_copy(update={"out_of_scope": [f"question {i}" for i in range(9)]})
     write_report(result, tmp_path, tmp_path / "report.html")
     tab = browser.new_page()
     tab.goto((tmp_path / "report.html").as_uri())

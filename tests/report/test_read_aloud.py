@@ -23,7 +23,7 @@ from tests.report.output_cases import result as audit_of
 
 WHO = ["server", "malicious-server", "eavesdropper", "client", "colluding-clients", "aggregating-client", "party"]
 VERDICTS = ["recovered", "identifiable", "inferred", "inconclusive", "not demonstrated", "not applicable"]
-PROOF = Evidence(what="share", value=0.5, n=8, of="records", by_guessing=0.4, method="m")
+PROOF = Evidence(what="share", value=0.5, n=8, of="records", baseline=0.4, method="m")
 
 
 def summary(attack: str, kind: str, verdict: str, **rest: object) -> AttackSummary:

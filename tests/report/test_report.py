@@ -225,7 +225,7 @@ def test_reasons_settings_and_scenario_are_told(pages: dict[str, Any]) -> None:
     reason = result.findings[-1].reason
     assert reason is not None
     assert f"dlg-adam on fedavg-4: {reason[0].upper()}{reason[1:]}." in page.words
-    told = [*result.verdict_rules, *result.not_tested, *result.adversary.knows, *result.adversary.does_not_know]
+    told = [*result.verdict_rules, *result.out_of_scope, *result.adversary.knows, *result.adversary.does_not_know]
     told = [text[1:] for text in told]  # the page begins each with a capital
     told += [a.paper for a in result.attacks] + list(result.environment.values())
     assert [text for text in told if text not in page.words] == []
@@ -247,7 +247,7 @@ def test_batch_norm_is_explained(tmp_path: Path, mode: str, sentence: str) -> No
 
 
 def test_what_was_not_tested_is_folded_beyond_the_first_few(tmp_path: Path) -> None:
-    result = sample(tmp_path).model_copy(update={"not_tested": [f"question {i}" for i in range(9)]})
+    result = sample(tmp_path).model_copy(update={"out_of_scope": [f"question {i}" for i in range(9)]})
     write_report(result, tmp_path, tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
     part = html[html.index('id="limits"') :]

@@ -61,7 +61,7 @@ def membership(exposure: list[GroupExposure], members: int) -> FindingResult:
         kind="membership",
         metrics=[MetricResult(name="membership_auc", value=0.7, higher_is_better=True, n=2 * members, of="records")],
         exposure=exposure,
-        most_exposed=[RecordExposure(record=17, client=1, label=3, as_high=0, others=40)],
+        most_exposed=[RecordExposure(record=17, client=1, label=3, nonmembers_above=0, others=40)],
     )
 
 
@@ -105,7 +105,7 @@ def audit(tmp_path: Path) -> Path:
 def clean(folder: Path) -> tuple[dict[str, str], Phrases]:
     """Return what would be shared of the audit, and what mustn't be in it."""
     told = AuditResult.load(folder / "results.json")
-    about = SharedRecord(digest="sha256:" + "0" * 64, left_out=[], least=LEAST, looked_for=[])
+    about = SharedRecord(digest="sha256:" + "0" * 64, left_out=[], min_group_size=LEAST, looked_for=[])
     made = shareable(told).model_copy(update={"shared": about})
     made = AuditResult.model_validate(made.model_dump())
     return {FILES[0]: made.model_dump_json(indent=2), FILES[1]: render_report(made, folder)}, phrases_of(told, folder)
@@ -266,7 +266,7 @@ def test_a_rare_value_of_an_attribute_is_not_told_by_what_guessing_gets(tmp_path
     """Of 40 records, 38 have the usual value: the most frequent one is right for 0.95 of them."""
     spans = {"value": interval([0.99], 1.0).model_copy(update={"n": n}), "baseline": interval([0.95], 1.0)}
     found = MetricSummary(name="attribute_accuracy", summary="", higher_is_better=True, of="records", **spans)
-    evidence = Evidence(what="attribute accuracy", value=0.99, n=n, of="records", by_guessing=0.95, method="exact")
+    evidence = Evidence(what="attribute accuracy", value=0.99, n=n, of="records", baseline=0.95, method="exact")
     _, summary = images_of(
         tmp_path,
         "map-attribute",
@@ -293,7 +293,7 @@ def test_the_numbers_of_the_whole_audit_stay(audit):
     assert [s.model_dump() for s in shared.summaries] == [s.model_dump() for s in told.summaries]
     assert shared.adversary == told.adversary
     assert shared.timing == told.timing
-    assert shareable(shared.model_copy(update={"shared": SharedRecord(digest="", left_out=[], least=1, looked_for=[])}))
+    assert shareable(shared.model_copy(update={"shared": SharedRecord(digest="", left_out=[], min_group_size=1, looked_for=[])}))
 
 
 def test_share_writes_results_and_page_and_nothing_else(audit, tmp_path, command: Command):
@@ -307,7 +307,7 @@ def test_share_writes_results_and_page_and_nothing_else(audit, tmp_path, command
     assert "<img" not in page
     shared = AuditResult.load(out / "results.json")
     assert shared.shared is not None
-    assert shared.shared.least == LEAST
+    assert shared.shared.min_group_size == LEAST
     assert [g.members for f in shared.findings for g in f.exposure] == [30]
     for secret in (*CLIENTS, "lungs", "Ost-Berlin", "site-audit", "b64783dcc5e0", "dyspnoea"):
         assert secret not in page + (out / "results.json").read_text()

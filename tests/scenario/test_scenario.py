@@ -76,7 +76,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
                 "shape": draw(shapes),
             },
         ],
-        "evaluation": {"updates": draw(st.none() | counts)},
+        "evaluation": {"max_updates": draw(st.none() | counts)},
     }
     return scenario_from(values)
 
@@ -136,7 +136,7 @@ VALUES = {
         {"name": "second", "clients": 2},
         {"name": "0", "clients": 3, "malicious": "gan"},
     ],
-    "defences": [{}, {"sanitiser": "dp"}],
+    "defences": [{}, {"client_defence": "dp"}],
     "attacks": ["invg", {"name": "agic", "iterations": 5}],
 }
 
@@ -150,8 +150,8 @@ VALUES = {
         ("federations.first.partition.alpha=0.5", ("federations", 0, "partition", "alpha"), 0.5),
         ("attacks.invg.iterations=9", ("attacks", 0, "iterations"), 9),
         ("attacks.1.iterations=9", ("attacks", 1, "iterations"), 9),
-        ("defences.1.sanitiser.noise=2", ("defences", 1, "sanitiser"), {"name": "dp", "noise": 2}),
-        ("defences.0.sanitiser=sign", ("defences", 0, "sanitiser"), "sign"),
+        ("defences.1.client_defence.noise=2", ("defences", 1, "client_defence"), {"name": "dp", "noise": 2}),
+        ("defences.0.client_defence=sign", ("defences", 0, "client_defence"), "sign"),
         ("federations.0.malicious.start=2", ("federations", 2, "malicious"), {"name": "gan", "start": 2}),
         ("model.training.epochs=3", ("model", "training", "epochs"), 3),
         ("seed=7", ("seed",), 7),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser
+from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientContext, ClientDefence
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.client import Federation
@@ -22,7 +22,7 @@ from tests.build import Scenarios
 
 
 @checked_dataclass(kw_only=True, eq=False, config=SETTINGS)  # registered below: workers import it, too
-class Counting(Sanitiser):
+class Counting(ClientDefence):
     """Remembers how often its client has sent, under a name like any other."""
 
     name = "counting"
@@ -37,7 +37,7 @@ class Counting(Sanitiser):
 
 def add_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make it a defence that scenarios can name, until the test is over."""
-    monkeypatch.setattr(SANITISERS, "_entries", dict(SANITISERS._entries))
+    monkeypatch.setattr(CLIENT_DEFENCES, "_entries", dict(CLIENT_DEFENCES._entries))
     register(Counting)
 
 

@@ -27,13 +27,13 @@ from tests.simulation.federation_cases import Counting, add_counting
 
 DEFENCES: dict[str, dict[str, Any]] = {
     "none": {},
-    "top-k that remembers": {"sanitiser": {"name": "top-k", "ratio": 0.2}},
-    "dgc": {"sanitiser": {"name": "dgc", "ratio": 0.3, "warmup": 3}},
-    "ffl": {"sanitiser": {"name": "ffl", "ratio": 0.5}},
-    "ffl at random": {"sanitiser": {"name": "ffl-random", "ratio": 0.5}},
-    "local privacy": {"sanitiser": {"name": "dp", "noise": 0.5, "epsilon": None}},
-    "central privacy": {"sanitiser": {"name": "dp", "where": "central", "clip": 0.01, "noise": 1.0, "epsilon": None}},
-    "a user's own that counts": {"sanitiser": "counting"},
+    "top-k that remembers": {"client_defence": {"name": "top-k", "ratio": 0.2}},
+    "dgc": {"client_defence": {"name": "dgc", "ratio": 0.3, "warmup": 3}},
+    "ffl": {"client_defence": {"name": "ffl", "ratio": 0.5}},
+    "ffl at random": {"client_defence": {"name": "ffl-random", "ratio": 0.5}},
+    "local privacy": {"client_defence": {"name": "dp", "noise": 0.5, "epsilon": None}},
+    "central privacy": {"client_defence": {"name": "dp", "where": "central", "clip": 0.01, "noise": 1.0, "epsilon": None}},
+    "a user's own that counts": {"client_defence": "counting"},
     "afa, which remembers": {"aggregator": {"name": "afa"}},
     "fltrust, whose server trains": {"aggregator": {"name": "fltrust", "root_examples": 8}},
 }
@@ -236,7 +236,7 @@ def test_a_memory_that_a_checkpoint_cannot_hold_is_one_line(tmp_path: Path, monk
     add_counting(monkeypatch)
     monkeypatch.setattr(Counting, "state_dict", lambda self: {"own": lambda: 0})
     with pytest.raises(BadInput, match="plain values"):
-        simulated(scenario({"sanitiser": "counting"}), tmp_path / "f.simulation")
+        simulated(scenario({"client_defence": "counting"}), tmp_path / "f.simulation")
 
 
 def test_short_simulations_leave_nothing(tmp_path: Path, command: Command) -> None:

@@ -44,9 +44,9 @@ CASES: dict[str, Callable[[], Scenario]] = {
     "fedprox": lambda: scenario({**FEDAVG, "algorithm": "fedprox", "proximal_mu": 0.1}),
     "BatchNorm": lambda: scenario(FEDAVG, model=CONVNET, evaluation={"accuracy_every": 1}),
     "root data": lambda: scenario(FEDAVG, defences={"aggregator": {"name": "fltrust", "root_examples": 4}}),
-    "dp of samples": lambda: scenario(FEDAVG, defences={"sanitiser": DP}),
+    "dp of samples": lambda: scenario(FEDAVG, defences={"client_defence": DP}),
     "canary records": lambda: scenario(
-        FEDAVG, defences={"sanitiser": DP}, attacks=[{"name": "epsilon", "canaries": 8}]
+        FEDAVG, defences={"client_defence": DP}, attacks=[{"name": "dp-canaries", "canaries": 8}]
     ),
     "table": lambda: scenario(FEDAVG, data={"name": "breast-cancer"}),
     **{name: partial(of_attack, name) for name in ("gan", "agrevader", "dager", "imprint", "loki")},

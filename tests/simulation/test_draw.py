@@ -51,12 +51,12 @@ def test_all_federations_of_a_scenario_hold_the_same_and_all_examples_are_all() 
 def test_the_first_ones_can_be_asked_for() -> None:
     inputs, labels = PHOTOS.test.inputs, PHOTOS.test.targets.tolist()
     first = {tensor_digest(inputs[labels.index(c)]) for c in range(4)}
-    assert set(held(PHOTOS, 4, 0, draw="first")) == set(held(PHOTOS, 4, 9, draw="first")) == first
+    assert set(held(PHOTOS, 4, 0, sampling="first")) == set(held(PHOTOS, 4, 9, sampling="first")) == first
     assert set(held(PHOTOS, 4, 0)) != first
 
 
 def test_drawn_without_regard_to_classes_a_client_has_several_of_some_and_none_of_others() -> None:
-    options = {"name": "f", "clients": 1, "examples": 10, "draw": "uniform"}
+    options = {"name": "f", "clients": 1, "examples": 10, "sampling": "uniform"}
     counts = torch.zeros(10)
     several = 0
     for seed in range(100):
@@ -68,7 +68,9 @@ def test_drawn_without_regard_to_classes_a_client_has_several_of_some_and_none_o
     assert several >= 98
     expected = 1000 * torch.bincount(DIGITS.train.targets, minlength=10) / len(DIGITS.train)
     assert float(((counts - expected) ** 2 / expected).sum()) < 27.9  # chi-squared, nine degrees, 0.1 %
-    assert len({x for seed in range(16) for x in held(PHOTOS, 1, seed, draw="uniform")}) == min(16, len(PHOTOS.test))
+    assert len({x for seed in range(16) for x in held(PHOTOS, 1, seed, sampling="uniform")}) == min(
+        16, len(PHOTOS.test)
+    )
 
 
 @cache

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Aggregator, Cohort
-from fedaudit.defences.sanitising import SANITISERS, Sanitiser
+from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientDefence
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.simulator import partition_clients, simulate
@@ -393,11 +393,11 @@ def test_own_loss_and_data() -> None:
 
 @pytest.fixture
 def defences(monkeypatch: pytest.MonkeyPatch) -> None:
-    for registry in (SANITISERS, AGGREGATORS):
+    for registry in (CLIENT_DEFENCES, AGGREGATORS):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
     @register(frozen=False)
-    class Growing(Sanitiser):
+    class Growing(ClientDefence):
         name = "growing"
         summary = "multiplies by how often this client has sent, and adds noise to one tensor"
 
@@ -419,12 +419,12 @@ def defences(monkeypatch: pytest.MonkeyPatch) -> None:
             shares[0] = 1
             return Aggregate(updates[0], shares, dict.fromkeys(range(1, len(updates)), "not the first"))
 
-    assert {"growing", "first"} <= {*SANITISERS.names(), *AGGREGATORS.names()}
+    assert {"growing", "first"} <= {*CLIENT_DEFENCES.names(), *AGGREGATORS.names()}
 
 
-def test_a_sanitiser_sees_every_update_and_keeps_state_for_its_client(defences: None) -> None:
+def test_a_client_defence_sees_every_update_and_keeps_state_for_its_client(defences: None) -> None:
     spec = {"clients": 2, "examples": 2, "rounds": 3, "learning_rate": 0.1}
-    federation, transcript, truth = run(spec, defences={"sanitiser": "growing"})
+    federation, transcript, truth = run(spec, defences={"client_defence": "growing"})
     noise = []
     for record in transcript.rounds:
         for update in record.updates:
@@ -436,7 +436,7 @@ def test_a_sanitiser_sees_every_update_and_keeps_state_for_its_client(defences: 
             torch.testing.assert_close(update.tensors["hidden.weight"], (record.index + 1) * gradient)
             noise.append(update.tensors["fc.bias"])
     assert len(torch.stack(noise).unique(dim=0)) == 6  # every client and round has its own
-    _, again, _ = run(spec, defences={"sanitiser": "growing"})
+    _, again, _ = run(spec, defences={"client_defence": "growing"})
     assert same(transcript, again)
 
 

@@ -53,8 +53,8 @@ def drawn(records: int = 20, public: int = 30, seed: int = 0) -> RecordDraw:
 @given(records=st.integers(1, 47).map(lambda n: 2 * n), public=st.integers(0, 20), seed=st.integers(0, 1000))
 def test_half_of_the_records_are_honest_clients_and_half_nobodys(records, public, seed):
     made = drawn(records, public, seed)
-    assert made.records is not None
-    held = numbers(made.records.inputs)
+    assert made.target_records is not None
+    held = numbers(made.target_records.inputs)
     assert len(held) == len(set(held)) == records
     theirs = {n: client for client in (0, 1) for n in numbers(SHARES[client].inputs)}
     for number, owner, position in zip(held, made.owners.tolist(), made.positions.tolist(), strict=True):
@@ -62,8 +62,8 @@ def test_half_of_the_records_are_honest_clients_and_half_nobodys(records, public
         assert owner == theirs.get(number, NOBODY)
         assert owner == NOBODY or numbers(SHARES[owner].inputs)[position] == number
     assert int((made.owners == NOBODY).sum()) == records // 2
-    assert made.records.labels.tolist() == [n % 3 for n in held]
-    free = numbers(made.records.public_inputs)
+    assert made.target_records.labels.tolist() == [n % 3 for n in held]
+    free = numbers(made.target_records.public_inputs)
     assert len(free) == len(set(free)) == public
     clients = {n for share in SHARES for n in numbers(share.inputs)}
     assert not clients & set(free)
@@ -74,8 +74,8 @@ def test_half_of_the_records_are_honest_clients_and_half_nobodys(records, public
 
 def test_what_nobody_holds_comes_from_the_clients_own_split_first():
     made = drawn(20, 0)
-    assert made.records is not None
-    non_members = [n for n, o in zip(numbers(made.records.inputs), made.owners.tolist(), strict=True) if o == NOBODY]
+    assert made.target_records is not None
+    non_members = [n for n, o in zip(numbers(made.target_records.inputs), made.owners.tolist(), strict=True) if o == NOBODY]
     assert all(60 <= n < 80 for n in non_members)
     assert len(made.held_out) == 100
 
@@ -84,13 +84,13 @@ def test_matched_non_members_are_of_the_other_sort_and_of_the_same_class_and_gro
     shares = [split([*range(10)], group=0), split([*range(10, 20)], group=1), split([99], group=2)]
     held_out = Split(torch.cat([split([*range(200, 240)]).inputs]), torch.arange(40) % 3, torch.arange(40) // 20)
     made = draw(20, 0, shares, 2, split([], group=0), held_out, generator=generator(1, "x"))
-    assert made.records is not None
+    assert made.target_records is not None
     assert made.matched[made.matched].equal(torch.arange(20))
     assert ((made.owners == NOBODY) != (made.owners[made.matched] == NOBODY)).all()
-    assert made.records.labels[made.matched].equal(made.records.labels)
+    assert made.target_records.labels[made.matched].equal(made.target_records.labels)
     groups = [
         owner if owner != NOBODY else int(number >= 220)
-        for number, owner in zip(numbers(made.records.inputs), made.owners.tolist(), strict=True)
+        for number, owner in zip(numbers(made.target_records.inputs), made.owners.tolist(), strict=True)
     ]
     assert [groups[i] for i in made.matched.tolist()] == groups
 
@@ -108,8 +108,8 @@ def test_classes_of_which_nobody_s_run_out_tell_no_member(seed):
         80, 5, [of_classes(0, 40, 30, 12), of_classes(200, 40, 30, 12)], 2, of_classes(500, 60, 20, 2),
         of_classes(900, 10, 4, 1), generator=generator(seed, "x"),
     )  # fmt: skip
-    assert made.records is not None
-    labels, members = made.records.labels, made.owners != NOBODY
+    assert made.target_records is not None
+    labels, members = made.target_records.labels, made.owners != NOBODY
     assert int(members.sum()) == 40
     assert labels[members].bincount(minlength=3).equal(labels[~members].bincount(minlength=3))
     assert labels[made.matched].equal(labels)
@@ -118,7 +118,7 @@ def test_classes_of_which_nobody_s_run_out_tell_no_member(seed):
 
 def test_records_that_have_no_other_of_their_class_are_refused():
     rest, held_out = of_classes(500, 60, 2), of_classes(900, 3, 0)
-    with pytest.raises(BadInput, match=r"of its class .* there are 12; set threat.records to 24 or less"):
+    with pytest.raises(BadInput, match=r"of its class .* there are 12; set threat.target_records to 24 or less"):
         draw(40, 0, [of_classes(0, 10, 40)], 1, rest, held_out, generator=generator(1, "x"))
 
 
@@ -185,14 +185,14 @@ def test_damaged_records_are_refused(tmp_path):
 def test_an_observation_has_what_the_threat_model_grants():
     transcript, _ = sent(scenario(PUBLIC))
     assert observe(transcript, ThreatModel()).records is None
-    some = observe(transcript, ThreatModel(records=60)).records
+    some = observe(transcript, ThreatModel(target_records=60)).records
     assert some is not None
     assert len(some) == 60
     assert len(some.public_inputs) == 0
-    every = observe(transcript, ThreatModel(records=60, knows_public_data=True, public_examples=60)).records
+    every = observe(transcript, ThreatModel(target_records=60, knows_public_data=True, public_examples=60)).records
     assert every is not None
     assert len(every.public_inputs) == 60
-    knows, ignores = ThreatModel(records=60).knowledge()
+    knows, ignores = ThreatModel(target_records=60).knowledge()
     assert "60 records with their labels, half of them honest clients'" in knows
     assert any("which of the records are clients'" in line for line in ignores)
 
@@ -242,7 +242,7 @@ def test_a_killed_simulation_remembers_what_was_used(tmp_path):
 
 
 def test_examples_of_pretraining_pass_for_nobodys_never():
-    values = scenario({"records": 40}, examples=355).model_dump(mode="json")
+    values = scenario({"target_records": 40}, examples=355).model_dump(mode="json")
     values["data"]["split"] = "test"
     values["model"]["training"]["epochs"] = 1
     with pytest.raises(BadInput, match="there are 0"):

@@ -145,7 +145,9 @@ def test_clients_that_train_unlike_leave_no_training_to_simulate():
 
 
 def test_noise_of_several_adds_up_and_signs_are_lost():
-    noisy = {"defences": {"sanitiser": {"name": "dp", "where": "local", "level": "client", "noise": 2.0, "clip": 0.1}}}
+    noisy = {
+        "defences": {"client_defence": {"name": "dp", "where": "local", "level": "client", "noise": 2.0, "clip": 0.1}}
+    }
     _, single, _ = run(SGD, seed=1, **noisy)
     _, transcript, _ = run(SGD, seed=1, **noisy, threat={"sees": "sum"})
     before, sanitised = (made.rounds[0].updates[0].sanitised for made in (single, transcript))
@@ -153,7 +155,7 @@ def test_noise_of_several_adds_up_and_signs_are_lost():
     assert before.noise > 0
     assert sanitised is not None
     assert sanitised.noise == pytest.approx(before.noise / 5**0.5)
-    _, transcript, _ = run(SGD, seed=1, defences={"sanitiser": "sign"}, threat={"sees": "sum"})
+    _, transcript, _ = run(SGD, seed=1, defences={"client_defence": "sign"}, threat={"sees": "sum"})
     sanitised = transcript.rounds[0].updates[0].sanitised
     assert sanitised is not None
     assert not sanitised.signs
@@ -180,7 +182,7 @@ def seen(spec: dict[str, Any]) -> Observation:
 
 @pytest.mark.parametrize("name", ATTACKS.names())
 def test_every_attack_says_what_it_makes_of_sums_and_does_so(name):
-    whole = seen({**AVG, "local_steps": 1} if name == "last-returned" else SGD)
+    whole = seen({**AVG, "local_steps": 1} if name == "last-update" else SGD)
     attack = make_attack(name)
     alone = dataclasses.replace(
         whole,
@@ -231,7 +233,9 @@ def test_aggregators_that_compare_single_updates_are_refused():
 
 def test_the_server_behind_secure_aggregation_reads_no_canary_of_single_updates():
     _, transcript, _ = run(
-        SGD, attacks=[{"name": "epsilon", "canaries": 8}], defences={"sanitiser": {"name": "dp", "where": "local"}}
+        SGD,
+        attacks=[{"name": "dp-canaries", "canaries": 8}],
+        defences={"client_defence": {"name": "dp", "where": "local"}},
     )
     readings = observe(transcript, ThreatModel()).canaries
     summed_up = observe(transcript, ThreatModel(sees="sum")).canaries

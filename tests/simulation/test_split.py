@@ -316,8 +316,8 @@ def test_runs_are_judged_by_how_far_they_are_apart(right: tuple[tuple[int, int],
     truth = Truth({}, {(i, 0): true[i : i + 1] for i in range(200)}, torch.zeros(1, 1), torch.zeros(1).long(), {})
     result = evaluate(found, observation, truth, seed=0).result
     alone = dataclasses.replace(found, again=None)
-    assert evaluate(alone, observation, truth, seed=0).result.leak
-    assert result.leak is leak
+    assert evaluate(alone, observation, truth, seed=0).result.is_leak
+    assert result.is_leak is leak
     with_, without = (np.array(shares) / 200 for shares in zip(*right, strict=True))
     spread = ((with_.var(ddof=1) + without.var(ddof=1)) / 3) ** 0.5
     expected = scipy.special.stdtr(4, -(with_.mean() - without.mean()) / spread)  # Student's, of 4 degrees of freedom

@@ -119,7 +119,7 @@ def test_a_federation_sends_the_same_updates_to_rounding(more: dict[str, Any], c
 
 @needs_compiler
 def test_where_a_defence_changes_the_training_it_is_torchs() -> None:
-    private = {"sanitiser": {"name": "dp", "level": "sample", "clip": 1.0, "noise": 0.1, "epsilon": None}}
+    private = {"client_defence": {"name": "dp", "level": "sample", "clip": 1.0, "noise": 0.1, "epsilon": None}}
     rest = {"model": MODEL | {"batch_norm": "eval"}, "defences": private}
     assert updates({"arithmetic": "fast"}, **rest).equal(updates({}, **rest))
 

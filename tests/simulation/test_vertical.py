@@ -273,12 +273,12 @@ def test_cafe_needs_as_many_rounds_as_examples() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"defences": {"sanitiser": "sign"}}, "sanitisers or aggregators"),
-    ({"defences": {"aggregator": "median"}}, "sanitisers or aggregators"),
+    ({"defences": {"client_defence": "sign"}}, "client-side defences or aggregators"),
+    ({"defences": {"aggregator": "median"}}, "client-side defences or aggregators"),
     ({"threat": {"sees": "sum"}}, "threat.sees"),
-    ({"threat": {"records": 4}}, "threat.records"),
+    ({"threat": {"target_records": 4}}, "threat.target_records"),
     ({"threat": {"knows_labels": True}}, "knows_labels"),
-    ({"attacks": ["epsilon"]}, "audit of ε"),
+    ({"attacks": ["dp-canaries"]}, "audit of ε"),
     ({"data": {"name": "diabetes"}}, "classifier"),
     ({"federation": {"batch_size": 9}}, "batch_size is 9"),
     ({"federation": {"clients": 1}}, "2 parties"),

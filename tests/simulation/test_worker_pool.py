@@ -21,7 +21,7 @@ from tests.simulation.test_checkpoint import DEFENCES, same, scenario
 pytestmark = pytest.mark.usefixtures("kept_workers")
 
 COUNTS = "a user's own that counts"
-GAN = {"name": "gan", "clients": 2, "start": 1, "steps": 2, "images": 4, "every": 1, "keep": 2, "lacks": [3]}
+GAN = {"name": "gan", "clients": 2, "start": 1, "steps": 2, "images": 4, "every": 1, "keep": 2, "missing_classes": [3]}
 
 
 def simulated(made: Scenario, workers: int) -> tuple[Transcript, History, list[float]]:

@@ -39,7 +39,7 @@ GLOBAL, FIRST, LOG = (
     "round-00000-client-00000.safetensors",
     "adversary-log.safetensors",
 )
-RECORDS = {"records": 2, "knows_public_data": True, "public_examples": 2}
+RECORDS = {"target_records": 2, "knows_public_data": True, "public_examples": 2}
 
 
 @pytest.fixture(autouse=True)

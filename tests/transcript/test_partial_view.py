@@ -37,7 +37,7 @@ AVG: dict[str, Any] = {
     "learning_rate": 0.05, "partition": {"scheme": "dirichlet", "alpha": 1.0},
 }  # fmt: skip
 FEDAVG = {"defences": {"aggregator": "fedavg"}}
-RECORDS = {"records": 20, "knows_public_data": True, "public_examples": 20}
+RECORDS = {"target_records": 20, "knows_public_data": True, "public_examples": 20}
 
 
 @cache
@@ -157,7 +157,7 @@ def test_the_truth_of_a_sum_is_what_its_clients_used():
 
 OTHER_RULES: dict[str, dict[str, Any]] = {
     "a robust rule": {"defences": {"aggregator": "median"}},
-    "noise": {"defences": {"sanitiser": {"name": "dp", "where": "central", "clip": 0.1, "epsilon": None}}},
+    "noise": {"defences": {"client_defence": {"name": "dp", "where": "central", "clip": 0.1, "epsilon": None}}},
     "one round": {},
 }
 
@@ -251,7 +251,7 @@ def test_every_attack_runs_on_every_part_or_says_why_not(name, tmp_path: Path):
 
 @pytest.mark.parametrize(("who", "own"), [("client", [0, 2]), ("aggregating-client", [1])])
 def test_what_the_adversary_holds_itself_is_no_record(who, own):
-    threat = {"adversary": who, "clients": own, "records": 40}
+    threat = {"adversary": who, "clients": own, "target_records": 40}
     federation, transcript, truth = run({**AVG, "examples": 80, "rounds": 2}, seed=1, threat=threat)
     members = truth.owners[truth.owners != NOBODY]
     assert set(members.tolist()) <= {UNUSED, *range(4)} - set(own)
@@ -267,16 +267,16 @@ def test_what_the_adversary_holds_itself_is_no_record(who, own):
 
 def test_records_that_were_used_after_the_last_round_that_is_seen_are_left_out():
     spec = {**AVG, "examples": 80, "local_steps": 1, "rounds": 6, "clients_per_round": 1}
-    _, transcript, truth = run(spec, seed=1, threat={"records": 40})
+    _, transcript, truth = run(spec, seed=1, threat={"target_records": 40})
     recording = Recording(transcript, truth)
-    early = truth_for(recording, observe(recording, ThreatModel(records=40, rounds="0 to 2")))
+    early = truth_for(recording, observe(recording, ThreatModel(target_records=40, rounds="0 to 2")))
     assert transcript.records is not None
     used = torch.cat([x for (index, _), x in truth.inputs.items() if index <= 2])
     for row, record in enumerate(transcript.records.inputs):
         asked = bool((used == record).flatten(1).all(dim=1).any())
         assert early.owners[row] == (truth.owners[row] if asked or truth.owners[row] == NOBODY else UNUSED)
     assert 0 < int((early.owners >= 0).sum()) < int((truth.owners >= 0).sum())
-    assert truth_for(recording, observe(recording, ThreatModel(records=40, rounds="from 3"))).owners.equal(truth.owners)
+    assert truth_for(recording, observe(recording, ThreatModel(target_records=40, rounds="from 3"))).owners.equal(truth.owners)
 
 
 # Audits and recordings ----------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ def test_an_update_outside_of_the_part_that_contradicts_its_facts_is_said_in_wor
     assert any("those that travelled" in a for s in audit.result.summaries for a in s.advice)
 
 
-GAN = {"algorithm": "fedavg", "local_steps": 1, "malicious": {"name": "gan", "lacks": [3]}}
+GAN = {"algorithm": "fedavg", "local_steps": 1, "malicious": {"name": "gan", "missing_classes": [3]}}
 BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"adversary": "client", "clients": [4]}, {}, "there is no client 4; they are 0 to 3"),
     ({"adversary": "client", "clients": [0, 1, 2, 3]}, {}, "names all 4 clients, which leaves nobody"),
@@ -393,6 +393,6 @@ def test_sums_that_were_recorded_are_not_taken_apart():
 
 
 def test_canaries_are_for_who_sees_all():
-    dp = {"defences": {"sanitiser": {"name": "dp", "epsilon": None}}}
+    dp = {"defences": {"client_defence": {"name": "dp", "epsilon": None}}}
     with pytest.raises(BadInput, match="audit of ε"):
-        run({**AVG, "partition": {"scheme": "iid"}}, attacks=["epsilon"], threat={"rounds": [0]}, **dp)
+        run({**AVG, "partition": {"scheme": "iid"}}, attacks=["dp-canaries"], threat={"rounds": [0]}, **dp)

@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_refused_where_it_is_read(parts: dict[str, Any], fr
         ({"threat": {"rounds": [1]}}, "aren't for a federation of trees"),
         ({"threat": {"adversary": "client", "clients": [0]}}, "aren't for a federation of trees"),
         ({"trees": {"protocol": "histogram", "noise": 1.0}}, "leave noise, cover and per_round out"),
-        ({"defences": {"sanitiser": "sign"}}, "no updates that sanitisers"),
+        ({"defences": {"client_defence": "sign"}}, "no updates that client-side defences"),
         ({"data": {"name": "digits"}}, "rows of a table"),
     ],
 )

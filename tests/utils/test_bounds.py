@@ -104,7 +104,7 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
 
 GAN = "federations.sgd.malicious={name: gan, start: 1, LACKS}"
 SETTINGS = [
-    ("noise of next to nothing", ["defences.sanitiser={name: dp, noise: 1e-300}"], "1e-300 is too near 0"),
+    ("noise of next to nothing", ["defences.client_defence={name: dp, noise: 1e-300}"], "1e-300 is too near 0"),
     ("a learning rate beyond floats", ["model.training={epochs: 1, learning_rate: 1e300}"], "1e+300 is too large"),
     ("a pull beyond floats", ["federations.sgd.proximal_mu=1e300"], "1e+300 is too large"),
     ("a path of 5,000 letters", ["model.checkpoint=" + "x" * 5000], "can't be the path of a file"),
@@ -115,13 +115,13 @@ SETTINGS = [
         "no file 'no.safetens",
     ),
     ("a digit that is none", ["federations.².clients=1"], "unknown item '²'"),
-    ("a round twice", ["federations.sgd.rounds=2", "federations.sgd.record=[0,0,1]"], "names a round twice"),
-    ("attacked twice", ["evaluation.federations=[sgd, sgd]"], "each once"),
-    ("attacked nowhere", ["evaluation.federations=[]"], "name one or more"),
+    ("a round twice", ["federations.sgd.rounds=2", "federations.sgd.keep_rounds=[0,0,1]"], "names a round twice"),
+    ("attacked twice", ["evaluation.attacked_federations=[sgd, sgd]"], "each once"),
+    ("attacked nowhere", ["evaluation.attacked_federations=[]"], "name one or more"),
     (
         "a GAN that has what it is after",
         [GAN.replace("LACKS", "lacks: []"), "federations.sgd.rounds=2", "federations.sgd.examples=40"],
-        "which they are after; set malicious.lacks: [3]",
+        "which they are after; set malicious.missing_classes: [3]",
     ),
     (
         "a GAN that never starts",

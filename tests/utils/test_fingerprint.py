@@ -33,7 +33,7 @@ from fedaudit.simulation.protocols import horizontal
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils import registry
 from fedaudit.utils.fingerprint import code_version, file_digest, fingerprint
 from fedaudit.utils.plain_yaml import dumps
@@ -83,13 +83,13 @@ def test_every_part_of_an_update_counts_its_defence_among_them() -> None:
         "training": None,
         "buffers": {"n": torch.ones(1)},
         "labels": torch.tensor([9, 9]),
-        "sanitised": SanitiserInfo("top-k", sparse=True),
+        "sanitised": ClientDefenceInfo("top-k", sparse=True),
         "seconds": 1.0,
         "members": (0, 1),
     }
     assert changes.keys() == {field.name for field in dataclasses.fields(message.update)}
     assert {name for name, value in changes.items() if key(seen, **{name: value}) == before} == {"num_examples"}
-    one, two = (key(seen, sanitised=SanitiserInfo("dp", noise=noise)) for noise in (0.1, 0.2))
+    one, two = (key(seen, sanitised=ClientDefenceInfo("dp", noise=noise)) for noise in (0.1, 0.2))
     assert len({before, one, two}) == 3
 
 
@@ -270,7 +270,7 @@ def test_one_audit_makes_and_checks_everything_once(
         return attacks[-1]
 
     monkeypatch.setitem(ATTACKS._entries, "invg", dataclasses.replace(entry, value=cast(Any, attack)))
-    gan = {"name": "gan", "target": 3, "lacks": [3], "start": 0}
+    gan = {"name": "gan", "target": 3, "missing_classes": [3], "start": 0}
     spec = {"algorithm": "fedavg", "clients": 3, "examples": 30, "batch_size": 5, "local_steps": 1}
     values = {
         **VALUES,
@@ -280,15 +280,15 @@ def test_one_audit_makes_and_checks_everything_once(
             {**spec, "name": "b", "malicious": {**gan, "steps": 1, "images": 1}},
         ],
         "defences": [{}, {"aggregator": "median"}],
-        "threat": {"records": 4},
-        "evaluation": {"updates": 1, "accuracy_every": 1},
+        "threat": {"target_records": 4},
+        "evaluation": {"max_updates": 1, "accuracy_every": 1},
     }
     (tmp_path / "s.yaml").write_text(dumps(values))
     assert command("audit", tmp_path / "s.yaml", "--out", tmp_path / "out", "--workers", "1").code == 0
     # what a scenario names is made once; the deployment that a diagnostic offers is a second scenario, which is read
     # to see that it is one
     assert made == {
-        "resolve": 1, "load_dataset": 1, "build_model": 1, "partition": 2, "draw": 2, "check": 4,
+        "resolve": 1, "load_dataset": 1, "build_model": 1, "partition": 2, "sampling": 2, "check": 4,
         "make invg": 2, "make gan": 2, "make median": 2, "make mean": 1, "make none": 2, "check_public_examples": 1,
     }  # fmt: skip
     assert len(attacks) == 2
@@ -309,7 +309,7 @@ def test_what_was_kept_of_an_update_without_its_defence_is_not_used(tmp_path: Pa
     run_audit(scenario_from(VALUES), store=tmp_path)
     seen = observation()
     (message,) = seen.messages
-    update = dataclasses.replace(message.update, sanitised=SanitiserInfo("sign", signs=True))
+    update = dataclasses.replace(message.update, sanitised=ClientDefenceInfo("sign", signs=True))
     told = dataclasses.replace(seen, messages=(dataclasses.replace(message, update=update),))
     attack = make_attack("invg", {"iterations": 1})
     assert (tmp_path / f"{Trial(attack, seen, 0, 'cpu').key()}.safetensors").is_file()

@@ -14,7 +14,7 @@ import yaml
 import fedaudit_lab.studies as studies_package
 from fedaudit.attacks import ATTACKS
 from fedaudit.attacks.inversion.template import GradientInversion
-from fedaudit.defences import AGGREGATORS, SANITISERS
+from fedaudit.defences import AGGREGATORS, CLIENT_DEFENCES
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
 from fedaudit.utils.distributions import OURS
@@ -33,7 +33,7 @@ _BY_HAND = (
 _SHARED = "gradient-inversion"  # the page of the settings that all inversions share
 _OTHERS: dict[str, tuple[str, str, str, Registry[Any]]] = {
     "aggregators": ("Aggregators", "The server's rules", "defences.aggregator", AGGREGATORS),
-    "sanitisers": ("Sanitisers", "What clients do to their updates", "defences.sanitiser", SANITISERS),
+    "client-defences": ("Client-side defences", "What they do to updates", "defences.client_defence", CLIENT_DEFENCES),
     "malicious-clients": ("Malicious clients", "What they send", "federations.malicious", BEHAVIOURS),
     "malicious-servers": ("Malicious servers", "What they send", "federations.server", SERVER_BEHAVIOURS),
 }

@@ -47,7 +47,7 @@ model: {name: mlp}
 federations:
   - {name: gradients, algorithm: fedsgd, clients: 2, examples: 4, batch_size: 1}
   - {name: averaging, algorithm: fedavg, clients: 2, examples: 4, local_steps: 2}
-defences: {sanitiser: {name: top-k, ratio: 0.1}}
+defences: {client_defence: {name: top-k, ratio: 0.1}}
 threat: {adversary: server}
 attacks: [labels, {name: agic, iterations: 300}]
 ```
@@ -84,7 +84,10 @@ def page() -> str:
             )
         )
     lines += ["", "## Settings of what is named", "", "Pages of their own: [attacks](attacks/index.md),"]
-    lines += ["[aggregators](aggregators.md), [sanitisers](sanitisers.md), [malicious clients](malicious-clients.md),"]
+    lines += [
+        "[aggregators](aggregators.md), [client-side defences](client-defences.md), [malicious "
+        "clients](malicious-clients.md),"
+    ]
     lines += ["[malicious servers](malicious-servers.md)."]
     return "\n".join(lines) + "\n"
 
@@ -107,10 +110,10 @@ def _table(path: str, part: type[BaseModel]) -> Iterator[str]:
             "algorithm": ", ".join(f"`{a}`" for entry in SENT for a in entry.value.specified.algorithms),
             "attacks": "list of names, or `null`",
             "aggregator": "name",
-            "sanitiser": "name",
+            "client_defence": "name",
             "behaviour": "text",
         }
-        defaults = {"attacks": "`null`", "aggregator": "`mean`", "sanitiser": "`none`"}
+        defaults = {"attacks": "`null`", "aggregator": "`mean`", "client_defence": "`none`"}
         yield row(
             "`name`" if name == "behaviour" else f"`{name}`",
             special.get(name) or type_of(field),

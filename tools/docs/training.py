@@ -16,8 +16,8 @@ _WAYS: dict[Way, str] = {
     "r-gap": "the closed form",
     "spear": "exact batches (`spear`)",
     "labels": "label inference",
-    "span": "sequences and members, from the span of gradients (`dager`, `span`)",
-    "rows": "words, from the embedding's rows that moved (`which-tokens`)",
+    "span": "sequences and members, from the span of gradients (`dager`, `projection-residual`)",
+    "rows": "words, from the embedding's rows that moved (`token-presence`)",
     "local-model": "a client's own model, learnt from its rounds",
     "local-model-exact": "the same by linear algebra",
 }

@@ -120,6 +120,6 @@ def of_canaries(folder: Path) -> Target:
         }
         save_sealed(folder / COINS, tensors, {"entry": about}, f"{id}/{COINS}")
         save_part(folder / FOLDER / COINS, id, {"coins": torch.tensor(coins)})
-        audit_transcript(folder, ["epsilon"], module=recording_cases.Net(), progress=False)
+        audit_transcript(folder, ["dp-canaries"], module=recording_cases.Net(), progress=False)
 
     return Target(st.tuples(entries, readings, st.lists(st.booleans(), min_size=count, max_size=count)), run)

@@ -23,7 +23,7 @@ from fedaudit import cli
 from fedaudit.attacks import ATTACKS
 from fedaudit.data import load_dataset
 from fedaudit.defences.aggregation import AGGREGATORS
-from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.defences.client_defences import CLIENT_DEFENCES
 from fedaudit.pipeline.prepare import AuditRequest, resolve, spell_out
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, parse_setting, scenario_from
@@ -92,14 +92,17 @@ FULL: dict[str, Any] = {
             "name": "a",
             "clients": 4,
             "rounds": 3,
-            "record": [0, 2],
-            "malicious": {"name": "gan", "lacks": [3], "start": 1},
+            "keep_rounds": [0, 2],
+            "malicious": {"name": "gan", "missing_classes": [3], "start": 1},
         },
         {"name": "b", "algorithm": "fedavg", "local_steps": 2, "partition": {"scheme": "dirichlet", "alpha": 1.0}},
     ],
-    "defences": [{"name": "x", "sanitiser": {"name": "dp", "noise": 1.0}}, {"aggregator": {"name": "krum", "f": 1}}],
-    "evaluation": {"federations": ["a"], "accuracy_every": 1},
-    "threat": {"adversary": "client", "records": 4},
+    "defences": [
+        {"name": "x", "client_defence": {"name": "dp", "noise": 1.0}},
+        {"aggregator": {"name": "krum", "f": 1}},
+    ],
+    "evaluation": {"attacked_federations": ["a"], "accuracy_every": 1},
+    "threat": {"adversary": "client", "target_records": 4},
 }
 
 
@@ -119,7 +122,7 @@ def _scenario(values: Any) -> None:
 def _no_nonsense(values: dict[str, Any]) -> None:
     """Raise where a scenario that was taken says what none may."""
     for federation in values["federations"]:
-        kept = federation["record"] or []
+        kept = federation["keep_rounds"] or []
         if len(set(kept)) < len(kept):
             raise Finding("a round recorded twice was taken")
         for key in ("learning_rate", "momentum", "weight_decay", "proximal_mu"):
@@ -127,7 +130,7 @@ def _no_nonsense(values: dict[str, Any]) -> None:
                 raise Finding(f"{key} {federation[key]} was taken")
         if not federation["learning_rate"] >= SMALLEST:
             raise Finding("a learning rate of next to nothing was taken")
-    chosen = values["evaluation"]["federations"]
+    chosen = values["evaluation"]["attacked_federations"]
     if chosen is not None and len(set(chosen)) < max(1, len(chosen)):
         raise Finding("a federation attacked twice was taken")
     if not values["name"].isprintable():
@@ -136,7 +139,7 @@ def _no_nonsense(values: dict[str, Any]) -> None:
 
 def _keys() -> Draw:
     parts = st.sampled_from(
-        ["federations", "sgd", "0", "²", "-1", "attacks", "invg", "defences", "sanitiser", "name", ""]
+        ["federations", "sgd", "0", "²", "-1", "attacks", "invg", "defences", "client_defence", "name", ""]
     )
     return st.lists(parts | st.text(max_size=3), min_size=1, max_size=4).map(".".join)
 
@@ -150,7 +153,7 @@ def _setting(text: str) -> None:
 
 def _plugins() -> Draw:
     made = []
-    for registry in (ATTACKS, AGGREGATORS, SANITISERS, BEHAVIOURS, SERVER_BEHAVIOURS):
+    for registry in (ATTACKS, AGGREGATORS, CLIENT_DEFENCES, BEHAVIOURS, SERVER_BEHAVIOURS):
         for entry in registry:
             made.append(st.tuples(st.just((registry, entry.name)), by_settings(entry.value)))
     return st.one_of(made)
@@ -228,7 +231,12 @@ def _yaml(text: bytes) -> None:
 
 def _resolve(values: Any) -> None:
     made = scenario_from(values)
-    sizes = [made.data.image_size or 8, made.model.width or 1, made.model.training.epochs, made.threat.records or 1]
+    sizes = [
+        made.data.image_size or 8,
+        made.model.width or 1,
+        made.model.training.epochs,
+        made.threat.target_records or 1,
+    ]
     sizes += [f.clients * f.rounds * (f.local_steps or f.local_epochs or 1) for f in made.federations]
     if max(sizes) > 64 or made.model.name not in ("lenet", "logistic", "mlp", "linear"):
         return  # allowed, and long
@@ -322,7 +330,7 @@ def _flag(line: list[str]) -> None:
 
 def _of_transcripts(folder: Path) -> dict[str, Target]:
     """Return the targets of a transcript's folder: its index, and the bytes of each of its files."""
-    small = {**BASE, "model": {"name": "logistic"}, "threat": {"records": 2, "knows_labels": True}}
+    small = {**BASE, "model": {"name": "logistic"}, "threat": {"target_records": 2, "knows_labels": True}}
     small["federations"] = [{"name": "sgd", "clients": 2, "examples": 8, "batch_size": 1, "rounds": 2}]
     (recording,) = record(resolve(scenario_from(small)))
     if not folder.exists():

@@ -1,7 +1,7 @@
 """Broken implementations of differential privacy, and a sound one beside each kind: what an audit of ε must tell.
 
-A breakage is the simulator's own ``dp`` with one thing wrong: what a client sends (a sanitiser), how the server
-aggregates or adds noise, who takes part, or what is claimed of it all. The claim is that of the sound one.
+A breakage is the simulator's own ``dp`` with one thing wrong: what a client sends (a client-side defence), how the
+server aggregates or adds noise, who takes part, or what is claimed of it all. The claim is that of the sound one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.epsilon import Epsilon, EpsilonFinding
+from fedaudit.attacks.dp_canaries import DPCanaries, EpsilonFinding
 from fedaudit.defences.aggregation import Aggregate, Cohort
 from fedaudit.defences.averaging import Mean
+from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientContext, changed, norm
 from fedaudit.defences.privacy import DifferentialPrivacy, account, central_noise
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, changed, norm
 from fedaudit.epsilon.accounting import Account
 from fedaudit.evaluation.epsilon import evaluate_epsilon
 from fedaudit.pipeline.prepare import resolve
@@ -32,7 +32,7 @@ from fedaudit.simulation.client import Federation
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.seeds import generator as seeded
 
 Tensors = Mapping[str, Tensor]
@@ -49,7 +49,7 @@ class Sound(DifferentialPrivacy):
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator | None) -> Update:
         assert generator is not None
         tensors = dict(self.send(update, context, generator))
-        return dataclasses.replace(changed(update, tensors, SanitiserInfo("dp")), buffers={})
+        return dataclasses.replace(changed(update, tensors, ClientDefenceInfo("dp")), buffers={})
 
     def send(self, update: Update, context: ClientContext, generator: torch.Generator) -> Tensors:
         return self.noisy(self.clipped(update.tensors), generator)
@@ -183,7 +183,7 @@ def sends(broken: type[Sound]) -> Callable[[pytest.MonkeyPatch], None]:
 
     def patch(patched: pytest.MonkeyPatch) -> None:
         ROUND.clear()
-        patched.setitem(SANITISERS._entries, "dp", dataclasses.replace(SANITISERS["dp"], value=broken))
+        patched.setitem(CLIENT_DEFENCES._entries, "dp", dataclasses.replace(CLIENT_DEFENCES["dp"], value=broken))
 
     return patch
 
@@ -338,8 +338,8 @@ def federation_of(case: Case, seed: int) -> Federation:
                 **case.federation,
             }
         ],
-        "defences": {"sanitiser": {"name": "dp", "where": "local", "noise": sigma, "epsilon": None, **case.dp}},
-        "attacks": [{"name": "epsilon", **_attack(case)}],
+        "defences": {"client_defence": {"name": "dp", "where": "local", "noise": sigma, "epsilon": None, **case.dp}},
+        "attacks": [{"name": "dp-canaries", **_attack(case)}],
     }
     (federation,) = resolve(scenario_from(values)).federations
     return federation
@@ -355,7 +355,7 @@ def audited(case: Case, seed: int) -> EpsilonResult:
         case.patch(patched)
         made = simulate(federation_of(case, seed))
         observation = observe(made.transcript, ThreatModel())
-        finding = Epsilon(**_attack(case))(observation, generator=torch.Generator())
+        finding = DPCanaries(**_attack(case))(observation, generator=torch.Generator())
         assert isinstance(finding, EpsilonFinding)
         found = evaluate_epsilon(finding, observation, made.truth, seed=0).result.epsilon
     assert found is not None

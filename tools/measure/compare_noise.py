@@ -90,7 +90,7 @@ def main() -> None:
     every = regressions((a, b) for a in results for b in results if a is not b)
     print(f"each with each: {sum(map(bool, every))} of {len(every)} exit with 1")
     if asked.power:
-        defended = recordings(defences={"sanitiser": {"name": "dp", "epsilon": None}})
+        defended = recordings(defences={"client_defence": {"name": "dp", "epsilon": None}})
         few = [rerun(defended, seed) for seed in range(10)]
         removed = regressions((old, new) for old, new in zip(few, results, strict=False))
         print(f"defence removed: {sum(map(bool, removed))} of {len(removed)} exit with 1")

@@ -34,8 +34,8 @@ LEAK = (
     "partly demonstrated",
 )
 _MODEL = {"name": "convnet-small", "width": 16}
-_NOISE = {"sanitiser": {"name": "dp", "clip": 1.0, "noise": 1.0, "epsilon": None}}
-_FAINT = {"sanitiser": {"name": "dp", "clip": 100.0, "noise": 1e-7, "epsilon": None}}
+_NOISE = {"client_defence": {"name": "dp", "clip": 1.0, "noise": 1.0, "epsilon": None}}
+_FAINT = {"client_defence": {"name": "dp", "clip": 100.0, "noise": 1e-7, "epsilon": None}}
 
 
 def _images(
@@ -85,7 +85,7 @@ def _members(
         "model": {"name": "mlp", "width": 64},
         "federations": [{**federation, "batch_size": 10, "local_epochs": epochs, "learning_rate": rate}],
         "defences": defences or {},
-        "threat": {"adversary": "server", "records": records},
+        "threat": {"adversary": "server", "target_records": records},
         "attacks": [{"name": attack}],
     }
 
@@ -112,7 +112,7 @@ def _attribute(rounds: int, rate: float, defences: Any = None) -> dict[str, Any]
         "defences": defences or {},
         "threat": {
             "adversary": "server",
-            "records": 200,
+            "target_records": 200,
             "hidden_attribute": "large",
             "knows_public_data": True,
             "public_examples": 60,
@@ -128,7 +128,7 @@ def _attribute_of_patients(rounds: int, rate: float, examples: int = 150, epochs
         "data": {"name": "diabetes", "split": "train"},
         "model": {"name": "mlp", "width": 64},
         "federations": [{**federation, "batch_size": 10, "local_epochs": epochs, "learning_rate": rate}],
-        "threat": {"adversary": "server", "records": min(200, 2 * examples), "hidden_attribute": "sex"},
+        "threat": {"adversary": "server", "target_records": min(200, 2 * examples), "hidden_attribute": "sex"},
         "attacks": [{"name": "attribute-loss"}],
     }
 
@@ -158,7 +158,7 @@ LEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "images, BatchNorm in train mode": (_images(iterations=200, batch=2, batch_norm="train"), {}),
     "images, BatchNorm in train mode, 10 iterations": (_images(iterations=10, batch=2, batch_norm="train"), {}),
     "images, faint noise": (_images(iterations=400, defences=_FAINT), {}),
-    "images, dgc": (_images(iterations=300, defences={"sanitiser": "dgc"}), {}),
+    "images, dgc": (_images(iterations=300, defences={"client_defence": "dgc"}), {}),
     "images, fedavg, 10 iterations": (_fedavg(iterations=10), {}),
     "images, fedavg, 600 iterations": (_fedavg(iterations=600), {}),
     "images, learning rate recorded tenfold": (_fedavg("invg", 200, 4), {"learning_rate": 0.01}),
@@ -188,8 +188,8 @@ SAFE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "images, noise, fedavg": (_fedavg(iterations=800, defences=_NOISE), {}),
     "images, noise, fedavg, invg": (_fedavg("invg", 800, defences=_NOISE), {}),
     "images, noise, fedavg, 8 steps": (_fedavg("invg", 800, steps=8, defences=_NOISE), {}),
-    "labels of 8 examples, noise": (_labels(8, {"sanitiser": {**_NOISE["sanitiser"], "noise": 10.0}}), {}),
-    "labels of 2 examples, noise": (_labels(2, {"sanitiser": {**_NOISE["sanitiser"], "noise": 10.0}}), {}),
+    "labels of 8 examples, noise": (_labels(8, {"client_defence": {**_NOISE["client_defence"], "noise": 10.0}}), {}),
+    "labels of 2 examples, noise": (_labels(2, {"client_defence": {**_NOISE["client_defence"], "noise": 10.0}}), {}),
     "members, one tiny step": (_members(1, 200, 1e-6), {}),
     "members, one tiny step, 12 records": (_members(1, 12, 1e-6), {}),
     "members, tiny steps": (_members(10, 200, 1e-6), {}),
@@ -197,21 +197,21 @@ SAFE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "members, noise, gradient-norm": (_members(10, 200, 0.01, _NOISE, "gradient-norm"), {}),
     "members, tiny steps, gradient-norm": (_members(1, 100, 1e-6, None, "gradient-norm"), {}),
     "whose records are, noise": (
-        _members(10, 200, 0.01, {"sanitiser": {**_NOISE["sanitiser"], "noise": 100.0}}, "source-inference"),
+        _members(10, 200, 0.01, {"client_defence": {**_NOISE["client_defence"], "noise": 100.0}}, "source-inference"),
         {},
     ),
     "a property of clients, noise": (
-        _property(defences={"sanitiser": {**_NOISE["sanitiser"], "noise": 100.0}}),
+        _property(defences={"client_defence": {**_NOISE["client_defence"], "noise": 100.0}}),
         {},
     ),
     "a property of clients, noise, labels go with it": (
-        _property("natural", {"sanitiser": {**_NOISE["sanitiser"], "noise": 100.0}}),
+        _property("natural", {"client_defence": {**_NOISE["client_defence"], "noise": 100.0}}),
         {},
     ),
-    "an attribute, noise": (_attribute(1, 1e-6, {"sanitiser": {**_NOISE["sanitiser"], "noise": 10.0}}), {}),
+    "an attribute, noise": (_attribute(1, 1e-6, {"client_defence": {**_NOISE["client_defence"], "noise": 10.0}}), {}),
     "an attribute that features show of anybody": (_attribute(40, 0.1), {}),
     "an attribute, tiny steps": (_attribute_of_patients(1, 1e-6), {}),
-    "local models, noise": (_local(30, {"sanitiser": {**_NOISE["sanitiser"], "noise": 10.0}}), {}),
+    "local models, noise": (_local(30, {"client_defence": {**_NOISE["client_defence"], "noise": 10.0}}), {}),
 }
 
 

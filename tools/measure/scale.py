@@ -41,7 +41,7 @@ _SCENARIO: dict[str, Any] = {
     ],
     "threat": {"adversary": "server"},
     "attacks": [{"name": "labels"}, {"name": "invg", "iterations": 50}],
-    "evaluation": {"updates": 2},
+    "evaluation": {"max_updates": 2},
 }
 
 

@@ -28,8 +28,18 @@ SKIPPED = {"timing", "environment", "fedaudit_version", "digests"}
 TEXTS = frozenset(
     (
         *("summary", "verdict_text", "notes", "description", "defences", "reason", "knows", "does_not_know", "trained"),
-        *("verdict_rules", "not_tested", "lpips_missing", "repeat", "title", "caption", "x_label", "y_label", "paper"),
-        *("schema_version", "verdict", "leak", "outcome"),
+        *(
+            "verdict_rules",
+            "out_of_scope",
+            "lpips_missing",
+            "repeat",
+            "title",
+            "caption",
+            "x_label",
+            "y_label",
+            "paper",
+        ),
+        *("schema_version", "verdict", "is_leak", "outcome"),
         "why_stopped",
     )
 )

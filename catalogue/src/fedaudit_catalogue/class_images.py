@@ -183,8 +183,8 @@ def evaluate_class_images(
         observation,
         metrics=metrics,
         charts=[chart],
-        sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, drawn, strict=True)],
-        leak=leaks(share >= _HALF and share > by_others, p_value),
+        image_rows=[Sheet(title=title, path=name) for name, (title, _) in zip(names, drawn, strict=True)],
+        is_leak=leaks(share >= _HALF and share > by_others, p_value),
         p_value=p_value,
     )
     return Evaluation(result, {name: kind.draw(images) for name, (_, images) in zip(names, drawn, strict=True)})
@@ -303,7 +303,7 @@ FINDING_TYPES["class-images"] = FindingType(
         "class than to any other: where, of all classes' mean images, its own correlates most with them. The "
         "classifier misses thick and grey figures that an eye reads.",
         "It is inconclusive, whatever was generated, where the federation was hardly trained: where its global model "
-        "classifies fewer of the held-out examples correctly at the end than evaluation.least_accuracy says.",
+        "classifies fewer of the held-out examples correctly at the end than evaluation.min_accuracy says.",
     ),
     metrics=(
         *(RECOGNISED, CLOSEST, CORRELATION, CORRELATION_REAL),

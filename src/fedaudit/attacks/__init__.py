@@ -17,19 +17,19 @@ from fedaudit.attacks.inversion.averaged import Averaged
 from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.decepticons import Decepticons
 from fedaudit.attacks.text.dager import Dager
-from fedaudit.attacks.text.which_tokens import WhichTokens
+from fedaudit.attacks.text.token_presence import TokenPresence
 from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels, LabelSetFinding
-from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, LocalModelExact
+from fedaudit.attacks.local_model.methods import LastUpdate, LocalModel, LocalModelExact
 from fedaudit.attacks.records.likelihood import RMIA, LiRA
 from fedaudit.attacks.records.membership import GradientNorm, LossThreshold
 from fedaudit.attacks.records.rounds import FedMIA, LossSeries
 from fedaudit.attacks.records.shadows import ShadowFinding, ShadowModels
-from fedaudit.attacks.records.span import SpanMembership
+from fedaudit.attacks.records.projection_residual import ProjectionResidual
 from fedaudit.attacks.records.stacked import Stacked
 from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFinding, AttributeLoss
 from fedaudit.attacks.records.source import SourceFinding, SourceInference
 from fedaudit.attacks.records.property import PropertyFinding, PropertyInference
-from fedaudit.attacks.epsilon import Epsilon, EpsilonFinding
+from fedaudit.attacks.dp_canaries import DPCanaries, EpsilonFinding
 from fedaudit.attacks.vertical.cafe import CAFE
 from fedaudit.attacks.vertical.labels import (
     DirectionScoring,
@@ -105,7 +105,7 @@ __all__ = [
     "LabelScoreFinding",
     "LabelSetFinding",
     "Labels",
-    "LastReturned",
+    "LastUpdate",
     "LiRA",
     "LocalModel",
     "LocalModelExact",
@@ -128,7 +128,7 @@ __all__ = [
     "ShadowModels",
     "SourceFinding",
     "SourceInference",
-    "SpanMembership",
+    "ProjectionResidual",
     "Spear",
     "SpearRows",
     "Sratta",
@@ -139,7 +139,7 @@ __all__ = [
     "TrapWeights",
     "UnSplit",
     "Way",
-    "WhichTokens",
+    "TokenPresence",
     "as_trained",
     "make_attack",
     "need_signal",

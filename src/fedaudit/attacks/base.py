@@ -143,7 +143,7 @@ class Case:
     @property
     def updates_alone(self) -> bool:
         """Whether the adversary has nothing but updates, and asks for nothing but what is in them."""
-        return self.reads_updates and self.threat.records is None and self.threat.client_property is None
+        return self.reads_updates and self.threat.target_records is None and self.threat.client_property is None
 
     @property
     def searchable(self) -> bool:
@@ -153,7 +153,7 @@ class Case:
     @property
     def asks_for_members(self) -> bool:
         """Whether it asks which of its records are clients'."""
-        return self.threat.records is not None and self.threat.hidden_attribute is None
+        return self.threat.target_records is not None and self.threat.hidden_attribute is None
 
     @property
     def knows_training(self) -> bool:

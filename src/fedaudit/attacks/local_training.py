@@ -80,7 +80,7 @@ _AS_KNOWN = "attacked with what is recorded"
 _ONE_INPUT = _not("how the model is called isn't known; call it with tensors (n, …) of real values")
 _RECORD = _not("record the training (optimiser, rates, batch sizes) with the update")
 _NO_SPAN = _not(
-    "what is sent element by element doesn't span the inputs any more; train by SGD, or run which-tokens (text) or "
+    "what is sent element by element doesn't span the inputs any more; train by SGD, or run token-presence (text) or "
     "loss-threshold (records)"
 )
 _ROWS_DECAY = _about("decay moves every row: only those count that moved much further")

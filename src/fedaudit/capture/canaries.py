@@ -24,7 +24,7 @@ class CanaryClients:
     A canary sends what :meth:`update` gives, in each round in which it takes part, through whatever clips and adds
     noise in this federation; absent ones take part, too, and send the model nearly as it was: moved by a ten-thousandth
     of the clip, since some clipping (Flower's) divides by an update's norm. Give the object to the
-    :class:`fedaudit.Recorder`, and ``fedaudit attack RECORDING --attack epsilon`` has the rest. Keep ``seed`` from
+    :class:`fedaudit.Recorder`, and ``fedaudit attack RECORDING --attack dp-canaries`` has the rest. Keep ``seed`` from
     everybody but the auditor: it gives away directions and coins.
 
     Args:

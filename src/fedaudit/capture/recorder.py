@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from fedaudit.capture.capture import Capture
     from fedaudit.modalities import TokenInfo
     from fedaudit.modalities.columns import Column
-    from fedaudit.transcript.update import SanitiserInfo
+    from fedaudit.transcript.update import ClientDefenceInfo
 
 # Name to a tensor, or to an array that torch takes; or these alone, in the order of the state.
 State = Mapping[str, Any] | Sequence[Any]
@@ -259,7 +259,7 @@ class Recorder:
         seconds: float | None = None,
         sent: State | None = None,
         canary: int | None = None,
-        sanitised: SanitiserInfo | None = None,
+        sanitised: ClientDefenceInfo | None = None,
     ) -> None:
         """Record what one client sends; of a canary only what is read of it.
 

@@ -38,6 +38,7 @@ from fedaudit.cli.verify import verify
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import OWN_MODEL, FedAuditError
 from fedaudit.utils.machine import own_process
+from fedaudit.utils.renamed import of_arguments
 from fedaudit.utils.version import __version__
 
 # Beside ``app`` and ``main``: what commands of other packages share with ours.
@@ -159,7 +160,7 @@ def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter must not end an audit
     try:
-        code = app(standalone_mode=False)
+        code = app(of_arguments(sys.argv[1:]), standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
     except FedAuditError as error:

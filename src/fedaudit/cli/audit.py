@@ -33,8 +33,8 @@ def audit(
     fail_below: options.FailBelow = None,
     policy: options.Policy = None,
     no_controls: options.NoControls = False,
-    what_if: Annotated[
-        bool, typer.Option("--what-if", help="Repeat the audit under three suitable defences, and compare.")
+    compare_defences: Annotated[
+        bool, typer.Option("--compare-defences", help="Repeat the audit under three suitable defences, and compare.")
     ] = False,
     write: options.Write = None,
     flower: options.App = None,
@@ -53,7 +53,7 @@ def audit(
     formats = options.formats_of(write)
     options.check_alone(
         flower,
-        {"SCENARIO": scenario, "--what-if": what_if},
+        {"SCENARIO": scenario, "--compare-defences": compare_defences},
         {
             "--nodes": nodes,
             "--run-config": run_config,
@@ -97,7 +97,7 @@ def audit(
     limits = options.limits_of(fail_above, fail_on, policy, fail_below)
     options.check_data_dir(data_dir)
     processes = options.number_of_workers(workers)
-    chosen: dict[str, Any] = {**limits, "what_if": what_if, "overwrite": overwrite}
+    chosen: dict[str, Any] = {**limits, "compare_defences": compare_defences, "overwrite": overwrite}
     finished = api.audit(loaded, data_dir=data_dir, out=out, workers=processes, **chosen)
     _conclude(finished, out, formats, scenario=_from_here(scenario))
 

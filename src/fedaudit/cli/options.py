@@ -39,7 +39,7 @@ _FLAGS = {f"{name}=…": f"--{name.replace('_', '-')}" for name in _SAME.split()
     "records=…": "--records FILE",
     "task={'input_shape': (3, 32, 32)}": "--input-shape 3,32,32",
     "threat={'sees': 'aggregate of 10'}": "--set threat.sees='aggregate of 10'",
-    "what_if=True": "--what-if",
+    "compare_defences=True": "--compare-defences",
     "with overrides": "with --set",
 }
 _PYTHON = re.compile(r"\w\([^()]*\)|(?<![\w.])(?:" + "|".join(map(re.escape, _FLAGS)) + ")")

@@ -186,7 +186,7 @@ def _federation(choice: Choice, dataset: Dataset, question: str, held: int) -> d
         text = question == "words"
         each = 4 if text or not sends_gradients else 1
         values |= {"rounds": 1, "examples": max(clients, min(clients * each, held))}
-        values |= {"batch_size": 4} if text else {"draw": "first", "batch_size": 1}
+        values |= {"batch_size": 4} if text else {"sampling": "first", "batch_size": 1}
         local = {"local_steps": 4}
         rate = 0.01 if sends_gradients or text else 0.001
         known.pop("rounds", None)
@@ -221,7 +221,7 @@ def _malicious(question: str, dataset: Dataset, rounds: int) -> dict[str, Any]:
         return {"name": "agrevader", "start": start}
     target = min(3, (dataset.num_classes or 2) - 1)
     every = max(1, (rounds - start) // 5)
-    return {"name": "gan", "target": target, "lacks": [target], "start": start, "every": every, "images": 128}
+    return {"name": "gan", "target": target, "missing_classes": [target], "start": start, "every": every, "images": 128}
 
 
 def _threat(choice: Choice, dataset: Dataset, question: str, federation: dict[str, Any]) -> dict[str, Any]:
@@ -234,10 +234,10 @@ def _threat(choice: Choice, dataset: Dataset, question: str, federation: dict[st
     examples = federation["examples"]
     malicious = 1 if choice.adversary == MALICIOUS else 0
     theirs = examples * (federation["clients"] - malicious) // federation["clients"]
-    values["records"] = max(2, 2 * (min(_RECORDS, theirs) // 2 * 9 // 10))
+    values["target_records"] = max(2, 2 * (min(_RECORDS, theirs) // 2 * 9 // 10))
     if question == "attribute":
         return {**values, "hidden_attribute": _hidden(dataset)}
-    free = len(dataset.train) + len(dataset.test) - examples - values["records"] // 2
+    free = len(dataset.train) + len(dataset.test) - examples - values["target_records"] // 2
     if dataset.num_classes is not None and not malicious:
         values |= {"knows_public_data": True, "public_examples": max(4, min(_RECORDS, free // 3))}
     return values
@@ -255,7 +255,7 @@ def _attacks(choice: Choice, dataset: Dataset, question: str) -> list[str]:
         labels = ["labels"] if dataset.task_kind.label_sets else []
         return [*labels, *(f"{{name: {name}, iterations: {iterations}}}" for name in ("invg", "agic"))]
     if question == "words":
-        return ["dager", "which-tokens"]
+        return ["dager", "token-presence"]
     if question == "drawing":
         return ["gan"]
     if question == "attribute":
@@ -269,5 +269,5 @@ def _attacks(choice: Choice, dataset: Dataset, question: str) -> list[str]:
 def _evaluation(question: str, federation: dict[str, Any]) -> dict[str, Any]:
     if question in ("inversion", "words"):
         most = _ATTACKED if federation["algorithm"] == "fedsgd" else _ATTACKED // 2
-        return {"updates": most, "controls": True}
+        return {"max_updates": most, "controls": True}
     return {"accuracy_every": max(1, federation["rounds"] // 4), "controls": True}

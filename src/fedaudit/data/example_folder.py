@@ -353,7 +353,8 @@ def _inputs(
     if deep and high - low < DARK:
         raise BadInput(
             f"{first[0].parent}: values use {high - low:.2g} of what the files could hold, so pictures would have no "
-            "contrast; say which value is white (data.white), or give the files a window (WindowCenter, WindowWidth)"
+            "contrast; say which value is white (data.max_pixel_value), or give the files a window (WindowCenter, "
+            "WindowWidth)"
         )
     return inputs, first
 

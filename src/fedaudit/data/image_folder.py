@@ -53,7 +53,7 @@ def _pixels(listed: Listed, folder: Path, size: int | None, request: Request) ->
     if request.white is None and 0 < float(images.max()) < DARK:
         raise BadInput(
             f"{folder}: its images reach {float(images.max()) * deepest:g} of {deepest:g} and would be nearly black; "
-            "say which value is white, data.white: 4095 for 12 bits, 1 for masks of 0 and 1"
+            "say which value is white, data.max_pixel_value: 4095 for 12 bits, 1 for masks of 0 and 1"
         )
     return images, targets[rows]
 

@@ -88,7 +88,7 @@ class Aggregator(Plugin, ABC):
         """Return what a client sends of its update where the server tells it what to do with it; the update itself.
 
         Args:
-            update: as its sanitiser made it.
+            update: as its client-side defence made it.
             weights: that the client received.
         """
         return update

@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedaudit.defences.sanitising import ClientContext, OwnExamples, Sanitiser, changed
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, OwnExamples, changed
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
 from fedaudit.task.transforms import STRENGTHS, TRANSFORMS, parsed, transformed
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Count, Whole
 
@@ -23,7 +23,7 @@ _TINY = 1e-5  # ε of S_acc
 
 
 @register(frozen=False)
-class ATS(Sanitiser):
+class ATS(ClientDefence):
     """Trains on images that a policy transformed (Gao et al. 2021, automatic transformation search).
 
     In each of a client's rounds one of ``policies`` is drawn, for all of its examples; the update is sent as it comes.
@@ -82,7 +82,7 @@ class ATS(Sanitiser):
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return the update as it is, with the policy that everybody is told."""
-        return changed(update, dict(update.tensors), SanitiserInfo(self.name, transform=self.drawn))
+        return changed(update, dict(update.tensors), ClientDefenceInfo(self.name, transform=self.drawn))
 
     def _search(self, own: OwnExamples, task_info: TaskInfo, generator: torch.Generator) -> list[str]:
         model = copy.deepcopy(own.model).eval()

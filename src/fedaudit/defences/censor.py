@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, OwnExamples, changed
 from fedaudit.defences.privacy import gaussian
-from fedaudit.defences.sanitising import ClientContext, OwnExamples, Sanitiser, changed
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Count, Positive
 
 
 @register
-class Censor(Sanitiser):
+class Censor(ClientDefence):
     """Sends the best of some random vectors that are orthogonal to the update (Zhang et al. 2025, CENSOR).
 
     For each of ``trials`` draws and every tensor g: v ~ N(0, 1), u = v − (⟨v, g⟩/‖g‖²)·g, u·‖g‖/‖u‖ is as long as g
@@ -55,7 +55,7 @@ class Censor(Sanitiser):
             if best is None or loss < best[0]:
                 best = loss, drawn
         assert best is not None  # trials is 1 or more
-        return changed(update, best[1], SanitiserInfo(self.name, orthogonal=True))
+        return changed(update, best[1], ClientDefenceInfo(self.name, orthogonal=True))
 
     def _loss(self, own: OwnExamples, weights: dict[str, Tensor]) -> float:
         state = {name: tensor.to(own.batches[0][0].device) for name, tensor in weights.items()}

@@ -17,7 +17,7 @@ from fedaudit.defences.aggregation import Aggregate, Aggregator, Cohort, check_m
 from fedaudit.defences.draws import numpy_draws
 from fedaudit.defences.vectors import weighted_sum
 from fedaudit.epsilon.accounting import Account, TakingPart
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Count, Fraction, NonNegative, Number, Positive
@@ -57,7 +57,7 @@ class Clipping(Aggregator):
         length = math.sqrt(sum(float(t.double().square().sum()) for t in [*update.tensors.values(), *moved.values()]))
         shrink = min(1.0, self.norm() / length) if length else 1.0
         self.clipped[update.client] = shrink < 1
-        known = update.sanitised or SanitiserInfo(self.name)
+        known = update.sanitised or ClientDefenceInfo(self.name)
         return replace(
             update,
             tensors={name: shrink * tensor for name, tensor in update.tensors.items()},

@@ -1,4 +1,4 @@
-"""Sanitisers that send less: the largest elements, signs, or some layers only."""
+"""Client-side defences that send less: the largest elements, signs, or some layers only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedaudit.defences.aggregation import Aggregator
-from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, flat, norm, unflat
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, changed, flat, norm, unflat
 from fedaudit.task.training import LocalPlan
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Fraction, Number, Positive, Whole
@@ -35,7 +35,7 @@ def largest(vector: Tensor, ratio: float) -> Tensor:
 
 
 @register(frozen=False)
-class TopK(Sanitiser):
+class TopK(ClientDefence):
     """Sends the largest elements of the whole update by magnitude (Aji & Heafield 2017, Section 3).
 
     What isn't sent is added to the client's next update, as in the paper (``memory``). The threshold is exact; the
@@ -63,11 +63,11 @@ class TopK(Sanitiser):
             vector += self.kept
         mask = largest(vector, self.ratio)
         self.kept = vector.masked_fill(mask, 0) if self.memory else None
-        return changed(update, unflat(vector.where(mask, 0), update.tensors), SanitiserInfo("top-k", sparse=True))
+        return changed(update, unflat(vector.where(mask, 0), update.tensors), ClientDefenceInfo("top-k", sparse=True))
 
 
 @register
-class Sign(Sanitiser):
+class Sign(ClientDefence):
     """Sends the signs (Bernstein et al. 2018, Algorithm 1); zero counts as positive.
 
     Args:
@@ -107,11 +107,11 @@ class Sign(Sanitiser):
         for name, tensor in update.tensors.items():
             size = tensor.abs().mean() if self.scale == "mean" else tensor.new_ones(())
             tensors[name] = torch.where(tensor >= 0, size, -size)
-        return changed(update, tensors, SanitiserInfo("sign", signs=True))
+        return changed(update, tensors, ClientDefenceInfo("sign", signs=True))
 
 
 @register(frozen=False)
-class DeepGradientCompression(Sanitiser):
+class DeepGradientCompression(ClientDefence):
     """Sends the largest elements of each tensor of what has accumulated (Lin et al. 2018, Algorithm 4).
 
     Momentum correction: u ← m·u + g, v ← v + u, and v is what is chosen from. Momentum factor masking: what is sent is
@@ -168,7 +168,7 @@ class DeepGradientCompression(Sanitiser):
             sent[name] = accumulated.where(mask, zero)
             self.velocity[name] = velocity.masked_fill(mask, 0)
             self.accumulated[name] = accumulated.masked_fill(mask, 0)
-        return changed(update, sent, SanitiserInfo("dgc", sparse=True))
+        return changed(update, sent, ClientDefenceInfo("dgc", sparse=True))
 
 
 Layer = tuple[str, ...]
@@ -176,7 +176,7 @@ Meaning = Literal["tensors", "modules"]
 
 
 @register(frozen=False)
-class Fragmented(Sanitiser):
+class Fragmented(ClientDefence):
     """Sends the ⌈r·L⌉ layers of highest cosine to the estimated global gradient (Na et al. 2022, Algorithm 1).
 
     Not the other "Fragmented Federated Learning" of that year. The global gradient is estimated by θᵏ − θᵏ⁻¹ (Eq. 4),
@@ -228,7 +228,7 @@ class Fragmented(Sanitiser):
 
 
 @register
-class FragmentedAtRandom(Sanitiser):
+class FragmentedAtRandom(ClientDefence):
     """Sends ⌈r·L⌉ random layers and all of BatchNorm's statistics (Na et al. 2022, Section 5.2).
 
     Args:
@@ -278,4 +278,4 @@ def _only(update: Update, layers: list[Layer], name: str) -> Update:
     """Return ``update`` with the tensors of ``layers`` alone."""
     chosen = {parameter for layer in layers for parameter in layer}
     tensors = {n: t for n, t in update.tensors.items() if n in chosen}
-    return replace(update, tensors=tensors, sanitised=SanitiserInfo(name))
+    return replace(update, tensors=tensors, sanitised=ClientDefenceInfo(name))

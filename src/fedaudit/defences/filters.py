@@ -1,4 +1,4 @@
-"""The filters that frameworks bring along, as sanitisers: NVFlare's, and Flower's mod for local differential privacy.
+"""The filters that frameworks bring along, as client-side defences: NVFlare's, and Flower's mod for local DP.
 
 They give the bits that the frameworks' own give: of the same difference of state dicts, by the same draws of NumPy's
 ``RandomState``, in the same order. They see the whole state, BatchNorm's statistics included, as the frameworks do;
@@ -19,11 +19,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedaudit.defences.aggregation import Aggregator
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, changed
 from fedaudit.defences.draws import numpy_draws
-from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed
 from fedaudit.epsilon.accounting import Account, SparseVectorAccount, TakingPart
 from fedaudit.task.training import LocalPlan
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import NonNegative, Number, Positive
@@ -36,7 +36,7 @@ _DELTA = 1e-5  # at which what is sent with Laplace noise is composed
 
 
 @register
-class PercentilePrivacy(Sanitiser):
+class PercentilePrivacy(ClientDefence):
     """Sends the largest elements, clipped to ±``gamma`` (Shokri & Shmatikov 2015; NVFlare's ``PercentilePrivacy``).
 
     The difference of the state dicts is divided by the local steps (NVFlare: ``NUM_STEPS_CURRENT_ROUND``, 1 where
@@ -68,12 +68,12 @@ class PercentilePrivacy(Sanitiser):
             if array.ndim:
                 array[(array > -cutoff) & (array < cutoff)] = 0
                 sent[name] = np.clip(array, -self.gamma, self.gamma) * steps
-        how = SanitiserInfo(self.name, sparse=True, bound=self.gamma * steps)
+        how = ClientDefenceInfo(self.name, sparse=True, bound=self.gamma * steps)
         return _changed(update, context, sent, how)
 
 
 @register
-class SVTPrivacy(Sanitiser):
+class SVTPrivacy(ClientDefence):
     """Sends some elements above a noisy threshold, clipped, with Laplace noise (NVFlare's ``SVTPrivacy``).
 
     The sparse vector technique (Lyu, Su & Li 2017, Algorithm 7) on the magnitudes of the difference of the state
@@ -172,7 +172,7 @@ class SVTPrivacy(Sanitiser):
                     noise = draws.laplace(scale=scale, size=count)
                     clipped = np.clip(values[piece][chosen].astype(np.float64) / steps, -self.gamma, self.gamma)
                     sent[name].reshape(-1)[piece][chosen] = (clipped + noise) * steps
-        how = SanitiserInfo(self.name, sparse=True, noise=math.sqrt(2) * scale * steps, bound=self.gamma * steps)
+        how = ClientDefenceInfo(self.name, sparse=True, noise=math.sqrt(2) * scale * steps, bound=self.gamma * steps)
         return _changed(update, context, sent, how)
 
     def _accepted(
@@ -207,7 +207,7 @@ class SVTPrivacy(Sanitiser):
 
 
 @register
-class ExcludeVars(Sanitiser):
+class ExcludeVars(ClientDefence):
     """Sends no tensor whose name is excluded (NVFlare's ``ExcludeVars``).
 
     Names are those of the model's state dict. What is sent is sent as it is: no differential privacy is promised.
@@ -264,11 +264,11 @@ class ExcludeVars(Sanitiser):
             what = "leaves nothing to send" if found else "is the name of no tensor"
             raise BadInput(f"exclude-vars: {asked!r} {what}; this model has {', '.join(list(names)[:20])}")
         buffers = {name: tensor for name, tensor in update.buffers.items() if name not in found}
-        return replace(changed(update, tensors, SanitiserInfo(self.name)), buffers=buffers)
+        return replace(changed(update, tensors, ClientDefenceInfo(self.name)), buffers=buffers)
 
 
 @register
-class LocalDp(Sanitiser):
+class LocalDp(ClientDefence):
     """Clips the whole change of the model and adds Gaussian noise (Flower's ``LocalDpMod``).
 
     The change of all tensors together, BatchNorm's statistics included, is clipped to ``clipping_norm``, and every
@@ -334,7 +334,7 @@ class LocalDp(Sanitiser):
             noise = np.asarray(draws.normal(0, self.scale, array.shape))  # of scalars, too, which don't get it
             if array.ndim and np.issubdtype(array.dtype, np.floating):
                 sent[name] = array * shrink + np.asarray(noise).astype(array.dtype)
-        return _changed(update, context, sent, SanitiserInfo(self.name, noise=self.scale, clip=self.clipping_norm))
+        return _changed(update, context, sent, ClientDefenceInfo(self.name, noise=self.scale, clip=self.clipping_norm))
 
 
 def difference(update: Update, context: ClientContext) -> dict[str, Array]:
@@ -351,7 +351,7 @@ def difference(update: Update, context: ClientContext) -> dict[str, Array]:
     return found
 
 
-def _changed(update: Update, context: ClientContext, sent: Mapping[str, Array], how: SanitiserInfo) -> Update:
+def _changed(update: Update, context: ClientContext, sent: Mapping[str, Array], how: ClientDefenceInfo) -> Update:
     """Return ``update`` with the differences in ``sent``; what isn't in it passes."""
 
     def tensor(name: str, like: Tensor) -> Tensor:

@@ -10,16 +10,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, changed, flat, norm
 from fedaudit.defences.compressing import largest, share
 from fedaudit.defences.privacy import gaussian, secret_uniform
-from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, flat, norm
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import NonNegative, Number, Positive
 
 
 @register
-class GradientNoise(Sanitiser):
+class GradientNoise(ClientDefence):
     """Adds noise of a chosen variance to every number (Zhu et al. 2019, Section 5.1: 1e-4 to 1e-1).
 
     Nothing is clipped, so no differential privacy is promised, whatever the noise is drawn from: for that use ``dp``.
@@ -46,11 +46,11 @@ class GradientNoise(Sanitiser):
         """Return the update with noise."""
         scale, draw = math.sqrt(self.variance), gaussian if self.distribution == "gaussian" else _laplace
         tensors = {name: tensor + scale * draw(tensor, generator) for name, tensor in update.tensors.items()}
-        return changed(update, tensors, SanitiserInfo(self.name, noise=scale, unclipped=True))
+        return changed(update, tensors, ClientDefenceInfo(self.name, noise=scale, unclipped=True))
 
 
 @register
-class GradientClipping(Sanitiser):
+class GradientClipping(ClientDefence):
     """Scales the whole update down to the norm ``bound`` where it is longer: min(1, S/‖g‖)·g, and nothing else.
 
     Papers on gradient inversion take it for a defence by itself (Li et al. 2022, S = 4). It leaves the direction, so
@@ -71,11 +71,11 @@ class GradientClipping(Sanitiser):
         length = norm(update.tensors.values())
         shrink = min(1.0, self.bound / length) if length else 1.0
         tensors = {name: shrink * tensor for name, tensor in update.tensors.items()}
-        return changed(update, tensors, SanitiserInfo(self.name, clip=self.bound))
+        return changed(update, tensors, ClientDefenceInfo(self.name, clip=self.bound))
 
 
 @register(frozen=False)
-class Outpost(Sanitiser):
+class Outpost(ClientDefence):
     """Prunes small elements and adds noise where an update leaks, ever more rarely (Wang et al. 2023, OUTPOST).
 
     In the t-th of a client's rounds, from 0, it acts with probability 1/(1 + β·t); else the update leaves as it is.
@@ -131,7 +131,7 @@ class Outpost(Sanitiser):
             noises.append((name, self.scale * risk * math.sqrt(self.share)))
         sizes = [tensor.numel() for tensor in tensors.values()]
         whole = math.sqrt(sum(n * noise**2 for n, (_, noise) in zip(sizes, noises, strict=True)) / sum(sizes))
-        how = SanitiserInfo(self.name, sparse=True, noise=whole, noises=tuple(noises), unclipped=True)
+        how = ClientDefenceInfo(self.name, sparse=True, noise=whole, noises=tuple(noises), unclipped=True)
         return changed(update, tensors, how)
 
     def _noisy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

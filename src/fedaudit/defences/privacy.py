@@ -14,10 +14,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedaudit.defences.aggregation import Aggregator
-from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, norm
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, changed, norm
 from fedaudit.epsilon.accounting import Account, TakingPart
 from fedaudit.task.training import LocalPlan, Loss, TrainingConfig
-from fedaudit.transcript.update import PrivateSteps, SanitiserInfo, Update, UpdateKind
+from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps, Update, UpdateKind
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Number, Positive
@@ -28,7 +28,7 @@ Sampling = Literal["drawn", "poisson"]
 
 
 @register
-class DifferentialPrivacy(Sanitiser):
+class DifferentialPrivacy(ClientDefence):
     """Clips to ``clip`` and adds Gaussian noise of ``noise`` times that.
 
     *Client level* (Geyer et al. 2017, Algorithm 1): the whole update is clipped to norm S. ``central``: the server adds
@@ -89,7 +89,7 @@ class DifferentialPrivacy(Sanitiser):
         if missing := [name for name in ("clip", "noise") if name not in given]:
             raise BadInput(
                 f"dp needs {' and '.join(missing)}, which nobody can choose for you: clip near your updates' norm "
-                "(SanitiserMod('none') logs it), noise in units of clip"
+                "(ClientDefenceMod('none') logs it), noise in units of clip"
             )
         if self.level != "client" or self.where != "local":
             raise BadInput(
@@ -150,7 +150,7 @@ class DifferentialPrivacy(Sanitiser):
             if update.kind == "weights":
                 scale *= training.learning_rate  # each step's noise is multiplied by it; momentum would add more
                 clip = None if training.momentum else training.learning_rate * len(steps) * self.clip
-        return replace(changed(update, tensors, SanitiserInfo("dp", noise=scale, clip=clip)), buffers={})
+        return replace(changed(update, tensors, ClientDefenceInfo("dp", noise=scale, clip=clip)), buffers={})
 
     def gradients(
         self,
@@ -195,7 +195,7 @@ def add_clipped(total: Sequence[Tensor], grads: Sequence[Tensor], clip: float, l
         sum_.add_(grad, alpha=min(1.0, most / length) if length else 1.0)
 
 
-def of_private_steps(private: PrivateSteps, training: TrainingConfig | None, kind: UpdateKind) -> SanitiserInfo:
+def of_private_steps(private: PrivateSteps, training: TrainingConfig | None, kind: UpdateKind) -> ClientDefenceInfo:
     """Return what everybody knows of an update whose training clipped examples' gradients and added noise.
 
     SGD's momentum carries each step's noise on. A step of Adam is about its rate in each number, and where there is
@@ -204,7 +204,7 @@ def of_private_steps(private: PrivateSteps, training: TrainingConfig | None, kin
     taken = private.in_order(training)
     if training is not None and training.optimiser != "sgd":
         noise = math.sqrt(sum(rate**2 for rate, _ in taken)) if private.noise else 0.0
-        return SanitiserInfo("dp-sgd", noise=noise, unclipped=True, private=private)
+        return ClientDefenceInfo("dp-sgd", noise=noise, unclipped=True, private=private)
     weights, carried, momentum = list[float](), 0.0, training.momentum if training else 0.0
     for rate, _ in reversed(taken):
         carried = rate + momentum * carried
@@ -213,7 +213,7 @@ def of_private_steps(private: PrivateSteps, training: TrainingConfig | None, kin
     examples = [sum(one.examples for one in passes) for _, passes in reversed(taken)]
     longest = scale * sum(weight * n for weight, n in zip(weights, examples, strict=True))
     known = longest > 0 and (training is None or not (training.weight_decay or training.groups))
-    return SanitiserInfo(
+    return ClientDefenceInfo(
         "dp-sgd",
         noise=private.noise * scale * math.hypot(*weights),
         clip=longest if known else None,

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, changed
 from fedaudit.defences.compressing import share
-from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Number
@@ -20,7 +20,7 @@ Part = Annotated[Number, Field(ge=0, lt=1)]
 
 
 @register(frozen=False)
-class DualGradientPruning(Sanitiser):
+class DualGradientPruning(ClientDefence):
     """Sends what is left of each tensor without its largest and its smallest elements (Xue et al. 2024, DGP).
 
     With error feedback, as in the paper: p = g + e is pruned, and what isn't sent is the next round's e. Of d elements
@@ -68,4 +68,4 @@ class DualGradientPruning(Sanitiser):
             sent[name] = whole.where(mask.view_as(whole), 0)
             if self.memory:
                 self.kept[name] = whole - sent[name]
-        return changed(update, sent, SanitiserInfo(self.name, sparse=True))
+        return changed(update, sent, ClientDefenceInfo(self.name, sparse=True))

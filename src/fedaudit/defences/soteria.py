@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, OwnExamples, changed
 from fedaudit.defences.compressing import share
-from fedaudit.defences.sanitising import ClientContext, OwnExamples, Sanitiser, changed
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Number
@@ -20,7 +20,7 @@ _AT_ONCE = 64  # features whose derivatives are taken in one pass
 
 
 @register
-class Soteria(Sanitiser):
+class Soteria(ClientDefence):
     """Prunes the features of greatest |rᵢ|/‖∂rᵢ/∂X‖ from the gradient of a fully connected layer (Sun et al. 2021).
 
     r is the representation: what the defended layer receives. The paper looks for r′ with ‖r − r′‖₀ ≤ ε whose image is
@@ -59,7 +59,7 @@ class Soteria(Sanitiser):
         tensors = dict(update.tensors)
         tensors[name] = tensors[name].clone()
         tensors[name][:, pruned] = 0
-        return changed(update, tensors, SanitiserInfo(self.name, sparse=True))
+        return changed(update, tensors, ClientDefenceInfo(self.name, sparse=True))
 
     def _layer(self, model: nn.Module, sent: Mapping[str, Tensor]) -> tuple[str, nn.Linear]:
         """Return the defended layer and the name of its weights."""

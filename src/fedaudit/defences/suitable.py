@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-_DP = {"name": "dp", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 0.1, "epsilon": None}}
-_STRONG_DP = {"name": "dp-strong", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 1.0, "epsilon": None}}
+_DP = {"name": "dp", "client_defence": {"name": "dp", "clip": 1.0, "noise": 0.1, "epsilon": None}}
+_STRONG_DP = {"name": "dp-strong", "client_defence": {"name": "dp", "clip": 1.0, "noise": 1.0, "epsilon": None}}
 # By what an attack recovers: what withholds or blurs single updates, or keeps malicious ones out.
 FITTING: dict[str, tuple[dict[str, Any], ...]] = {
-    "training images": (_DP, {"name": "dgc", "sanitiser": "dgc"}, {"name": "ffl", "sanitiser": "ffl"}),
-    "labels": (_DP, _STRONG_DP, {"name": "sign", "sanitiser": "sign"}),
-    "label-sets": (_DP, _STRONG_DP, {"name": "sign", "sanitiser": "sign"}),
-    "membership": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),
-    "attributes": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),
-    "local models": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),
+    "training images": (_DP, {"name": "dgc", "client_defence": "dgc"}, {"name": "ffl", "client_defence": "ffl"}),
+    "labels": (_DP, _STRONG_DP, {"name": "sign", "client_defence": "sign"}),
+    "label-sets": (_DP, _STRONG_DP, {"name": "sign", "client_defence": "sign"}),
+    "membership": (_DP, _STRONG_DP, {"name": "top-k", "client_defence": "top-k"}),
+    "attributes": (_DP, _STRONG_DP, {"name": "top-k", "client_defence": "top-k"}),
+    "local models": (_DP, _STRONG_DP, {"name": "top-k", "client_defence": "top-k"}),
     "images of a class": (
         {"name": "inferguard", "aggregator": "inferguard"},
         {"name": "multi-krum", "aggregator": "multi-krum"},

@@ -68,7 +68,7 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
             ATTRIBUTE_ADVANTAGE.over(more, "matched pairs of records", 0.0),
         ],
         blind_p_value=blind_p,
-        leak=leaks(over.mean > 0 and more.mean > 0 and (blind_p or 1.0) > SURE, p_value),
+        is_leak=leaks(over.mean > 0 and more.mean > 0 and (blind_p or 1.0) > SURE, p_value),
         p_value=p_value,
         p_value_at_best=sign_test(int((1 - usual)[member].sum()), 0),
     )
@@ -91,7 +91,7 @@ def _attribute_headline(findings: Sequence[FindingResult], evidence: Evidence) -
         "{who} can tell a hidden attribute of the clients' records, beyond what anybody could infer about records that "
         f"were not used: right for {100 * evidence.value:.0f} % of {evidence.n} records, where the same attack gets "
         f"{100 * unused:.0f} % of records that were not used, and the most frequent value "
-        f"{100 * (evidence.by_guessing or 0):.0f} %."
+        f"{100 * (evidence.baseline or 0):.0f} %."
     )
 
 

@@ -112,7 +112,7 @@ def client_of(observation: Observation) -> int | None:
 
 def none_used(truth: Truth, own: int | None) -> str:
     whose = "a client that updates used" if own is None else f"client {own}"
-    return f"none of the {len(truth.owners)} records is an example of {whose}; raise threat.records"
+    return f"none of the {len(truth.owners)} records is an example of {whose}; raise threat.target_records"
 
 
 def told_blindly(observation: Observation, truth: Truth) -> tuple[list[MetricResult], float | None]:

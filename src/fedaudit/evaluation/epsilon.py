@@ -11,7 +11,7 @@ import torch
 from scipy.special import expit
 from torch import Tensor
 
-from fedaudit.attacks.epsilon import EpsilonFinding
+from fedaudit.attacks.dp_canaries import EpsilonFinding
 from fedaudit.epsilon.bounds import CanaryScores, demonstrated, gaussian_epsilon, gaussian_mu, words
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
@@ -86,7 +86,7 @@ def evaluate_epsilon(finding: EpsilonFinding, observation: Observation, truth: T
     told = ((EPSILON, shown), (ESTIMATE, max(fitted, default=None)), (CLAIMED, claimed))
     metrics = [metric.of(value, n=len(coins), of="canaries") for metric, value in told if value is not None]
     unsaid = [] if claimed is None or canaries.gaussian else [_NOT_GAUSSIAN]
-    return Evaluation(done(finding, observation, unsaid, EpsilonDetail(epsilon=result), metrics=metrics, leak=sure))
+    return Evaluation(done(finding, observation, unsaid, EpsilonDetail(epsilon=result), metrics=metrics, is_leak=sure))
 
 
 def _observer(canaries: Canaries, name: str, scores: Tensor, coins: Tensor, confidence: float) -> ObserverEpsilon:
@@ -189,10 +189,10 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
         of="canaries",
         method=f"{', '.join(sorted(methods))}; {found.correction}",
     )
-    if finding.leak and found.claimed is None:
+    if finding.is_leak and found.claimed is None:
         headline = f"{{who}} can tell who took part: an ε of at least {found.demonstrated:.3g} is demonstrated."
         return Judgement("inferred", text, evidence, headline)
-    if finding.leak:
+    if finding.is_leak:
         headline = (
             f"The promise is broken: an ε of at least {found.demonstrated:.3g} is demonstrated, "
             f"and {found.claimed:.3g} is claimed."

@@ -90,24 +90,24 @@ def surest(pairs: Tensor, scores: Tensor, again: Tensor, owners: Tensor, labels:
         owners: (n,) the client of each.
     """
     members, others = pairs
-    above = _as_high(scores, pairs)
-    over = torch.stack([_as_high(one, pairs) for one in again]) if len(again) else None
+    above = _nonmembers_above(scores, pairs)
+    over = torch.stack([_nonmembers_above(one, pairs) for one in again]) if len(again) else None
     order = sorted(range(len(members)), key=lambda i: (int(above[i]), -float(scores[members[i]])))
     return [
         RecordExposure(
             record=int(members[i]),
             client=int(owners[members[i]]),
             label=None if labels is None else int(labels[members[i]]),
-            as_high=int(above[i]),
+            nonmembers_above=int(above[i]),
             others=len(others),
-            least=None if over is None else int(over[:, i].min()),
-            most=None if over is None else int(over[:, i].max()),
+            nonmembers_above_min=None if over is None else int(over[:, i].min()),
+            nonmembers_above_max=None if over is None else int(over[:, i].max()),
         )
         for i in order[:MOST]
     ]
 
 
-def _as_high(scores: Tensor, pairs: Tensor) -> Tensor:
+def _nonmembers_above(scores: Tensor, pairs: Tensor) -> Tensor:
     """Return (k,) how many non-members score as high as each member."""
     theirs = scores[pairs[1]].sort().values
     return len(theirs) - torch.searchsorted(theirs, scores[pairs[0]])

@@ -137,7 +137,7 @@ class FindingType:
         known: how findings tell of known examples under the audited conditions; None: none are tried.
         averaged: the attack on the same that takes a client's updates over rounds together, if there is one.
         ranks: whether its evidence is an AUC: below 0.5 where scores tell the wrong way round.
-        trained: whether a federation that was hardly trained says nothing of it (``evaluation.least_accuracy``).
+        trained: whether a federation that was hardly trained says nothing of it (``evaluation.min_accuracy``).
         learns: whether only a leak can be shown there: what a model hasn't learnt yet it can't give away.
         worst: the worst verdict that it can end in.
         counts: whether a verdict's evidence is the share of victims that came out, and tries are counted beside it.

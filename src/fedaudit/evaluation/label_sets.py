@@ -73,11 +73,11 @@ def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, trut
     others = _other_batches(truth.candidate_labels, uses, draws, seed)
     hits, whole, order = matched(found, true)
     value = average_precision(found, true, hits)
-    by_luck, best = np.hstack([[_precisions(own, batches) for own in (found, true)] for batches in others])
+    chance_level, best = np.hstack([[_precisions(own, batches) for own in (found, true)] for batches in others])
     p_value, at_best = (
-        (1 + int((luck >= top - 1e-9).sum())) / (1 + draws) for luck, top in ((by_luck, value), (best, 1.0))
+        (1 + int((luck >= top - 1e-9).sum())) / (1 + draws) for luck, top in ((chance_level, value), (best, 1.0))
     )
-    guess = float(by_luck.mean())
+    guess = float(chance_level.mean())
     counted, there = found.sum(dim=0), true.sum(dim=0)
     metrics = [
         SETS.of(value, guess, n=1, of="updates"),
@@ -92,7 +92,7 @@ def evaluate_label_sets(finding: LabelSetFinding, observation: Observation, trut
         metrics=metrics,
         victims=victims_of(true[np.lexsort(true.T.numpy())]),
         label_source=finding.method,
-        leak=leaks(value > guess, p_value),
+        is_leak=leaks(value > guess, p_value),
         p_value=p_value,
         p_value_at_best=at_best,
         details={"label_sets": _as_numbers(found[order], true)} if finding.method in _TOGETHER else {},
@@ -195,7 +195,7 @@ def _headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
             "{who} can tell which labels occur among a client's examples, but not which of them together: an "
             f"average precision of {100 * value:.0f} %, where guessing gets {100 * guess:.0f} % (in {updates})."
         )
-    value, guess = evidence.value, evidence.by_guessing or 0.0
+    value, guess = evidence.value, evidence.baseline or 0.0
     return (
         "{who} can tell which labels a client's examples have: an average precision of "
         f"{100 * value:.0f} %, where what was found gets {100 * guess:.0f} % of other batches (in {updates})."
@@ -204,7 +204,7 @@ def _headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
 
 def _precise(precision: Evidence) -> str:
     """Return an average precision, with that of other batches in brackets."""
-    other = precision.by_guessing
+    other = precision.baseline
     return f"{precision.value:.2f}" + ("" if other is None else f" ({other:.2f} in other batches)")
 
 

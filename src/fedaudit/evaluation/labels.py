@@ -71,11 +71,11 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     found = round(accuracy * len(true))
     anything = torch.ones(finding.num_classes, dtype=torch.float64)
     others = torch.bincount(truth.candidate_labels.flatten(), minlength=finding.num_classes)
-    by_luck = _better(
+    chance_level = _better(
         _found_by_luck(true, _independent(anything, uses, generator(seed, "labels by luck"))),
         _found_by_luck(finding.labels, _other_batches(finding.labels, others, uses, seed)),
     )
-    p_value = _at_least(by_luck, found)
+    p_value = _at_least(chance_level, found)
     result = done(
         finding,
         observation,
@@ -87,10 +87,10 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
         victims=victims_of(true.sort().values),
         label_source=finding.method,
         label_accuracy=accuracy,
-        leak=leaks(accuracy > guess, p_value),
+        is_leak=leaks(accuracy > guess, p_value),
         p_value=p_value,
-        p_value_at_best=_at_least(by_luck, len(true)),
-        by_luck=by_luck.tolist(),
+        p_value_at_best=_at_least(chance_level, len(true)),
+        chance_level=chance_level.tolist(),
     )
     return Evaluation(result)
 
@@ -174,31 +174,31 @@ def _better(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return shares
 
 
-def _at_least(by_luck: np.ndarray, found: int) -> float:
+def _at_least(chance_level: np.ndarray, found: int) -> float:
     """Return the Monte Carlo p-value of ``found``, which is counted as one of the draws."""
-    return float((by_luck[found:].sum() * _DRAWS + 1) / (_DRAWS + 1))
+    return float((chance_level[found:].sum() * _DRAWS + 1) / (_DRAWS + 1))
 
 
 def _together(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
     """Return the p-value of all labels found, and if all had been; a client's updates with equal labels are one."""
-    if not all(f.by_luck for f in findings):
+    if not all(f.chance_level for f in findings):
         return by_fisher(findings)
-    found, total, by_luck = 0, 0, []
+    found, total, chance_level = 0, 0, []
     for of in by_victims(findings):
         metrics = [m for f in of for m in f.metrics if m.name == ACCURACY.name]
         found += math.floor(sum(m.value * (m.n or 0) for m in metrics) / len(of) + 1e-6)
         total += max(m.n or 0 for m in metrics)
-        chances = np.zeros(max(len(f.by_luck) for f in of))
+        chances = np.zeros(max(len(f.chance_level) for f in of))
         for f in of:
-            chances[: len(f.by_luck)] += np.array(f.by_luck) / len(of)
-        by_luck.append(chances)
-    together = reduce(np.convolve, by_luck)
+            chances[: len(f.chance_level)] += np.array(f.chance_level) / len(of)
+        chance_level.append(chances)
+    together = reduce(np.convolve, chance_level)
     return _at_least(together, found), _at_least(together, total)
 
 
 def _counted(share: Evidence) -> str:
     """Return how many were told, and in brackets how many there would be by guessing."""
-    guessed = "" if share.by_guessing is None else f" (by guessing {round(share.by_guessing * share.n)})"
+    guessed = "" if share.baseline is None else f" (by guessing {round(share.baseline * share.n)})"
     return f"{round(share.value * share.n)}{guessed}"
 
 

@@ -191,7 +191,7 @@ def _compared(finding: LocalModelFinding, observation: Observation, truth: Truth
         observation,
         notes,
         metrics=metrics,
-        leak=leaks(better, p_value),
+        is_leak=leaks(better, p_value),
         p_value=p_value,
         charts=[_chart(observation, rebuilt, optimum if converged else None)],
     )

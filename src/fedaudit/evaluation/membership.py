@@ -125,7 +125,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
             *class_chart(groups, own),
         ],
         blind_p_value=blind_p,
-        leak=leak,
+        is_leak=leak,
         p_value=p_value,
         p_value_at_best=best,
     )
@@ -214,11 +214,11 @@ def _untold(findings: Sequence[FindingResult], name: str, limit: float) -> str |
         pairs = max((one.bound.canaries for one in shown), default=0)
         if reach > limit:
             return None
-        return f"{name}: {pairs} pairs of records could show an ε of {reach:.3g} at most; raise threat.records"
+        return f"{name}: {pairs} pairs of records could show an ε of {reach:.3g} at most; raise threat.target_records"
     least = {metric.name: round(1 / share) for metric, share in LOW.items()}.get(name)
     if least is None or not findings or any(m.name == name for f in findings for m in f.metrics):
         return None
-    return f"{name} needs {least:,} records that nobody trained on beside as many members; raise threat.records"
+    return f"{name} needs {least:,} records that nobody trained on beside as many members; raise threat.target_records"
 
 
 FINDING_TYPES["membership"] = FindingType(

@@ -138,7 +138,7 @@ def with_remedy(
         if shift <= SHIFTED:
             told = f"without any update, the clients' examples can be told from held-out ones, p = {shift:.2g}"
             return found._replace(text=f"{found.text}; {told}", advice=REMEDY)
-        if found.evidence.by_guessing == 1:  # others have the same
+        if found.evidence.baseline == 1:  # others have the same
             return found
         return found._replace(advice=f"there are too few other examples to hold what was found against; {REMEDY}")
 

@@ -99,7 +99,7 @@ def evaluate_property(finding: PropertyFinding, observation: Observation, truth:
             PARTIAL.of(r, 0.0, low=ends[0], high=ends[1], **counted),
         ],
         charts=[_chart(scores, by_label, has)],
-        leak=found,
+        is_leak=found,
         p_value=p_value,
         p_value_at_best=best,
     )

@@ -237,7 +237,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         label_source=finding.label_source,
         label_accuracy=label_accuracy(finding.labels, true_labels) if classes else None,
         victims=victims_of(*(truth.inputs[m.round, m.client].unique(dim=0) for m, _ in parts)),
-        leak=leaks(share > guess, p_value),
+        is_leak=leaks(share > guess, p_value),
         p_value=p_value,
         p_value_at_best=best,
         blind_p_value=shift,
@@ -323,7 +323,7 @@ def _results(
                 true_label=float(targets[i]) if targets[i].numel() == 1 else None,
                 label=None if at is None or finding.labels[at].numel() != 1 else float(finding.labels[at]),
                 uses=uses[i],
-                by_luck=lucky[i],
+                chance_level=lucky[i],
                 victim=tensor_digest(true[i]).hex()[:12],
                 **words,
             )
@@ -458,12 +458,12 @@ def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
         victims.setdefault(row.victim or i, []).append(row)
     n, exact = len(victims), sum(any(row.exact for row in of) for of in victims.values())
     proved = sum(any(row.certified for row in of) for of in victims.values())
-    chances = [min(1.0, sum(row.by_luck for row in of)) for of in victims.values()]
+    chances = [min(1.0, sum(row.chance_level for row in of)) for of in victims.values()]
     luck = float(poisson_binom(chances).sf(exact - 1)) if exact else 1.0
     p = min(1.0, 2 * max(luck, 0.0))  # one of two tests; a sum may be below 0 by rounding
-    by_luck = f" (so many rows by luck with p = {p:.2g})" if exact else ""
+    chance_level = f" (so many rows by luck with p = {p:.2g})" if exact else ""
     certified = f", {proved} of {n} certified" if proved else ""
-    text = f"{exact} of {n} {'row' if n == 1 else 'rows'} exact{certified}{by_luck}; {judged.text}"
+    text = f"{exact} of {n} {'row' if n == 1 else 'rows'} exact{certified}{chance_level}; {judged.text}"
     if not exact or (judged.verdict != "inferred" and p > SURE):
         return judged._replace(text=text)
     test = "exact test (Poisson binomial) against rows drawn from the candidates"

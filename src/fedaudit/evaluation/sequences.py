@@ -111,7 +111,7 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
             EXACT.share(exact, len(judged), "sequences", 0.0),
         ],
         victims=victims_of(wholes.unique(dim=0)),
-        leak=leaks(over.mean > guess, p),
+        is_leak=leaks(over.mean > guess, p),
         p_value=p,
         p_value_at_best=batches.best,
         blind_p_value=shift,
@@ -159,7 +159,7 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
     text = f"{exact} of {n} {'sequence' if n == 1 else 'sequences'} came out word for word; p = {p:.2g}"
     what = "sequences that came out word for word"
     test = "Monte Carlo test of ROUGE-1 against other batches"
-    evidence = share_of(what, exact, n, "sequences", test=test, by_guessing=0.0, p_value=p)
+    evidence = share_of(what, exact, n, "sequences", test=test, baseline=0.0, p_value=p)
     headline = f"{{who}} can read what clients wrote: {exact} of {n} training {{things}} came out word for word."
     return Judgement("recovered", text, evidence, headline)
 
@@ -225,7 +225,7 @@ def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Trut
             PRECISION.of(int(torch.isin(named, truth.inputs[key]).sum()) / max(1, len(named))),
         ],
         victims=victims_of(true),
-        leak=leaks(right / len(true) > guess, p),
+        is_leak=leaks(right / len(true) > guess, p),
         p_value=p,
         p_value_at_best=p_value(_named(true, batches, nothing)) if alone else 1.0,
         blind_p_value=shift,

@@ -64,7 +64,7 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
     if len(owners.unique()) < 2:
         reason = (
             f"the clients' updates used {len(rows)} of the {len(truth.owners)} records, all of one client; raise "
-            "threat.records"
+            "threat.target_records"
         )
         return refused(finding, observation, reason)
     n = len(rows)
@@ -97,7 +97,7 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
             SOURCE_ADVANTAGE.over(better, "matched pairs of records", 0.0),
         ],
         charts=[_clients_found(finding, rows, place)],
-        leak=found,
+        is_leak=found,
         p_value=p_value,
         p_value_at_best=_if_all_were_right(owners, classes),
     )
@@ -218,7 +218,7 @@ def _source_headline(findings: Sequence[FindingResult], evidence: Evidence) -> s
     like = evidence.value - sum(gains) / len(gains)
     return (
         f"{{who}} can tell which client a record comes from: right for {100 * evidence.value:.0f} % of "
-        f"{evidence.n} records, where guessing gets {100 * (evidence.by_guessing or 0):.0f} %; of records like them "
+        f"{evidence.n} records, where guessing gets {100 * (evidence.baseline or 0):.0f} %; of records like them "
         f"that nobody trained on, it gives {100 * like:.0f} % to the same client."
     )
 

@@ -36,7 +36,7 @@ def by_leaks(
     what: str,
     headline: str = "{who} can {question}: {text}.",
     of: str = "runs of the attack",
-    counts: Callable[[FindingResult], bool] = lambda finding: bool(finding.leak),
+    counts: Callable[[FindingResult], bool] = lambda finding: bool(finding.is_leak),
 ) -> Callable[[Sequence[FindingResult]], Judgement]:
     """Return a verdict that counts findings, those with ``leak`` unless told otherwise, and weighs their p-values.
 
@@ -141,14 +141,14 @@ def by_test(
             high=over.high if over else None,
             n=over.n if over else len(found),
             of=of,
-            by_guessing=guess,
+            baseline=guess,
             p_value=p,
             method=method,
         )
         span = f" [{over.low:.3g}, {over.high:.3g}]" if over else ""
         without = f", {guess:.3g} without the attack" if guess is not None else ""
         text = f"{words} {mean:.3g}{span}{without}; n = {evidence.n} {of}, p = {p:.2g}"
-        there = _gain(found, least) or any(f.leak for f in findings)
+        there = _gain(found, least) or any(f.is_leak for f in findings)
         said = _filled(headline, evidence, len(findings)) if isinstance(headline, str) else headline(findings, evidence)
         return decide(there, p, best, text, evidence, said)
 
@@ -159,7 +159,7 @@ def _filled(headline: str, evidence: Evidence, updates: int) -> str:
     words = {
         "{value}": f"{evidence.value:.2f}",
         "{share}": f"{100 * evidence.value:.0f}",
-        "{guess}": f"{100 * (evidence.by_guessing or 0):.0f}",
+        "{guess}": f"{100 * (evidence.baseline or 0):.0f}",
         "{n}": str(evidence.n),
         "{updates}": f"{updates} {'update' if updates == 1 else 'updates'}",
     }
@@ -180,7 +180,7 @@ def decide(leak: bool, p: float | None, best: float | None, text: str, evidence:
     if leak and (p is None or p <= SURE):
         return Judgement("inferred", text, evidence, headline)
     too_few = f"{evidence.n} are too few to exclude luck" if best is not None and best > SURE else ""
-    if evidence.by_guessing == 1:
+    if evidence.baseline == 1:
         advice = f"attack clients whose {evidence.of} can't all be guessed: here guessing gets them all"
         return Judgement("inconclusive", text, evidence, advice=advice)
     if p is None or (not too_few and (p > DOUBT or not leak)):

@@ -58,7 +58,7 @@ def evaluate_labels(finding: ExampleLabelFinding, observation: Observation, trut
         observation,
         metrics=[ACCURACY.share(right, n, "labels", guess)],
         label_accuracy=right / n,
-        leak=leaks(right / n > guess, p_value),
+        is_leak=leaks(right / n > guess, p_value),
         p_value=p_value,
         p_value_at_best=best,
     )
@@ -94,7 +94,7 @@ def evaluate_scores(finding: LabelScoreFinding, observation: Observation, truth:
     n = len(true)
     if not len(own) or not len(others):
         metrics = [LEAK_AUC.of(0.5, 0.5, low=0.0, high=1.0, n=n, of="examples")]
-        result = done(finding, observation, metrics=metrics, leak=False, p_value=1.0, p_value_at_best=1.0)
+        result = done(finding, observation, metrics=metrics, is_leak=False, p_value=1.0, p_value_at_best=1.0)
         return Evaluation(result.model_copy(update={"num_examples": n}))
     ways = 2 if len(own) == len(others) else 1  # where neither class is the rarer one, either may be meant
     if ways == 2 and area(own, others) < 0.5:
@@ -107,7 +107,7 @@ def evaluate_scores(finding: LabelScoreFinding, observation: Observation, truth:
         finding,
         observation,
         metrics=[LEAK_AUC.of(auc, 0.5, low=low, high=high, n=n, of="examples")],
-        leak=leaks(auc > 0.5, p_value),
+        is_leak=leaks(auc > 0.5, p_value),
         p_value=p_value,
         p_value_at_best=best,
         charts=[_roc(own, others, finding.attack)],

@@ -16,7 +16,7 @@ from fedaudit.evaluation.limits import check_limits
 from fedaudit.guard.outgoing import OutgoingUpdate
 from fedaudit.guard.rounds import CheckRecord
 from fedaudit.transcript.truth import truth_beside
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
 
@@ -51,7 +51,7 @@ def attacked(
     names: Sequence[str],
     index: int | None,
     settings: AttackSettings,
-    sanitised: SanitiserInfo | None,
+    sanitised: ClientDefenceInfo | None,
 ) -> dict[str, CheckRecord]:
     """Attack an update, which went through ``sanitised``; return what each attack says, by ``names``.
 
@@ -84,7 +84,7 @@ def attacked(
 
 
 def _recorded(
-    folder: Path, update: OutgoingUpdate, index: int | None, settings: AttackSettings, sanitised: SanitiserInfo | None
+    folder: Path, update: OutgoingUpdate, index: int | None, settings: AttackSettings, sanitised: ClientDefenceInfo | None
 ) -> nn.Module:
     """Write a recording of the update alone; return the module that it is of. BadInput: the training isn't known."""
     module = copy.deepcopy(update.seen.module)

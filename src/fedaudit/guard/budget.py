@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import torch
 
-from fedaudit.defences.sanitising import ClientContext
+from fedaudit.defences.client_defences import ClientContext
 from fedaudit.epsilon.accounting import PrivacyAccount
 from fedaudit.guard.rounds import LEFT, Done, SiteRound, Written
-from fedaudit.pipeline.ledger import Filter, chain_account, known_sanitiser
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.pipeline.ledger import Filter, chain_account, known_client_defence
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput, in_words
 
 _SAME = 1e-6  # by which an ε may differ that is computed again
@@ -102,8 +102,8 @@ def filters_of(sanitised: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
         (str(one["name"]), {key: value for key, value in one.items() if key != "name"}) for one in several
     ]
     for name, settings in filters:
-        if known_sanitiser(name, settings) is None:
-            raise BadInput(f"sanitised has '{name}', which isn't known; fedaudit list shows the sanitisers")
+        if known_client_defence(name, settings) is None:
+            raise BadInput(f"sanitised has '{name}', which isn't known; fedaudit list shows the client-side defences")
     return filters
 
 
@@ -120,12 +120,12 @@ def site_account(filters: Sequence[Filter], elements: int | None, delta: float |
     return asked
 
 
-def known_of(filters: Sequence[Filter], update: Update, context: ClientContext) -> SanitiserInfo | None:
+def known_of(filters: Sequence[Filter], update: Update, context: ClientContext) -> ClientDefenceInfo | None:
     """Return what everybody knows of an update that went through these filters; None: nothing."""
     info = None
     for kind, settings in filters:
-        sanitiser = known_sanitiser(kind, settings)
-        if sanitiser is not None:
-            done = sanitiser(update, context, torch.Generator().manual_seed(0))
+        client_defence = known_client_defence(kind, settings)
+        if client_defence is not None:
+            done = client_defence(update, context, torch.Generator().manual_seed(0))
             info = done.sanitised or info
     return info

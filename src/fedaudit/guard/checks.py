@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from fedaudit.defences.drift import ReceivedHistory
-from fedaudit.defences.sanitising import ClientContext
+from fedaudit.defences.client_defences import ClientContext
 from fedaudit.guard.attacks import AttackSettings, attacked
 from fedaudit.guard.budget import known_of
 from fedaudit.guard.given import Examples
@@ -18,7 +18,7 @@ from fedaudit.guard.outgoing import OutgoingUpdate
 from fedaudit.guard.plan import Plan
 from fedaudit.guard.rounds import CheckRecord
 from fedaudit.simulation.local_training import local_randomness
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import in_words
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Checks:
         seconds: float,
         update: OutgoingUpdate,
         who: str,
-        sanitised: SanitiserInfo | None,
+        sanitised: ClientDefenceInfo | None,
         results: CheckResults,
     ) -> CheckRecord:
         """Watch what a round tells of the site's own training examples."""
@@ -144,7 +144,7 @@ class Checks:
         update: OutgoingUpdate,
         who: str,
         index: int | None,
-        sanitised: SanitiserInfo | None,
+        sanitised: ClientDefenceInfo | None,
         results: CheckResults,
     ) -> dict[str, CheckRecord]:
         """Play attacks on the update."""
@@ -169,7 +169,7 @@ class Checks:
             self.log.info("fedaudit guard: %s: within the limits (%.1f s)", who, took)
         return found
 
-    def _sanitised(self, update: OutgoingUpdate) -> SanitiserInfo | None:
+    def _sanitised(self, update: OutgoingUpdate) -> ClientDefenceInfo | None:
         """Return what everybody knows of the defence that an update went through."""
         filters = update.went_through if self.given is None else self.given
         if not filters:

@@ -13,7 +13,7 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
-from fedaudit.attacks.records.span import SpanMembership
+from fedaudit.attacks.records.projection_residual import ProjectionResidual
 from fedaudit.attacks.records.target import MembershipFinding
 from fedaudit.capture.capture import Capture
 from fedaudit.evaluation.blind import FEWEST, blind_scores, features
@@ -22,7 +22,7 @@ from fedaudit.guard.given import Examples
 from fedaudit.guard.watched import WatchedRound, mark
 from fedaudit.task.training import Loss
 from fedaudit.transcript.files import Form
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.errors import BadInput, NotApplicable, in_words
 
 _TESTS = 2  # of a round: span and loss-series
@@ -105,7 +105,7 @@ class MembershipCheck:
 class MemberWatch:
     """Tests in every round whether a site's own training examples can be told from examples that it holds out.
 
-    ``span`` asks the update that is about to leave about examples of this round's training, ``loss-series`` the models
+    ``projection-residual`` asks the update that is about to leave about examples of this round's training, ``loss-series`` the models
     that the site was sent about up to 32 that it trained on since the first rounds. Each has held-out ones of its class
     beside it. Both are tested exactly (:func:`exact_test`), at levels that all rounds of a job share (:func:`level`).
     Of an update over few examples more held-out ones are taken for each.
@@ -157,7 +157,7 @@ class MemberWatch:
         form: Form = "weights",
         *,
         seconds: float | None = None,
-        sanitised: SanitiserInfo | None = None,
+        sanitised: ClientDefenceInfo | None = None,
     ) -> MembershipCheck:
         """Look at a round.
 
@@ -279,7 +279,7 @@ class MemberWatch:
         inputs, labels = torch.cat([own[0], held[0]]), torch.cat([own[1], held[1]])
         began = time.perf_counter()
         try:
-            found = SpanMembership()(case.observation(inputs, labels))
+            found = ProjectionResidual()(case.observation(inputs, labels))
             self._nobody = None
         except NotApplicable:
             self._nobody = case.distinct

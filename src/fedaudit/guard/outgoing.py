@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedaudit.capture.capture import Capture
-from fedaudit.defences.sanitising import norm
+from fedaudit.defences.client_defences import norm
 from fedaudit.transcript.files import Form
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.reading import complete_task, outputs_of
 from fedaudit.transcript.rounds import expected
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import tensor_bytes
 
@@ -51,7 +51,7 @@ class WatchedRound:
         form: Form,
         loss: str | Loss | None,
         held_out: Examples,
-        sanitised: SanitiserInfo | None = None,
+        sanitised: ClientDefenceInfo | None = None,
     ) -> None:
         config = seen.training()
         if (why := unusable(seen, config)) is not None or seen.module is None:

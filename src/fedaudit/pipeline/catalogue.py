@@ -6,7 +6,7 @@ from typing import Any
 
 from fedaudit.attacks import ATTACKS
 from fedaudit.data import DATASETS
-from fedaudit.defences import AGGREGATORS, SANITISERS
+from fedaudit.defences import AGGREGATORS, CLIENT_DEFENCES
 from fedaudit.models import MODELS
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
@@ -14,7 +14,7 @@ from fedaudit.utils.registry import settings_of
 
 _KINDS: dict[str, tuple[Any, ...]] = {
     "attacks": (ATTACKS,),
-    "defences": (AGGREGATORS, SANITISERS),
+    "defences": (AGGREGATORS, CLIENT_DEFENCES),
     "behaviours": (BEHAVIOURS, SERVER_BEHAVIOURS),
     "models": (MODELS,),
     "datasets": (DATASETS,),

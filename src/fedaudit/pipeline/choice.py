@@ -45,9 +45,9 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
     info, sent = transcript.task_info, transcript.sent
     threats = [threat]
     if transcript.records is None or transcript.recording:
-        threats = [threat.model_copy(update={"records": None, "client_property": None})]
+        threats = [threat.model_copy(update={"target_records": None, "client_property": None})]
     if transcript.records is not None and transcript.recording:  # drawn unasked: what needs none is asked, too
-        own = {"records": len(transcript.records) or None}
+        own = {"target_records": len(transcript.records) or None}
         threats.append(threat.model_copy(update={**own, "client_property": None}))
         if threat.client_property is not None:
             public = len(transcript.records.public_inputs)
@@ -119,7 +119,7 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
     per_round, own = spec.clients_per_round or spec.clients, len(threat.clients or ())
     others = max(1, min(per_round, spec.clients - own))
     group = others if own and threat.adversary == "client" else min(threat.group_size, others)
-    recorded = spec.record or range(spec.rounds)
+    recorded = spec.keep_rounds or range(spec.rounds)
     rounds = len(threat.seen_of(recorded, range(spec.clients))) if threat.partial else spec.rounds
     return Case(
         kind=dataset.kind,
@@ -134,7 +134,7 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
         clients=spec.clients - own,
         clients_per_round=others,
         sums=group > 1,
-        noisy=any(defences.sanitiser.adds_noise() for _, _, defences in scenario.runs()),
+        noisy=any(defences.client_defence.adds_noise() for _, _, defences in scenario.runs()),
         attribute_is_input=hidden is not None and bool(hidden.columns),
         malicious=spec.malicious.name if spec.malicious and threat.adversary == "client" else None,
         server=spec.server.name if spec.server else None,

@@ -153,7 +153,7 @@ class Settings:
         if self.trained == "untrained" and last == 0:
             return "the network is untrained in round 0"
         if len(rounds) != 1 and name in self.accuracy:  # what the whole federation has learnt is asked of its end
-            reached, least = self.accuracy[name], self.scenario.evaluation.least_accuracy
+            reached, least = self.accuracy[name], self.scenario.evaluation.min_accuracy
             return f"the network was hardly trained: accuracy {reached:.2f}, below {least:g}" if reached < least else ""
         if spec.server is not None or not recording.transcript.rounds or not len(recording.truth.candidates):
             # An altered network says nothing of the one that clients trained; of a vertical one only parts travel.
@@ -183,8 +183,8 @@ class Settings:
         counts = sum((answers(module, info, part) for part in parts), torch.zeros(2, info.num_classes)).double()
         of_class = counts.sum(dim=0)
         reached, guess = float(counts[1].sum() / of_class.sum()), float(of_class.max() / of_class.sum())
-        if reached < least.least_accuracy:
-            return f"{said}: accuracy {reached:.2f}, below {least.least_accuracy:g}"
+        if reached < least.min_accuracy:
+            return f"{said}: accuracy {reached:.2f}, below {least.min_accuracy:g}"
         return "" if reached > guess else f"{said}: accuracy {reached:.2f}, as by naming the most frequent class always"
 
     # --- the deployment version of the audit ----------------------------------------------------------------------
@@ -212,8 +212,8 @@ class Settings:
         for spec in scenario.federations:
             settings += [f"federations.{spec.name}.{key}={value}" for key, value in _changes(spec, worst, held).items()]
         larger = any(".batch_size=" in one for one in settings)
-        if larger and scenario.evaluation.updates != 1 and any(a.finds.kind == "images" for a in scenario.attacks):
-            settings.append("evaluation.updates=1")
+        if larger and scenario.evaluation.max_updates != 1 and any(a.finds.kind == "images" for a in scenario.attacks):
+            settings.append("evaluation.max_updates=1")
         return settings if _possible(scenario, settings) else []
 
 

@@ -25,7 +25,7 @@ from fedaudit.task.training import UNMODELLED, TrainingConfig
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
-from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.transcript.view import view
 from fedaudit.utils.registry import Plugin
 from fedaudit.utils.words import many, one_of
@@ -60,7 +60,7 @@ def federation_record(
     recording = _recording_record(transcript) if transcript.recording else None
     course = None if history is None else _course_record(history, spec)
     if (told := protocol_of(transcript).federation(transcript, spec)) is not None:
-        return told.model_copy(update={"recording": recording, "course": course})
+        return told.model_copy(update={"recording": recording, "history": course})
     updates = [u for r in transcript.rounds for u in r.updates]
     summed = sorted({len(u.members) or 1 for u in updates})
     sums = ""
@@ -114,11 +114,11 @@ def federation_record(
         + _part(seen)
         + (f"; {defences}" if defences else ""),
         aggregator=placed.aggregator.name,
-        sanitiser=placed.sanitiser.name,
+        client_defence=placed.client_defence.name,
         defences=defences,
         recording=recording,
         summed=summed[-1] if summed else 1,
-        course=course,
+        history=course,
     )
 
 
@@ -162,7 +162,7 @@ def _course_record(history: History, spec: FederationSpec) -> HistoryRecord:
         honest_accepted=history.accepted(range(honest)),
         malicious_accepted=history.accepted(range(honest, spec.clients)),
         timing=HistoryTiming(
-            training=history.training_seconds / updates, sanitising=history.sanitising_seconds / updates
+            training=history.training_seconds / updates, client_defence=history.client_defence_seconds / updates
         ),
     )
 
@@ -170,8 +170,8 @@ def _course_record(history: History, spec: FederationSpec) -> HistoryRecord:
 def _defences(transcript: Transcript, defences: DefencesSpec) -> str:
     """Return what the defences do, with which settings, in words; nothing where there is none."""
     parts = []
-    if defences.sanitiser.protects:
-        parts.append(f"each client changes its update before it leaves, by {_in_words(defences.sanitiser)}")
+    if defences.client_defence.protects:
+        parts.append(f"each client changes its update before it leaves, by {_in_words(defences.client_defence)}")
     if defences.aggregator.averages is None:
         rejected = sum(len(r.rejected) for r in transcript.rounds)
         merged = _in_words(defences.aggregator)
@@ -196,7 +196,7 @@ def _stopped(transcript: Transcript, history: History | None, spec: FederationSp
     recorded = len(transcript.rounds)
     if transcript.recording:
         return None
-    return recorded if spec.record is None and recorded < spec.rounds else None
+    return recorded if spec.keep_rounds is None and recorded < spec.rounds else None
 
 
 # --- recorded federations ---------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def _recording_record(transcript: Transcript) -> RecordingRecord:
     )
 
 
-def _training_in_words(training: TrainingConfig, known: SanitiserInfo | None) -> str:
+def _training_in_words(training: TrainingConfig, known: ClientDefenceInfo | None) -> str:
     """Return how a client trained, as one line."""
     rates = training.rates
     rate = f"{rates[0]:g}" if min(rates) == max(rates) else f"{rates[0]:g} to {rates[-1]:g}"

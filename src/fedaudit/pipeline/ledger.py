@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientDefence
 from fedaudit.defences.filters import PercentilePrivacy, SVTPrivacy
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.sanitising import SANITISERS, Sanitiser
 from fedaudit.epsilon.accounting import Account, PrivacyAccount, RecordedGaussians, SparseVectorAccount, TakingPart
 from fedaudit.results.ledger import ClientLedger, Ledger, Target
 from fedaudit.results.record import Adjacency
@@ -18,7 +18,7 @@ from fedaudit.simulation.client import Federation
 from fedaudit.simulation.history import History
 from fedaudit.simulation.horizontal import planned_rounds
 from fedaudit.transcript.files import read_header, read_rounds
-from fedaudit.transcript.update import PrivateSteps, SanitiserInfo
+from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
 
@@ -70,7 +70,7 @@ def of_federation(federation: Federation, question: Question) -> Ledger:
     Who takes part is drawn as in the simulation. Against central noise all rounds count for everybody: all clients'
     messages make a global model.
     """
-    sanitiser, aggregator = federation.defences.sanitiser, federation.defences.aggregator
+    client_defence, aggregator = federation.defences.client_defence, federation.defences.aggregator
     budget = PrivacyBudget(federation, History())
     central = budget.account is not None and budget.central
     planned = planned_rounds(federation)
@@ -86,8 +86,12 @@ def of_federation(federation: Federation, question: Question) -> Ledger:
         notes.append(
             "the server adds the noise: the server itself, and whoever sees single updates, is promised nothing"
         )
-    sample = isinstance(sanitiser, DifferentialPrivacy) and sanitiser.level == "sample"
-    parts = [sanitiser, aggregator] if central and not isinstance(sanitiser, DifferentialPrivacy) else [sanitiser]
+    sample = isinstance(client_defence, DifferentialPrivacy) and client_defence.level == "sample"
+    parts = (
+        [client_defence, aggregator]
+        if central and not isinstance(client_defence, DifferentialPrivacy)
+        else [client_defence]
+    )
     ledger = Ledger(
         federation=federation.name,
         mechanism=", then ".join(_named(one.name, one.settings()) for one in parts),
@@ -98,7 +102,7 @@ def of_federation(federation: Federation, question: Question) -> Ledger:
         clients=(),
         notes=tuple(notes),
     )
-    return _filled(ledger, sent, question, searched=isinstance(sanitiser, DifferentialPrivacy))
+    return _filled(ledger, sent, question, searched=isinstance(client_defence, DifferentialPrivacy))
 
 
 def of_filters(
@@ -174,12 +178,12 @@ class Chain:
     searched: bool
 
 
-def known_sanitiser(kind: str, settings: Mapping[str, Any]) -> Sanitiser | None:
-    """Return the sanitiser of ours that a framework's filter or mod is; None: none is known."""
-    known = kind if kind in SANITISERS else FILTERS.get(kind)
+def known_client_defence(kind: str, settings: Mapping[str, Any]) -> ClientDefence | None:
+    """Return the client-side defence of ours that a framework's filter or mod is; None: none is known."""
+    known = kind if kind in CLIENT_DEFENCES else FILTERS.get(kind)
     if known is None:
         return None
-    return make(SANITISERS, known, {key: value for key, value in settings.items() if key != "data_kinds"})
+    return make(CLIENT_DEFENCES, known, {key: value for key, value in settings.items() if key != "data_kinds"})
 
 
 def of_whole_weights(filters: Sequence[Filter]) -> str:
@@ -190,7 +194,7 @@ def of_whole_weights(filters: Sequence[Filter]) -> str:
     for kind, settings in filters:
         if "WEIGHTS" not in (settings.get("data_kinds") or ["WEIGHTS"]):
             continue
-        made = known_sanitiser(kind, settings)
+        made = known_client_defence(kind, settings)
         if isinstance(made, PercentilePrivacy | SVTPrivacy) and made.gamma < 1:
             return (
                 f"{kind} clips each number at {made.gamma:g} a local step: of whole weights, which NVFlare's jobs send "
@@ -210,7 +214,7 @@ def chain_account(name: str, filters: Sequence[Filter], elements: int | None, si
     searched = False
     for kind, written in filters:
         settings = {key: value for key, value in written.items() if key != "data_kinds"}
-        known = kind if kind in SANITISERS else FILTERS.get(kind)
+        known = kind if kind in CLIENT_DEFENCES else FILTERS.get(kind)
         shown.append(_named(known or kind, settings))
         if known is None:
             notes.append(f"{kind} isn't known here: nothing is counted for it")
@@ -222,20 +226,23 @@ def chain_account(name: str, filters: Sequence[Filter], elements: int | None, si
             continue
         if known == "local-dp" and (missing := _LOCAL_DP - settings.keys()):
             raise BadInput(f"{name}: {kind} has no {', '.join(sorted(missing))} that can be read")
-        sanitiser = make(SANITISERS, known, settings)
-        if isinstance(sanitiser, DifferentialPrivacy) and (sanitiser.level, sanitiser.where) != ("client", "local"):
-            raise BadInput(f"{name}: dp of a {sanitiser.level}, {sanitiser.where}: write it as a scenario")
+        client_defence = make(CLIENT_DEFENCES, known, settings)
+        if isinstance(client_defence, DifferentialPrivacy) and (client_defence.level, client_defence.where) != (
+            "client",
+            "local",
+        ):
+            raise BadInput(f"{name}: dp of a {client_defence.level}, {client_defence.where}: write it as a scenario")
         if known == "svt-privacy" and elements is None:
             raise BadInput(f"{name}: the ε of {kind} depends on the model's size; give parameters=…")
-        account = sanitiser.account(TakingPart((1,), sites, 1, 1, None, elements or 0))
+        account = client_defence.account(TakingPart((1,), sites, 1, 1, None, elements or 0))
         if account is None:
             continue
         accounts[kind] = account
-        searched = isinstance(sanitiser, DifferentialPrivacy)
+        searched = isinstance(client_defence, DifferentialPrivacy)
         if known in {"svt-privacy", "local-dp"}:
             notes.append("a parameter that is a single number travels without noise")
         if isinstance(account, SparseVectorAccount):
-            own = sanitiser.settings()["epsilon"] + account.numbers * account.each
+            own = client_defence.settings()["epsilon"] + account.numbers * account.each
             told = f"{own:,.0f}" if own >= 1000 else f"{own:.3g}"
             notes.append(f"by NVFlare's own count a round costs {told} at δ = 0, and rounds add up")
     if len(accounts) > 1:
@@ -249,7 +256,7 @@ def chain_account(name: str, filters: Sequence[Filter], elements: int | None, si
 def of_recording(folder: Path, question: Question) -> Ledger:
     """Return the ledger of what travelled, by the noise on record; BadInput: it has no single clients' updates."""
     header = read_header(folder)
-    messages: dict[int, list[tuple[int, SanitiserInfo | None]]] = {}
+    messages: dict[int, list[tuple[int, ClientDefenceInfo | None]]] = {}
     rounds, names = read_rounds(folder, header), dict[int, str]()
     for entry in rounds:
         if any(message.members for message in entry.messages) or (entry.total and not entry.messages):
@@ -309,7 +316,7 @@ def _drawing(steps: Sequence[PrivateSteps | None]) -> str:
     return f"Poisson sampling with probability {told} a step, as it was seen{more}"
 
 
-def _recorded(messages: Sequence[tuple[int, SanitiserInfo | None]], missing: Sequence[int]) -> _Sent:
+def _recorded(messages: Sequence[tuple[int, ClientDefenceInfo | None]], missing: Sequence[int]) -> _Sent:
     """Return what the noise on record costs: without any, without its clip, or with rounds missing, no bound."""
     noises, drawn = [], []
     for _, done in messages:

@@ -302,7 +302,7 @@ def run_margins(
     for recording in recordings:
         name = recording.transcript.name
         own = [s for s in summaries if known_type(s.kind).margin and s.federation == name]
-        if any(s.verdict in LEAKS for s in own) or (scenario.evaluation.what_if and name in only_tried):
+        if any(s.verdict in LEAKS for s in own) or (scenario.evaluation.compare_defences and name in only_tried):
             continue
         if any(s.verdict == "not demonstrated" for s in own):
             found += [_untold(s, _BY_DEFENCE) for s in own if _by_undefended(s, controls)][:1]

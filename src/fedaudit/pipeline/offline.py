@@ -272,7 +272,7 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
         own = None if request.loss is not None and loss_name(request.loss) in LOSSES else request.loss  # it is named
         transcript = Transcript.load(source, request.model, own, task=request.task, rounds=rounds)
     if records is not None and not transcript.recording:
-        raise BadInput("records=… is for a recording: records of a simulation are drawn by it (threat.records)")
+        raise BadInput("records=… is for a recording: records of a simulation are drawn by it (threat.target_records)")
     if rounds is not None and not transcript.recording:
         raise BadInput("rounds=… is for a recording: which rounds of a simulation are attacked the scenario says")
     if truth is None and folder is not None:
@@ -289,7 +289,7 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
         seed = recorded.seed if seed is None else seed
         wanted = adversary.client_property is not None
         kinds = {a.finds.kind for a in attacks} & {*OF_RECORDS, *(["property"] if wanted else [])}
-        asked = records is not None or adversary.records is not None or wanted
+        asked = records is not None or adversary.target_records is not None or wanted
         if transcript.recording and not transcript.sent.no_membership and (asked or not attacks or kinds):
             place = truth if isinstance(truth, Path) and truth.is_dir() else None
             besides = not attacks or kinds != {"property"}
@@ -299,7 +299,7 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
                 if asked:
                     raise
                 means.display.say(f"note: {error}")
-    elif records is not None or (transcript.recording and (adversary.records or adversary.client_property)):
+    elif records is not None or (transcript.recording and (adversary.target_records or adversary.client_property)):
         raise BadInput(
             "no records: half of them are what clients trained on, and there is no ground truth to take them of"
         )
@@ -382,7 +382,13 @@ def evaluate_findings(
             "other_defences": [],
             "device": found.device,
             "evaluation": scenario.evaluation.model_copy(
-                update={"updates": None, "clients": None, "federations": None, "controls": controls, "what_if": False}
+                update={
+                    "max_updates": None,
+                    "max_clients": None,
+                    "attacked_federations": None,
+                    "controls": controls,
+                    "compare_defences": False,
+                }
             ),
         }
     )
@@ -415,7 +421,7 @@ def _granted(adversary: ThreatModel, transcript: Transcript) -> ThreatModel:
     if transcript.records is not None:
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
         adversary = threat_from(
-            {**dict(adversary), "records": len(transcript.records) or None, "public_examples": public or None}
+            {**dict(adversary), "target_records": len(transcript.records) or None, "public_examples": public or None}
         )
     if transcript.task_info.inserted is not None and adversary.adversary == "server":
         adversary = adversary.model_copy(update={"adversary": "malicious-server"})
@@ -446,7 +452,7 @@ def _flags(found: Findings) -> list[str]:
         if (part := getattr(adversary, name)) is not None:
             flags.append(f"--set {shlex.quote(f'threat.{name}={part}')}")
     if found.transcript.recording is not None:  # its records are drawn again
-        for name in ("records", "public_examples", "hidden_attribute", "client_property"):
+        for name in ("target_records", "public_examples", "hidden_attribute", "client_property"):
             if (value := getattr(adversary, name)) is not None:
                 flags.append(f"--set {shlex.quote(f'threat.{name}={json.dumps(value)}')}")
         records, rounds = asked.records, asked.rounds

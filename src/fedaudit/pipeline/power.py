@@ -64,7 +64,7 @@ class Power:
     @property
     def things(self) -> str:
         """What the examples are called, in the plural."""
-        return self.done[0].things if self.done else "images"
+        return self.done[0].example_noun if self.done else "images"
 
     @property
     def enough(self) -> bool:

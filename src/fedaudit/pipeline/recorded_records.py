@@ -80,14 +80,14 @@ def with_records(
             "are known that nobody trained on; give more: records=…"
         )
     most = 2 * max(0, min(_pairs(info, theirs, others), free_ones - public))
-    number = threat.records or min(_MOST, most)
-    if asked is not None and threat.records is None and (not members or number < _FEWEST):
+    number = threat.target_records or min(_MOST, most)
+    if asked is not None and threat.target_records is None and (not members or number < _FEWEST):
         number = 0
     elif number > most or number < _FEWEST:
         raise BadInput(
             f"no records: {most} can be drawn in pairs of one class, of {len(theirs[0])} examples that clients used "
-            f"and {len(others[0])} that nobody did, and it takes {max(threat.records or 0, _FEWEST)}; "
-            + (f"set threat.records={most}, or " if threat.records and most >= _FEWEST else "")
+            f"and {len(others[0])} that nobody did, and it takes {max(threat.target_records or 0, _FEWEST)}; "
+            + (f"set threat.target_records={most}, or " if threat.target_records and most >= _FEWEST else "")
             + "give more examples that nobody trained on: records=…"
         )
     hidden = None

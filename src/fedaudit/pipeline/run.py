@@ -36,7 +36,7 @@ from fedaudit.pipeline.pretraining import Trained, trained_before
 from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.recordings import why_contradicted, worst_replay
 from fedaudit.pipeline.trials import Kept, Means, Trial, run_trials
-from fedaudit.pipeline.untested import left_out, not_tried
+from fedaudit.pipeline.untested import left_out, not_asked
 from fedaudit.results import (
     AttackRecord,
     AttackSummary,
@@ -180,8 +180,8 @@ def run_audit(
     planned = plan(
         [seen for seen, recording in zip(observed, recordings, strict=True) if recording in attacked],
         resolved.scenario.attacks,
-        updates=resolved.scenario.evaluation.updates,
-        clients=resolved.scenario.evaluation.clients,
+        updates=resolved.scenario.evaluation.max_updates,
+        clients=resolved.scenario.evaluation.max_clients,
         seed=resolved.scenario.seed,
         device=resolved.scenario.device,
     )
@@ -327,7 +327,7 @@ def assess(
     accuracy = {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
     settings = Settings(recordings, scenario, resolved.model.trained, accuracy)
     findings = [settings.of(f, trial.observation) for f, trial in zip(findings, trials, strict=True)]
-    least = scenario.evaluation.least_accuracy
+    least = scenario.evaluation.min_accuracy
     findings = [_not_by_chance(f, accuracy, least) for f in findings]
     adversary = adversary_record(scenario, recordings)
     things = example_kind(resolved.data.kind or "image").plural
@@ -398,8 +398,8 @@ def assess(
         calibrations=_calibrations(trials),
         margins=margins,
         verdict_rules=verdict_rules(findings),
-        not_tried=not_tried(resolved.data.kind or "image", scenario, recordings, findings),
-        not_tested=_not_tested(scenario, attacks, resolved.data.kind or "image"),
+        not_asked=not_asked(resolved.data.kind or "image", scenario, recordings, findings),
+        out_of_scope=_out_of_scope(scenario, attacks, resolved.data.kind or "image"),
         lpips_missing=None if lpips_used else lpips_missing(),
         as_deployed=settings.as_deployed(resolved.federations[0].dataset) if resolved.federations else [],
         repeat=repeat or _how_to_repeat(scenario),
@@ -458,7 +458,7 @@ def _not_by_chance(finding: FindingResult, accuracy: Mapping[str, float], least:
     if finding.status != "done" or not _hardly(finding.kind, finding.federation, accuracy, least):
         return finding
     notes = [*finding.notes, _said(accuracy[finding.federation])]
-    return finding.model_copy(update={"leak": False, "notes": notes})
+    return finding.model_copy(update={"is_leak": False, "notes": notes})
 
 
 def _judged(summary: AttackSummary, accuracy: Mapping[str, float], least: float) -> AttackSummary:
@@ -478,7 +478,7 @@ def _judged(summary: AttackSummary, accuracy: Mapping[str, float], least: float)
         return summary
     reached = accuracy[summary.federation]
     advice = f"{_said(reached)}; train it to {least:g} or more: more rounds, more examples a client, another rate"
-    text = f"{_said(reached)}, below {least:g} (evaluation.least_accuracy); {summary.verdict_text}"
+    text = f"{_said(reached)}, below {least:g} (evaluation.min_accuracy); {summary.verdict_text}"
     changes = {"verdict": "inconclusive", "verdict_text": text, "advice": [advice], "hardly_trained": reached}
     return summary.model_copy(update=changes)
 
@@ -513,7 +513,7 @@ def _with_cautions(
     )
 
 
-def _not_tested(scenario: Scenario, attacks: Sequence[Attack], kind: str) -> list[str]:
+def _out_of_scope(scenario: Scenario, attacks: Sequence[Attack], kind: str) -> list[str]:
     threat: ThreatModel = scenario.threat
     lines = [f"other adversaries than this one: {threat.summary}", *left_out(scenario, attacks, kind)]
     altered, acts = (any(getattr(f, who) for f in scenario.federations) for who in ("server", "malicious"))
@@ -525,10 +525,10 @@ def _not_tested(scenario: Scenario, attacks: Sequence[Attack], kind: str) -> lis
     ]
     if all(attack.scope() == "update" for attack in attacks):
         lines.append("what several rounds reveal together: every update was attacked on its own")
-    if scenario.evaluation.updates is not None:
-        lines.append(f"updates after the first {scenario.evaluation.updates} of each federation")
-    if scenario.evaluation.clients is not None and any(attack.scope() == "client" for attack in attacks):
-        lines.append(f"clients after the first {scenario.evaluation.clients} of each federation")
+    if scenario.evaluation.max_updates is not None:
+        lines.append(f"updates after the first {scenario.evaluation.max_updates} of each federation")
+    if scenario.evaluation.max_clients is not None and any(attack.scope() == "client" for attack in attacks):
+        lines.append(f"clients after the first {scenario.evaluation.max_clients} of each federation")
     return lines
 
 

@@ -17,7 +17,7 @@ _OF_RECORDS = ("membership", "attribute", "source", "property")
 _NAMED = 3  # attacks of a group; the catalogue has the others
 
 
-def not_tried(
+def not_asked(
     kind: str, scenario: Scenario, recordings: Sequence[Recording], findings: Sequence[FindingResult]
 ) -> list[str]:
     """Return which of the two first questions weren't tried, the examples and membership, and why.
@@ -31,8 +31,8 @@ def not_tried(
         lines.append(f"no attack that rebuilds {example_kind(kind).plural} was tried: {why}")
     if "membership" not in ran:
         why = "none of the attacks that were asked for asks that"
-        if scenario.threat.records is None:
-            why = "the adversary has no records to ask about (threat.records)"
+        if scenario.threat.target_records is None:
+            why = "the adversary has no records to ask about (threat.target_records)"
             if any(r.transcript.recording for r in recordings):
                 why = "no examples are known that nobody trained on; give some: --records FILE"
         why = next((no for r in recordings if (no := r.transcript.sent.no_membership)), why)
@@ -77,7 +77,7 @@ def _why(attack: type[Attack], scenario: Scenario, kind: str, reads: type[Sent],
         return f"attacks on {reads.others or attack.reads.federations}"
     if attack.examples and kind not in attack.examples:
         return "attacks on other kinds of examples than these"
-    if found in _OF_RECORDS and scenario.threat.records is None:
+    if found in _OF_RECORDS and scenario.threat.target_records is None:
         return "questions about given records, or about a client's whole data: the adversary has none"
     if found == "epsilon":
         return "how much noise really protects: there are no canaries to measure it by"

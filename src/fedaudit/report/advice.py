@@ -64,7 +64,7 @@ def _in_python(result: AuditResult, change: str) -> str:
     parts = {"model": scenario["model"]["name"], "data": scenario["data"]["name"], "loss": scenario["model"]["loss"]}
     given = [f"fedaudit.load_scenario('scenario.yaml', {settings!r})" if settings else "'scenario.yaml'"]
     given += [f"{part}={part}" for part, name in parts.items() if name == "custom"]
-    given += ["what_if=True"] if "--what-if" in words else []
+    given += ["compare_defences=True"] if "--compare-defences" in words else []
     given += [f"fail_on={words[words.index('--fail-on') + 1]!r}"] if "--fail-on" in words else []
     return f"fedaudit.audit({', '.join(given)}, out='NEW')"
 
@@ -89,7 +89,7 @@ def _against(result: AuditResult) -> list[Advice]:
             Advice(
                 "Clip updates and add noise before they leave the client.",
                 "Differential privacy bounds what any attack can learn. It costs accuracy, less with more clients. Put "
-                "it in where clients don't have it yet (in Flower: SanitiserMod), record again, and compare.",
+                "it in where clients don't have it yet (in Flower: ClientDefenceMod), record again, and compare.",
                 "fedaudit compare OLD NEW",
             )
         )
@@ -98,14 +98,14 @@ def _against(result: AuditResult) -> list[Advice]:
             Advice(
                 "Compare defences.",
                 "Runs this audit again under three defences that fit what was found; shows what each leaks and costs.",
-                "--what-if",
+                "--compare-defences",
             )
         )
         lines.append(
             Advice(
                 "Clip updates and add noise before they leave the client.",
                 "Differential privacy bounds what any attack can learn. It costs accuracy, less with more clients.",
-                "--set defences.sanitiser=dp --set defences.sanitiser.epsilon=null",
+                "--set defences.client_defence=dp --set defences.client_defence.epsilon=null",
             )
         )
     things = example_kind(result.data.kind or "image").plural
@@ -162,13 +162,13 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
             text = f"{short[0].upper()}{short[1:]}."
             change = f"--set attacks.{name}.iterations={max(_ENOUGH, 10 * iterations)}"
             lines.append(Advice(f"Give {name} more effort.", text, change))
-    records = result.scenario.get("threat", {}).get("records")
+    records = result.scenario.get("threat", {}).get("target_records")
     held = min((f["examples"] for f in result.scenario.get("federations", []) if f.get("examples")), default=None)
     more = min(2 * (records or 0), 2 * held if held else 2 * (records or 0))
     undecided = [s for s in result.summaries if s.verdict == "inconclusive"]
     if records and more > records and any("more records" in known_type(s.kind).remedies for s in undecided):
         text = "More records decide what fewer leave to luck."
-        lines.append(Advice("Ask about more records.", text, f"--set threat.records={more}"))
+        lines.append(Advice("Ask about more records.", text, f"--set threat.target_records={more}"))
     if any("other attacks" in known_type(s.kind).remedies for s in result.summaries) and not without_updates(result):
         others = [name for name in ("invg", "agic", "agic-plus") if name not in attacks][:2]
         if others:
@@ -198,7 +198,7 @@ def _larger_batch(result: AuditResult, leaks: list[AttackSummary]) -> str:
 
 def _fewer_rounds(result: AuditResult, leaks: list[AttackSummary]) -> str:
     for spec in _leaking(result, leaks):
-        if spec["rounds"] > 3 and not spec.get("record"):
+        if spec["rounds"] > 3 and not spec.get("keep_rounds"):
             return f"--set federations.{spec['name']}.rounds={spec['rounds'] // 2}"
     return ""
 

@@ -65,7 +65,7 @@ def headline(result: AuditResult) -> Headline:
     margin = next((m for m in result.margins if m.federation in used and m.nearest is not None), None)
     if not ran:
         if margin is not None:
-            lines = [f"Not tried: {'; '.join(result.not_tried)}."] if result.not_tried else []
+            lines = [f"Not tried: {'; '.join(result.not_asked)}."] if result.not_asked else []
             told = [(s.attack, s.federation, s.verdict_text) for s in result.summaries if s.federation in used]
             lines += [sentence(f"{whom}: {text}") for whom, text, _ in shared(told)]
             setting = setting_text(result, next(s for s in result.summaries if s.federation in used))
@@ -108,8 +108,8 @@ def headline(result: AuditResult) -> Headline:
     text = " ".join([text, *(f"{table.federation}: {table.recommendation}" for table in tables)]).strip()
     if margin is not None and verdict in LEAKS and not about_margins:
         text = f"{sentence(margin.text)} {text}".strip()
-    if result.not_tried:
-        text = f"Not tried: {'; '.join(result.not_tried)}. {text}".strip()
+    if result.not_asked:
+        text = f"Not tried: {'; '.join(result.not_asked)}. {text}".strip()
     if verdict not in LEAKS:
         text = f"{text} This is no proof of safety: see “What was not tested”.".strip()
     cautions = tuple(dict.fromkeys(c for s in ran if _key(s) == _key(chief) for c in s.cautions))
@@ -249,8 +249,8 @@ def evidence_text(evidence: Evidence) -> str:
     if evidence.low is not None and evidence.high is not None:
         text += f" [{short(evidence.low)}, {short(evidence.high)}]"
     text += f", n = {evidence.n} {noun(evidence.n, evidence.of)}"
-    if evidence.by_guessing is not None:
-        text += f", {short(evidence.by_guessing)} by guessing"
+    if evidence.baseline is not None:
+        text += f", {short(evidence.baseline)} by guessing"
     if evidence.p_value is not None:
         text += f", p = {evidence.p_value:.2g}"
     return text

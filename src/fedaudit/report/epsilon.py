@@ -21,7 +21,7 @@ _LINES = ("whoever sent least often", "the median client", "whoever sent most of
 
 def epsilon_chapters(result: AuditResult) -> list[dict[str, Any]]:
     """Return a chapter for every federation in which ε was audited."""
-    courses = {federation.name: federation.course for federation in result.federations}
+    courses = {federation.name: federation.history for federation in result.federations}
     return [
         _chapter(finding.federation, finding.epsilon, courses.get(finding.federation), i)
         for i, finding in enumerate(result.findings)

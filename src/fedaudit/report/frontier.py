@@ -100,7 +100,7 @@ class Price:
         worst_client: the least of the clients' accuracies then.
         bytes: of an update, mean.
         parameters: of an update, mean.
-        overhead: seconds in the sanitiser, as a share of those in training.
+        overhead: seconds in the client-side defence, as a share of those in training.
         epsilon: spent in all (Rényi), where there is differential privacy.
         replaced: whether that is by replacement.
     """
@@ -126,7 +126,7 @@ class Price:
 
 def worth_comparing(result: AuditResult) -> bool:
     """Whether there is something to compare: a defence, or a measured accuracy."""
-    return any(f.course and (f.course.accuracy or not f.undefended) for f in result.federations)
+    return any(f.history and (f.history.accuracy or not f.undefended) for f in result.federations)
 
 
 # scenario.evaluation.sort_by -> what to sort by, the best being the least, and its words
@@ -153,7 +153,7 @@ def prices(result: AuditResult) -> list[Price]:
     """Return a row for every federation that was simulated here, sorted as the scenario says, unknown values last."""
     by, rows = scale(result), []
     for record in result.federations:
-        history = record.course
+        history = record.history
         if history is None:
             continue
         own = [s for s in result.summaries if s.federation == record.name]
@@ -169,7 +169,7 @@ def prices(result: AuditResult) -> list[Price]:
                 worst_client=min(history.per_client[-1]) if history.per_client else None,
                 bytes=history.bytes,
                 parameters=history.parameters,
-                overhead=history.timing.sanitising / history.timing.training if history.timing.training else 0.0,
+                overhead=history.timing.client_defence / history.timing.training if history.timing.training else 0.0,
                 epsilon=history.epsilon[-1] if history.epsilon else None,
                 replaced=history.epsilon_adjacency == "replace",
             )
@@ -265,9 +265,9 @@ def alt(rows: list[Price], by: Scale) -> str:
 def accuracy(result: AuditResult) -> Chart | None:
     """Return held-out accuracy by round, a line a federation; None where it was measured less than twice."""
     lines = [
-        Line(name=f.name, x=[float(r) for r in f.course.rounds], y=[100 * a for a in f.course.accuracy])
+        Line(name=f.name, x=[float(r) for r in f.history.rounds], y=[100 * a for a in f.history.accuracy])
         for f in result.federations
-        if f.course and len(f.course.rounds) > 1
+        if f.history and len(f.history.rounds) > 1
     ]
     if not lines:
         return None
@@ -286,7 +286,7 @@ def taken(result: AuditResult) -> list[Chart]:
 
 
 def _taken(federation: FederationRecord) -> list[Line]:
-    history = federation.course
+    history = federation.history
     if history is None:
         return []
     both = {"honest clients": history.honest_accepted, "malicious clients": history.malicious_accepted}
@@ -380,9 +380,9 @@ def _row(result: AuditResult, record: FederationRecord, price: Price, base: Pric
     points, lost = None, "not measured"
     if record.rounds < _ROUNDS and price.accuracy is not None:
         lost = f"too few rounds to tell ({record.rounds})"
-    elif base is not None and base.accuracy is not None and price.accuracy is not None and record.course:
+    elif base is not None and base.accuracy is not None and price.accuracy is not None and record.history:
         points = 100 * (base.accuracy - price.accuracy)
-        n = max(1, record.course.examples)
+        n = max(1, record.history.examples)
         spread = 196 * math.sqrt(sum(a * (1 - a) / n for a in (base.accuracy, price.accuracy)))
         lost = "–" if price is base else f"{number(points, 1)} points"
         if price is not base and abs(points) <= spread:

@@ -88,7 +88,7 @@ def victims_of(result: AuditResult, federation: str, images: ImageReader) -> Vic
             seen[truth.digest] += 1
             if key not in victims:
                 n, label = len(victims) + 1, label_of(result, image.true_label)
-                alt = f"True {finding.things.removesuffix('s')} of victim {n}, {label}."
+                alt = f"True {finding.example_noun.removesuffix('s')} of victim {n}, {label}."
                 victims[key] = Victim(n, label, truth, alt, reconstructions=dict.fromkeys(columns))
             victim = victims[key]
             victim.tries[place_of(finding, result)] = None

@@ -78,7 +78,7 @@ class Site:
         delta: δ of both; None: there are none, or an older fedaudit didn't write it.
         unit: whom this ε protects; empty where that isn't known, or there is none.
         adjacency: ``add-remove`` or ``replace``; empty as ``unit``.
-        defences: names of the sanitisers and aggregators in use that are defences.
+        defences: names of the client-side defences and aggregators in use that are defences.
         limits: the site's own.
         outcome: of all of them; None where it set none.
         version, started: of fedaudit, and when the audit began.
@@ -257,7 +257,7 @@ def _site(name: str, result: AuditResult, sealed: bool) -> Site:
         if summary.federation in used and summary.kind:
             groups.setdefault(summary.kind, []).append(summary)
     demonstrated, claimed, delta, unit, adjacency = _epsilon(result, used)
-    defences = dict.fromkeys(d for f in records for d in (f.sanitiser, f.aggregator) if d not in _PLAIN)
+    defences = dict.fromkeys(d for f in records for d in (f.client_defence, f.aggregator) if d not in _PLAIN)
     outcomes = {t.outcome for t in result.thresholds}
     return Site(
         site=name,
@@ -309,7 +309,7 @@ def _epsilon(result: AuditResult, used: list[str]) -> _Epsilon:
             bound = one.record_epsilon.bound
             found.append((bound.epsilon, one.record_epsilon.claimed, bound.delta, bound.unit, bound.adjacency))
     if not found:
-        courses = [f.course for f in result.federations if f.name in used and f.course]
+        courses = [f.history for f in result.federations if f.name in used and f.history]
         most = max((c for c in courses if c.epsilon_pld is not None), key=lambda c: c.epsilon_pld or 0.0, default=None)
         if most is None:
             return None, None, None, "", ""

@@ -140,7 +140,7 @@ def _frontier(result: AuditResult) -> dict[str, Any]:
         "barred": frontier.barred(rows),
         "learning": _plots([learning], "accuracy") if learning else None,
         "taken": _plots(taken, "taken") if taken else None,
-        "histories": [(f.name, f.course) for f in result.federations if f.course and f.course.accuracy],
+        "histories": [(f.name, f.history) for f in result.federations if f.history and f.history.accuracy],
     }
 
 
@@ -202,7 +202,7 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
         "legend": list(legend.items()),
         "banded": banded,
         "spread": spread,
-        "image_rows": [(f"{f.attack}, {s.title}", images[s.path]) for f in findings for s in f.sheets],
+        "image_rows": [(f"{f.attack}, {s.title}", images[s.path]) for f in findings for s in f.image_rows],
         "charts": plots.drawn,
         "captions": list(dict.fromkeys(c.caption for c in charts[:CHARTS])),
         "chart_lines": plots.legend,
@@ -214,7 +214,7 @@ def _drawn(
     best: AttackSummary | None, findings: list[FindingResult], images: ImageReader
 ) -> list[tuple[str, PageImage]]:
     """Return what a malicious client generated last, beside real images of the class, for the federation's card."""
-    sheets = next((f.sheets for f in findings if best and f.attack == best.attack and f.sheets), [])
+    sheets = next((f.image_rows for f in findings if best and f.attack == best.attack and f.image_rows), [])
     return [(s.title, images[s.path]) for s in ([sheets[0], sheets[-1]] if len(sheets) > 1 else sheets)]
 
 

@@ -56,13 +56,13 @@ _OWN = "a site's own data"
 # By type the fields that are shared; "*": all of them, which are numbers and words of fedaudit's own.
 KEPT: dict[type[Record], str] = {
     AuditResult: "fedaudit_version name data model adversary federations attacks findings summaries comparisons "
-    "controls margins verdict_rules not_tried not_tested thresholds timing",
+    "controls margins verdict_rules not_asked out_of_scope thresholds timing",
     DataRecord: "classes kind input_shape",
     ModelRecord: "name parameters initialisation batch_norm dropout",
     AdversaryRecord: "*",
     FederationRecord: "name algorithm update_kind clients rounds batch_size local_steps local_epochs learning_rate "
-    "updates_observed summed updates_rejected fallbacks description aggregator sanitiser defences replay_error "
-    "recording checks course",
+    "updates_observed summed updates_rejected fallbacks description aggregator client_defence defences replay_error "
+    "recording checks history",
     RecordingRecord: "totals training seconds facts facts_text",
     ReceivedCheck: "*",
     HistoryRecord: "rounds accuracy examples bytes parameters epsilon epsilon_adjacency epsilon_delta epsilon_unit "
@@ -108,7 +108,7 @@ LEFT_OUT = (
 def shareable(result: AuditResult) -> AuditResult:
     """Return what may be shared of ``result``; if that was shared already, the same."""
     cut: AuditResult = _cut(result)
-    what_if = bool(result.scenario.get("evaluation", {}).get("what_if"))
+    compare_defences = bool(result.scenario.get("evaluation", {}).get("compare_defences"))
     settings = {a.name: {k: v for k, v in a.settings.items() if isinstance(v, int | float)} for a in result.attacks}
     state = result.model.trained if result.model.trained == "untrained" else "trained"
     shared = cut.findings
@@ -128,7 +128,7 @@ def shareable(result: AuditResult) -> AuditResult:
         update={
             "summaries": [_without_rare(summary) for summary in cut.summaries],
             "adversary": cut.adversary.model_copy(update={"summary": told}),
-            "scenario": {"evaluation": {"what_if": True}} if what_if else {},
+            "scenario": {"evaluation": {"compare_defences": True}} if compare_defences else {},
             "model": cut.model.model_copy(update={"trained": state}),
             "attacks": [a.model_copy(update={"settings": settings[a.name]}) for a in cut.attacks],
             "findings": [f for f in shared if f.epsilon or f.record_epsilon or f.exposure],
@@ -233,7 +233,7 @@ def share(folder: Path, out: Path) -> SharedRecord:
         raise BadInput(f"'{out}' holds an audit that isn't a shared version; give another folder")
     phrases = phrases_of(result, beside)
     names = f"{len(phrases):,} names of files, clients and this machine, rows and texts"
-    about = SharedRecord(digest=blank(), left_out=list(LEFT_OUT), least=LEAST, looked_for=[*LOOKED_FOR, names])
+    about = SharedRecord(digest=blank(), left_out=list(LEFT_OUT), min_group_size=LEAST, looked_for=[*LOOKED_FOR, names])
     made = shareable(result).model_copy(update={"shared": about})
     page = render_report(made, out)
     text = made.model_dump_json(indent=2) + "\n"

@@ -59,7 +59,7 @@ def phrases_of(result: AuditResult, folder: Path) -> Phrases:
         for sequence in finding.sequences:
             _add_text(found, (words[t] for t in sequence.true if t < len(words)), "a text")
             _add_text(found, (words[t] for t in sequence.found if t < len(words)), "a recovered text")
-        for file in (*(i.true_image for i in finding.images), *(s.path for s in finding.sheets)):
+        for file in (*(i.true_image for i in finding.images), *(s.path for s in finding.image_rows)):
             _add_name(found, Path(file).name, "the name of a picture")
     for picture in folder.glob("images/**/*.png"):
         _add_name(found, picture.name, "the name of a picture")

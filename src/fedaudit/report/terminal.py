@@ -82,9 +82,9 @@ def print_summary(result: AuditResult) -> None:
     if worth_comparing(result) and not tables:
         console.print(_price(result))
     for f in result.federations:
-        if f.course and f.course.stopped is not None:
-            why = f.course.why_stopped or "the privacy budget was spent"
-            print(f"{f.name}: {f.course.stopped} of {f.rounds} rounds ran, then {why}")
+        if f.history and f.history.stopped is not None:
+            why = f.history.why_stopped or "the privacy budget was spent"
+            print(f"{f.name}: {f.history.stopped} of {f.rounds} rounds ran, then {why}")
     for f in result.federations:
         if f.checks:
             seen = [f"{c.name} ({c.text})" for c in f.checks if c.noticed]
@@ -115,7 +115,7 @@ def next_step(result: AuditResult, report: Path) -> str:
     defended = any(not f.undefended for f in result.federations) or without_updates(result)
     if headline(result).verdict in _NOTHING or defended or not result.repeat.startswith(_KNOWN):
         return text
-    return f"{text}; to compare defences: {_again(result, report, '--what-if', 'what-if')}"
+    return f"{text}; to compare defences: {_again(result, report, '--compare-defences', 'what-if')}"
 
 
 def deployed_step(result: AuditResult, report: Path) -> str:

@@ -14,9 +14,10 @@ from fedaudit.results.findings import AttackSummary, FindingResult
 from fedaudit.results.record import READING, Adjacency, Record, Timing, Unit, Verdict, optional
 from fedaudit.utils.bounds import read_json
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.renamed import of_plugin, of_scenario
 from fedaudit.utils.validation import explain
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _WHO = {
     "server": "The server",
     "malicious-server": "A malicious server",
@@ -32,7 +33,7 @@ class HistoryTiming(Record):
     """Seconds that clients spent."""
 
     training: float = Field(description="seconds a client update, mean")
-    sanitising: float = Field(description="seconds a client update, mean")
+    client_defence: float = Field(description="seconds a client update, mean")
 
 
 class HistoryRecord(Record):
@@ -141,7 +142,7 @@ class FederationRecord(Record):
     fallbacks: int = Field(default=0, description="rounds in which the aggregator had to do something else")
     description: str = Field(description="one sentence")
     aggregator: str = Field(default="mean", description="its name")
-    sanitiser: str = Field(default="none", description="its name")
+    client_defence: str = Field(default="none", description="its name")
     defences: str | None = optional(
         "what these two do, with which settings, in words; empty where neither is a defence"
     )
@@ -154,12 +155,12 @@ class FederationRecord(Record):
     checks: list[ReceivedCheck] = Field(
         default=[], description="where the server is malicious: would a client notice? Each check of a received model"
     )
-    course: HistoryRecord | None = optional("null where a transcript was attacked from disk")
+    history: HistoryRecord | None = optional("null where a transcript was attacked from disk")
 
     @property
     def undefended(self) -> bool:
         """Whether neither its aggregator nor what clients do to their updates is a defence."""
-        return self.aggregator in ("mean", "fedavg") and self.sanitiser == "none"
+        return self.aggregator in ("mean", "fedavg") and self.client_defence == "none"
 
 
 class ModelRecord(Record):
@@ -260,8 +261,18 @@ class SharedRecord(Record):
 
     digest: str = Field(description="of the file, with zeros in its place; by FEDAUDIT_KEY where that is set")
     left_out: list[str] = Field(description="in words")
-    least: int = Field(description="groups of fewer members are left out")
+    min_group_size: int = Field(description="groups of fewer members are left out")
     looked_for: list[str] = Field(description="what the files were searched for and don't hold, in words")
+
+
+def _from_version_2(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a result of schema version 2 as one of version 3, whose fields and attacks have other names.
+
+    Fields are renamed where each part is read.
+    """
+    attacks = [{**a, "name": of_plugin("fedaudit.attacks", a["name"], tell=False)} for a in values["attacks"]]
+    scenario = of_scenario(values["scenario"], tell=False)
+    return {**values, "schema_version": SCHEMA_VERSION, "attacks": attacks, "scenario": scenario}
 
 
 def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
@@ -300,7 +311,7 @@ def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
 
     return {
         **values,
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": 2,
         "findings": [of_images(f, f.get("status") == "done") for f in values["findings"]],
         "summaries": summaries,
         "thresholds": [tested(t) for t in values["thresholds"]],
@@ -310,7 +321,7 @@ def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
 class AuditResult(Record):
     """Everything that an audit found."""
 
-    schema_version: Literal[2] = Field(default=SCHEMA_VERSION, description="of this format")
+    schema_version: Literal[3] = Field(default=SCHEMA_VERSION, description="of this format")
     fedaudit_version: str = Field(description="which wrote it")
     name: str = Field(description="the scenario's")
     scenario: dict[str, Any] = Field(description="the resolved scenario; repeating it gives the same numbers")
@@ -330,10 +341,10 @@ class AuditResult(Record):
         default=[], description="how far away the conditions are in which an attack would recover images"
     )
     verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
-    not_tried: list[str] = Field(
+    not_asked: list[str] = Field(
         default=[], description="which of the first questions this audit didn't try, and why; what limits left out"
     )
-    not_tested: list[str] = Field(description="what this audit says nothing about")
+    out_of_scope: list[str] = Field(description="what this audit says nothing about")
     lpips_missing: str | None = Field(description="why LPIPS is null, if it is")
     as_deployed: list[str] = Field(
         default=[],
@@ -349,7 +360,7 @@ class AuditResult(Record):
 
     def in_use(self) -> list[str]:
         """Return the names of the federations that the answer is about: without defences that are only tried."""
-        if not self.scenario.get("evaluation", {}).get("what_if"):
+        if not self.scenario.get("evaluation", {}).get("compare_defences"):
             return [f.name for f in self.federations]
         plain = [f.name for f in self.federations if f.undefended]
         return plain or [f.name for f in self.federations]
@@ -380,6 +391,8 @@ class AuditResult(Record):
         try:
             if version == 1:
                 values = _from_version_1(values)
+            if version in (1, 2):
+                values = _from_version_2(values)
             return cls.model_validate(values, context=READING)
         except ValidationError as error:
             raise BadInput(f"{path} isn't an audit's result: {explain(error, cls)}") from None

@@ -68,8 +68,8 @@ class Run(Record):
     kind: str | None = optional("what was recovered: 'images' or another finding type")
     metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't images was evaluated")
     charts: list[Chart] = Field(default=[], description="figures about this finding")
-    sheets: list[Sheet] = Field(default=[], description="rows of images about this finding")
-    leak: bool | None = optional(
+    image_rows: list[Sheet] = Field(default=[], description="rows of images about this finding")
+    is_leak: bool | None = optional(
         "whether it is a leak by itself, by its kind's rule: more than without the attack, luck excluded "
         "(p_value at most 1 %, where there is one); null: images"
     )
@@ -82,7 +82,7 @@ class Run(Record):
         "probability that a test of the examples alone would tell those of clients from the others as well, were they "
         "exchangeable; at 1 % or less the others may not serve; null: not tested (of records, fewer than 10 pairs)"
     )
-    by_luck: list[float] = Field(
+    chance_level: list[float] = Field(
         default=[], description="of random answers, the shares that are right about 0, 1, 2, ... labels"
     )
     details: dict[str, Any] = Field(
@@ -123,7 +123,7 @@ class Evidence(Record):
     high: float | None = optional("upper end of it")
     n: int = Field(description="how many it rests on")
     of: str = Field(description="what n counts: images, records, ...")
-    by_guessing: float | None = optional("the value without the attack")
+    baseline: float | None = optional("the value without the attack")
     p_value: float | None = optional("probability that guessing does as well")
     method: str = Field(description="of the interval and the test")
 

@@ -62,7 +62,7 @@ class ImageResult(Record):
     )
     candidates: int = Field(description="size of the candidate set that rank refers to")
     different_candidates: int | None = optional("of them, how many differ from each other")
-    by_luck: float | None = optional("probability that naming candidates of its class at random identifies it")
+    chance_level: float | None = optional("probability that naming candidates of its class at random identifies it")
     psnr_nearest_other: float | None = optional(
         "of the reconstruction to the nearest other candidate, in dB; null: there is none"
     )
@@ -74,7 +74,7 @@ class ImageResult(Record):
         "of how many pictures the candidates' groups are, where they come in groups that are much alike, as several of "
         "a person are; 1: in none; null: evaluated before that was"
     )
-    nearer_to_other: float = Field(
+    distractor_margin_db: float = Field(
         default=0.0,
         description="by how many dB it is nearer to one candidate that is no victim than to any further one",
     )
@@ -87,7 +87,7 @@ class ImageResult(Record):
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")
     psnr_same_class: float | None = Field(description="baseline: a random other image of the same class")
     registered: RegisteredResult | None = optional("after the best shift and flip; null: evaluated before that was")
-    toned: RegisteredResult | None = optional(
+    tone_aligned: RegisteredResult | None = optional(
         "after the best quarter turns, flip, contrast and brightness, a negative included; null: evaluated before that"
     )
 
@@ -110,7 +110,7 @@ class Curve(Record):
 class ImageDetail(Record):
     """Of one run of an attack on images, volumes or signals."""
 
-    things: str = Field(default="images", description="what its images are: images, volumes or signals")
+    example_noun: str = Field(default="images", description="what its images are: images, volumes or signals")
     images: list[ImageResult] = Field(default=[], description="of an attack on images, one a victim")
     certified: int | None = optional("images that the attack vouched for without the truth; null: it vouches for none")
     certified_wrong: int | None = optional("of these, how many are no image of the client's, checked with the truth")

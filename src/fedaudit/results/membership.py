@@ -27,10 +27,12 @@ class RecordExposure(Record):
     record: int = Field(description="its position among the records that the adversary holds, from 0")
     client: int = Field(description="who trained on it")
     label: int | None = Field(description="its class; null: it has none")
-    as_high: int = Field(description="records that nobody trained on with a score as high or higher")
+    nonmembers_above: int = Field(description="records that nobody trained on with a score as high or higher")
     others: int = Field(description="records that nobody trained on, in all")
-    least: int | None = optional("the least as_high over ten random halves of the shadow models; null: it has none")
-    most: int | None = optional("the most of them")
+    nonmembers_above_min: int | None = optional(
+        "the least of it over ten random halves of the shadow models; null: it has none"
+    )
+    nonmembers_above_max: int | None = optional("the most of them")
 
 
 class MembershipDetail(Record):

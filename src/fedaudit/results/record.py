@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
+from fedaudit.utils.renamed import of_result
+
 READING = "fields that only a later fedaudit knows are left out"
 
 
@@ -24,6 +26,7 @@ class Record(BaseModel):
     @classmethod
     def _leave_out_unknown(cls, values: Any, info: ValidationInfo) -> Any:
         if info.context == READING and isinstance(values, dict):
+            values = of_result(cls.__name__, values)
             return {key: value for key, value in values.items() if key in cls.model_fields}
         return values
 

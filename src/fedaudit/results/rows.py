@@ -21,7 +21,7 @@ class RowResult(Record):
     wrong: list[int] = Field(default=[], description="positions of the cells that were not recovered, where drawn")
     confidence: list[float] = Field(default=[], description="of the attack in each cell, 0 to 1, where drawn")
     uses: int = Field(default=1, description="how often the update used this example (local epochs)")
-    by_luck: float = Field(
+    chance_level: float = Field(
         default=1.0,
         description="probability that one of as many candidates, drawn at random as were recovered, has all its cells",
     )

@@ -43,7 +43,7 @@ class DataSpec(Spec):
     )
     image_size: Count | None = Field(default=None, description="side in pixels; the data set's own if null")
     limit: Count | None = Field(default=None, description="at most so many examples per split are loaded")
-    white: Positive | None = Field(
+    max_pixel_value: Positive | None = Field(
         default=None,
         description="of folders of images, the value that is white in their files, 4095 for 12 bits; the largest of "
         "their depth if null",
@@ -67,7 +67,7 @@ class ModelSpec(Spec):
     width: Annotated[Count, Field(le=65_536)] | None = Field(
         default=None, description="channels of the first layer, or units of the hidden one; the network's own if null"
     )
-    spare_outputs: Annotated[Whole, Field(le=1000)] = Field(
+    extra_classes: Annotated[Whole, Field(le=1000)] = Field(
         default=0, description="outputs beyond one a class, for a label that no example has: an eleventh of ten classes"
     )
     initialisation: Literal["default", "he", "uniform", "given"] = Field(
@@ -105,11 +105,11 @@ class ModelSpec(Spec):
 class EvaluationSpec(Spec):
     """How findings are evaluated."""
 
-    updates: Count | None = Field(default=None, description="attack only the first so many updates; all if null")
-    clients: Count | None = Field(
+    max_updates: Count | None = Field(default=None, description="attack only the first so many updates; all if null")
+    max_clients: Count | None = Field(
         default=None, description="run attacks on clients on the first so many only; all if null"
     )
-    federations: list[str] | None = Field(
+    attacked_federations: list[str] | None = Field(
         default=None, description="names of the federations that are attacked; the others only train; all if null"
     )
     controls: bool = Field(
@@ -122,13 +122,13 @@ class EvaluationSpec(Spec):
     accuracy_every: Count | None = Field(
         default=None, description="measure held-out accuracy every so many rounds and after the last; never if null"
     )
-    least_accuracy: Fraction = Field(
+    min_accuracy: Fraction = Field(
         default=0.5,
         description="a federation whose global model classified fewer of the held-out examples correctly at the end "
         "was hardly trained: whatever a malicious client drew of a class is inconclusive then, and so is that nothing "
         "was found by an attack on what a model has learnt (membership, source, attribute)",
     )
-    what_if: bool = Field(
+    compare_defences: bool = Field(
         default=False,
         description="the defences but for none are tried, not used: the answer and the limits are about the others",
     )
@@ -200,12 +200,12 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _attacked_exist(self) -> Scenario:
         known = [federation.name for federation in self.federations]
-        chosen = self.evaluation.federations
+        chosen = self.evaluation.attacked_federations
         if chosen is not None and len(set(chosen)) < max(1, len(chosen)):
-            raise ValueError("evaluation.federations: name one or more, each once; null for all")
+            raise ValueError("evaluation.attacked_federations: name one or more, each once; null for all")
         for name in chosen or []:
             if name not in known:
-                raise ValueError("evaluation.federations: " + unknown_name("federation", name, known))
+                raise ValueError("evaluation.attacked_federations: " + unknown_name("federation", name, known))
         return self
 
     @model_validator(mode="after")
@@ -277,7 +277,7 @@ class Scenario(Spec):
 
     def attacked(self, run: str) -> bool:
         """Whether the updates of the run of that name are attacked."""
-        chosen = self.evaluation.federations
+        chosen = self.evaluation.attacked_federations
         return chosen is None or any(name == run and spec.name in chosen for name, spec, _ in self.runs())
 
     def runs(self) -> list[tuple[str, FederationSpec, DefencesSpec]]:

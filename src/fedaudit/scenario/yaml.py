@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedaudit.utils import plain_yaml
+from fedaudit.utils import plain_yaml, renamed
 from fedaudit.utils.bounds import YAML
 from fedaudit.utils.errors import OWN_MODEL, BadInput, unknown_name
 
@@ -45,10 +45,14 @@ def apply_override(values: dict[str, Any], text: str) -> dict[str, Any]:
     key, value = parse_setting(text)
     if key.count(".") >= (YAML.depth or 0):
         raise BadInput(f"overrides: {key[:40]}…: more than {YAML.depth} levels deep")
-    return dict(_set(values, key.split("."), value, key))
+    try:
+        made = renamed.of_scenario({**values})
+    except ValueError as error:
+        raise BadInput(f"overrides: {error}") from None
+    return dict(_set(made, renamed.of_path(key.split(".")), value, key))
 
 
-_SHORT = ("aggregator", "sanitiser", "malicious")  # keys whose value may be a plain name
+_SHORT = ("aggregator", "client_defence", "malicious")  # keys whose value may be a plain name
 
 
 def _set(node: Any, path: list[str], value: Any, key: str) -> Any:

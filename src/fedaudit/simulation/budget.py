@@ -17,7 +17,7 @@ class PrivacyBudget:
     """Who may still send, where the updates have differential privacy."""
 
     def __init__(self, federation: Federation, history: History) -> None:
-        spec, client_data, sanitiser = federation.spec, federation.client_data, federation.defences.sanitiser
+        spec, client_data, client_defence = federation.spec, federation.client_data, federation.defences.client_defence
         self.history = history
         self.central_noise = 0.0
         self.sent = [0] * spec.clients
@@ -35,21 +35,21 @@ class PrivacyBudget:
             elements=sum(tensor.numel() for tensor in federation.model.state_dict().values()),
         )
         # that of clients who protect themselves, if they do: it is against the server, too
-        own = sanitiser.account(who)
+        own = client_defence.account(who)
         self.account: PrivacyAccount | None = own or federation.aggregator.account(who)
         self.central = own is None
         if self.account:
             history.epsilon_adjacency, history.epsilon_delta = self.account.adjacency, self.account.delta
-            sample = isinstance(sanitiser, DifferentialPrivacy) and sanitiser.level == "sample"
+            sample = isinstance(client_defence, DifferentialPrivacy) and client_defence.level == "sample"
             history.epsilon_unit = "record" if sample else "client"
-        if isinstance(sanitiser, DifferentialPrivacy):
-            self.central = sanitiser.where == "central"
-            guests = federation.canaries.count if federation.canaries and sanitiser.level == "client" else 0
+        if isinstance(client_defence, DifferentialPrivacy):
+            self.central = client_defence.where == "central"
+            guests = federation.canaries.count if federation.canaries and client_defence.level == "client" else 0
             taking_part = per_round + round(guests * per_round / spec.clients)
             # the last batch of a pass may be smaller, and an example weighs more in its mean
             smallest = min(len(data) % spec.batch_size or spec.batch_size for data in client_data)
-            self.central_noise = central_noise(sanitiser, taking_part, smallest)
-        self.allowed = self.account.rounds(sanitiser.budget()) if self.account else 0
+            self.central_noise = central_noise(client_defence, taking_part, smallest)
+        self.allowed = self.account.rounds(client_defence.budget()) if self.account else 0
 
     def state_dict(self) -> State:
         """Return what changes from round to round, for a checkpoint."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedaudit.defences.client_defences import ClientContext, ClientDefence, NoClientDefence
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.sanitising import ClientContext, NoSanitiser, Sanitiser
 from fedaudit.epsilon import Unit
 from fedaudit.epsilon.accounting import Account
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries, CanaryRecords, CanarySpec, Directions
@@ -27,13 +27,15 @@ class CanaryPlay:
     """The canaries of one simulated federation.
 
     At the client's level (and where there is no differential privacy) a canary is a client of its own: in every round
-    in which it takes part it sends its direction, ``strength`` times the clip long, through the federation's sanitiser.
-    Absent ones send zeros (adjacency ``add-remove``), or the opposite (``replace``), so that their number is no
-    secret: the mean is taken over all of them. At the sample's level it is a record of one of the clients, which hold
-    the same number each, and its direction is its gradient; see :class:`~fedaudit.epsilon.canaries.CanaryRecords`.
+    in which it takes part it sends its direction, ``strength`` times the clip long, through the federation's
+    client-side defence. Absent ones send zeros (adjacency ``add-remove``), or the opposite (``replace``), so that their
+    number is no secret: the mean is taken over all of them. At the sample's level it is a record of one of the clients,
+    which hold the same number each, and its direction is its
+    gradient; see :class:`~fedaudit.epsilon.canaries.CanaryRecords`.
 
-    Where the sanitiser is our own and draws nothing, what all canaries send is summed in one transform instead of one
-    by one; what they send is the same, to rounding. With ``joint`` this holds under local noise, too, in distribution.
+    Where the client-side defence is our own and draws nothing, what all canaries send is summed in one transform
+    instead of one by one; what they send is the same, to rounding. With ``joint`` this holds under local noise, too, in
+    distribution.
     """
 
     def __init__(self, federation: Federation, budget: PrivacyBudget) -> None:
@@ -41,7 +43,7 @@ class CanaryPlay:
         self.federation, self.budget = federation, budget
         self.spec: CanarySpec = federation.canaries
         spec, seed, asked = federation.spec, federation.seed, self.spec
-        dp = federation.defences.sanitiser
+        dp = federation.defences.client_defence
         self.dp = dp if isinstance(dp, DifferentialPrivacy) else None
         self.unit: Unit = "record" if self.dp and self.dp.level == "sample" else "client"
         self.clip = self.dp.clip if self.dp else float(getattr(dp, "clipping_norm", asked.clip))
@@ -56,7 +58,7 @@ class CanaryPlay:
         self.expected = round(self.share * asked.count) if self.unit == "client" else 0
         self.batch = min(spec.batch_size, *map(len, federation.client_data))
         self.sampler = generator(seed, spec.name, "canary sampling")
-        self.at_once = type(dp) is NoSanitiser or (type(dp) is DifferentialPrivacy and dp.where == "central")
+        self.at_once = type(dp) is NoClientDefence or (type(dp) is DifferentialPrivacy and dp.where == "central")
         self.rows = federation.aggregator.averages != "equally"
         self.joint = asked.joint and not self.at_once
         self._check_joint(dp)
@@ -90,7 +92,7 @@ class CanaryPlay:
         self.readings = {name: list(rows) for name, rows in state["rows"].items()}
         self.last = state["last"]
 
-    def _check_joint(self, dp: Sanitiser) -> None:
+    def _check_joint(self, dp: ClientDefence) -> None:
         """Refuse joint noise where one draw can't stand for many."""
         if not self.joint:
             return

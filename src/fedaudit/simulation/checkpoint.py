@@ -14,7 +14,7 @@ import torch
 from fedaudit.models.checkpoint import read_torch_file
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.rounds import Round
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import fingerprint
 from fedaudit.utils.integrity import check_text, digest_text
@@ -88,7 +88,7 @@ def unpack(rounds: Sequence[State]) -> list[Round]:
 
     def unpacked(update: State) -> Update:
         training, sanitised = update["training"], update["sanitised"]
-        made = training and TrainingConfig(**training), sanitised and SanitiserInfo(**sanitised)
+        made = training and TrainingConfig(**training), sanitised and ClientDefenceInfo(**sanitised)
         return Update(**{**update, "training": made[0], "sanitised": made[1]})
 
     return [Round(**{**r, "updates": list(map(unpacked, r["updates"]))}) for r in rounds]

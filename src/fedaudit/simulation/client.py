@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.defences.aggregation import Aggregator
+from fedaudit.defences.client_defences import ClientContext, OwnExamples
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.sanitising import ClientContext, OwnExamples
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.epsilon.canaries import CanaryRecords, CanarySpec
 from fedaudit.models import set_training_mode
@@ -98,7 +98,7 @@ class Federation:
 
 
 class Client:
-    """One client: its data, its place in the current pass over them, its sanitiser's state.
+    """One client: its data, its place in the current pass over them, its client-side defence's state.
 
     Args:
         number: from 0; the server's own trainer has another.
@@ -125,7 +125,7 @@ class Client:
         self.spec, self.seed = spec, seed = federation.spec, federation.seed
         self.order = generator(seed, spec.name, "order", number)
         self.noise = generator(seed, spec.name, "sanitiser", number)
-        self.sanitiser = federation.defences.sanitiser.anew()
+        self.client_defence = federation.defences.client_defence.anew()
         self.layers = layers
         malicious = number >= spec.honest
         self.behaviour = behaviour if malicious else None
@@ -133,8 +133,8 @@ class Client:
         self.used = torch.zeros(len(data), dtype=torch.bool)  # which of its examples an update was made from
         self.behaviour_rng = generator(seed, spec.name, "behaviour", number)
         self.gradients: Callable[..., list[Tensor]] | None = None
-        if isinstance(self.sanitiser, DifferentialPrivacy) and self.sanitiser.level == "sample":
-            self.gradients = partial(self._clipped, self.sanitiser)
+        if isinstance(self.client_defence, DifferentialPrivacy) and self.client_defence.level == "sample":
+            self.gradients = partial(self._clipped, self.client_defence)
         self.fast = spec.arithmetic == "fast" and self.gradients is None  # gradients of single examples are vmap's
         self.pending: list[Tensor] = []
         self.canaries = canaries
@@ -150,7 +150,7 @@ class Client:
             "pending": self.pending,
             "riding": [self.riding, self.canaries.generator.get_state()] if self.canaries else None,
             "used": self.used,
-            "sanitiser": self.sanitiser.state_dict(),
+            "client_defence": self.client_defence.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -163,7 +163,7 @@ class Client:
             self.riding, places = state["riding"]
             self.canaries.generator.set_state(places)
         self.used = state["used"]
-        self.sanitiser.load_state_dict(state["sanitiser"])
+        self.client_defence.load_state_dict(state["client_defence"])
 
     def _next(self) -> Tensor:
         """Return the row numbers of the next mini-batch: pass after pass, each shuffled anew.
@@ -206,8 +206,8 @@ class Client:
         self.used[torch.cat(rows)] = True
         task_info, loss, device = self.task_info, self.loss, self.device
         batches = self._examples(rows)
-        if self.sanitiser.augments:
-            batches = self.sanitiser.augment(OwnExamples(model, loss, batches), task_info, self.noise)
+        if self.client_defence.augments:
+            batches = self.client_defence.augment(OwnExamples(model, loss, batches), task_info, self.noise)
         begun = {name: value.to(device) for name, value in start.items()}
         honest = partial(self._honest, model, begun)
         set_training_mode(model, task_info.batch_norm, dropout=task_info.dropout)
@@ -299,14 +299,14 @@ class Client:
             labels=self.data.targets[used] if self.reveal_labels else None,
         )
         began = time.perf_counter()
-        own = self._own(model, start, rows) if self.sanitiser.needs_examples else None
+        own = self._own(model, start, rows) if self.client_defence.needs_examples else None
         context = ClientContext(start, self.layers, spec.clients_per_round or spec.clients, own)
-        update = self.sanitiser(update, context, self.noise)
-        history.sanitising_seconds += time.perf_counter() - began
+        update = self.client_defence(update, context, self.noise)
+        history.client_defence_seconds += time.perf_counter() - began
         return self._send(update, start, history), used
 
     def _own(self, model: nn.Module, start: dict[str, Tensor], rows: Sequence[Tensor]) -> OwnExamples:
-        """Return what a sanitiser is given that looks at the examples."""
+        """Return what a client-side defence is given that looks at the examples."""
         received = copy.deepcopy(model)
         received.load_state_dict(start)
         return OwnExamples(received, self.loss, self._examples(rows))

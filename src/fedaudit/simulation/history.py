@@ -27,7 +27,7 @@ class History:
         bytes: of each update as it was sent, statistics included.
         parameters: elements of each update that were sent: those of the tensors sent, without a sparse update's zeros.
         training_seconds: of all local training.
-        sanitising_seconds: of all sanitisers.
+        client_defence_seconds: of all client-side defences.
         epsilon: after each round, where there is differential privacy (Rényi).
         epsilon_adjacency: by which ε is reckoned.
         epsilon_delta: δ, at which ε is told; None: there is no ε.
@@ -50,7 +50,7 @@ class History:
     bytes: list[int] = field(default_factory=list)
     parameters: list[int] = field(default_factory=list)
     training_seconds: float = 0.0
-    sanitising_seconds: float = 0.0
+    client_defence_seconds: float = 0.0
     epsilon: list[float] = field(default_factory=list)
     epsilon_adjacency: Adjacency = "add-remove"
     epsilon_delta: float | None = None
@@ -68,7 +68,7 @@ class History:
         self.bytes += step.bytes
         self.parameters += step.parameters
         self.training_seconds += step.training_seconds
-        self.sanitising_seconds += step.sanitising_seconds
+        self.client_defence_seconds += step.client_defence_seconds
 
     def accepted(self, clients: range) -> list[float | None]:
         """Return, for each round, the share of the updates of ``clients`` that were taken; None: they sent none."""

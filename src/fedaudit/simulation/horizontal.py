@@ -148,7 +148,7 @@ class _Running:
         if why:
             history.stopped, history.why = index, why
             return False
-        kept = spec.record is None or index in spec.record
+        kept = spec.keep_rounds is None or index in spec.keep_rounds
         received, client_weights = weights, dict[int, dict[str, Tensor]]()
         pays = self.seconds * (spec.rounds - index) > _WORTH
         apart = pays and workers > 1 and len(chosen) > 1 and federation.device == "cpu"
@@ -193,7 +193,7 @@ class _Running:
         """Return the updates after what the server has told clients to do with them."""
         began = time.perf_counter()
         sent = [self.aggregator.asked(u, client_weights.get(u.client, received)) for u in updates]
-        self.history.sanitising_seconds += time.perf_counter() - began
+        self.history.client_defence_seconds += time.perf_counter() - began
         return sent
 
     def _measure(self, finished: int, last: bool) -> None:
@@ -286,7 +286,7 @@ def check_rounds(federation: Federation) -> None:
             f"root_examples is {wanted}, but the clients hold {held} examples together; "
             "lower defences.aggregator.root_examples"
         )
-    dp = federation.defences.sanitiser
+    dp = federation.defences.client_defence
     if isinstance(dp, DifferentialPrivacy) and dp.level == "sample" and federation.task_info.batch_norm == "train":
         refuse_batch_norm(has_batch_norm(federation.model))
     if federation.group_size > 1 and federation.aggregator.averages is None:
@@ -320,7 +320,7 @@ def _check_attacked(federation: Federation, behaviour: Behaviour) -> None:
     if target is not None and any(own):
         raise BadInput(
             f"malicious clients hold {sum(own)} examples of class {target}, which they are after; set "
-            f"malicious.lacks: [{target}]"
+            f"malicious.missing_classes: [{target}]"
         )
 
 
@@ -341,7 +341,7 @@ def _check_budget(federation: Federation) -> None:
     """Refuse a privacy budget that ends the federation before the first recorded round."""
     spec = federation.spec
     budget = PrivacyBudget(federation, History())
-    first = min(spec.record or [0])
+    first = min(spec.keep_rounds or [0])
     if budget.account is None or budget.allowed > first:  # nobody has sent so often by then
         return
     sampler = _sampler(spec, federation.seed)
@@ -360,7 +360,7 @@ def _sampler(spec: FederationSpec, seed: int) -> torch.Generator:
 def _check_size(federation: Federation) -> None:
     """Refuse a transcript that can't fit into memory, and training that would take for ever, before it begins."""
     spec = federation.spec
-    rounds = spec.rounds if spec.record is None else len(spec.record)
+    rounds = spec.rounds if spec.keep_rounds is None else len(spec.keep_rounds)
     sent = rounds * (spec.clients_per_round or spec.clients)
     tensors = (sent + rounds) * sum(t.numel() for t in federation.model.state_dict().values())
     pixels = sent * (spec.local_steps or 1) * spec.batch_size * math.prod(federation.task_info.input_shape)

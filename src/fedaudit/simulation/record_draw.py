@@ -181,7 +181,7 @@ def draw(
     held = _distinct(torch.randperm(len(theirs), generator=generator).tolist(), own, malicious)
     if len(held) < half:
         raise BadInput(
-            f"threat.records asks for {half} examples of honest clients, and they hold {len(held)} that differ"
+            f"threat.target_records asks for {half} examples of honest clients, and they hold {len(held)} that differ"
         )
     free = _joined([rest, held_out])
     order = [
@@ -191,7 +191,7 @@ def draw(
     non_members = _distinct(order, [*_digests(rest), *_digests(held_out)], malicious | set(own))
     if len(non_members) < half + public + 1:  # one, at least, for accuracy
         raise BadInput(
-            f"threat.records and public_examples ask for {half + public} examples that nobody trains on, and "
+            f"threat.target_records and public_examples ask for {half + public} examples that nobody trains on, and "
             f"there are {max(0, len(non_members) - 1)}; lower them, or let the clients hold less "
             "(federations.*.examples)"
         )
@@ -199,9 +199,9 @@ def draw(
     members = _with_partners(held, _strata(theirs, held), strata)[:half]
     if len(members) < half:
         raise BadInput(
-            f"threat.records asks for {half} examples of honest clients, each with another of its class that nobody "
-            f"trains on, and there are {len(members)}; set threat.records to {2 * len(members)} or less, or let the "
-            "clients hold less of the classes that are few (federations.*.examples)"
+            f"threat.target_records asks for {half} examples of honest clients, each with another of its class that "
+            f"nobody trains on, and there are {len(members)}; set threat.target_records to {2 * len(members)} or "
+            "less, or let the clients hold less of the classes that are few (federations.*.examples)"
         )
     others = _matched(_strata(theirs, members), non_members, strata)
     gone = set(others)
@@ -211,7 +211,7 @@ def draw(
     if not len(held_out):
         left = _unheld(rest, client_data, {*others, *further})
     elif not len(left):
-        raise BadInput("threat.records and public_examples leave nothing to measure accuracy on; lower them")
+        raise BadInput("threat.target_records and public_examples leave nothing to measure accuracy on; lower them")
     shuffle = torch.randperm(2 * half, generator=generator)
     place = torch.argsort(shuffle)
     lengths = torch.tensor([len(data) for data in client_data[:honest]])

@@ -92,7 +92,7 @@ class Server:
         if self.aggregator.whole and len(groups) > 1:
             raise BadInput(
                 f"the aggregator '{self.aggregator.name}' clips whole updates, and clients held different layers back; "
-                "use a sanitiser that sends all layers"
+                "use a client-side defence that sends all layers"
             )
         state, parts, too_few = dict(weights), {}, []
         for senders, names in sorted(groups.items(), key=lambda group: (-len(group[0]), group)):

@@ -33,7 +33,7 @@ def simulate(
 ) -> Recording:
     """Run the federation's rounds and return what travelled, the truth that belongs to it, and how it went.
 
-    Where a privacy budget is spent earlier, fewer rounds. With ``spec.record`` only those rounds are returned.
+    Where a privacy budget is spent earlier, fewer rounds. With ``spec.keep_rounds`` only those rounds are returned.
 
     Args:
         federation: with all of its parts, see :func:`check`.
@@ -75,7 +75,7 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
             name, value = property_of(dataset, spec.partition.attribute)
             options["marks"] = held.attributes[name] == value
         if spec.malicious:
-            options["lacking"] = dict.fromkeys(range(spec.honest, spec.clients), spec.malicious.lacks)
+            options["lacking"] = dict.fromkeys(range(spec.honest, spec.clients), spec.malicious.missing_classes)
         rows = partition(
             spec.partition.scheme,
             held.targets,
@@ -88,12 +88,13 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
     client_data = [held[own] for own in rows]
-    if spec.malicious and spec.malicious.lacks:
+    if spec.malicious and spec.malicious.missing_classes:
         if dataset.num_classes is None:
             raise BadInput(
-                f"federation '{spec.name}': malicious.lacks names classes, and '{dataset.name}' has none; leave it out"
+                f"federation '{spec.name}': malicious.missing_classes names classes, and '{dataset.name}' has none; "
+                "leave it out"
             )
-        without = torch.tensor(spec.malicious.lacks)
+        without = torch.tensor(spec.malicious.missing_classes)
         client_data[spec.honest :] = [data[~torch.isin(data.targets, without)] for data in client_data[spec.honest :]]
         if not all(map(len, client_data)):
             raise BadInput(
@@ -109,12 +110,12 @@ def _held_examples(pool: Split, spec: FederationSpec, seed: int) -> Tensor:
     seeds that follow each other have different examples as long as there are any. All federations of a scenario have
     the same. Where the first are wanted, they are the first of each class.
     """
-    examples, shuffle = spec.examples, spec.draw != "first"
+    examples, shuffle = spec.examples, spec.sampling != "first"
     if examples is None:
         return torch.arange(len(pool))
     if examples > len(pool):
         raise BadInput(f"{examples} examples are asked for, but the split has {len(pool)}; lower 'examples'")
-    any_class = spec.draw == "uniform" or pool.targets.ndim != 1
+    any_class = spec.sampling == "uniform" or pool.targets.ndim != 1
     labels = torch.zeros(len(pool), dtype=torch.int64) if any_class else pool.targets
     classes = [torch.nonzero(labels == label)[:, 0] for label in labels.unique()]
     turn = seed * examples if shuffle else 0

@@ -15,6 +15,7 @@ from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.utils.distributions import lacking
 from fedaudit.utils.errors import unknown_name
 from fedaudit.utils.registry import PluginField
+from fedaudit.utils.renamed import of_part
 from fedaudit.utils.validation import (
     Count,
     Fraction,
@@ -66,7 +67,7 @@ class MaliciousSpec(Spec):
 
     behaviour: PluginField[Behaviour] = Field(description="which one, by its registered name")
     clients: Count = Field(default=1, description="the last ones; they collude")
-    lacks: list[Whole] = Field(default=[], description="classes of which they hold no example: theirs are left out")
+    missing_classes: list[Whole] = Field(default=[], description="classes of which they hold no example: theirs are left out")
 
     @property
     def name(self) -> str:
@@ -77,16 +78,16 @@ class MaliciousSpec(Spec):
     @classmethod
     def _side_by_side(cls, values: Any) -> Any:
         """Tell the behaviour's settings from what every behaviour has: a scenario writes them side by side."""
-        values = from_name(values)
+        values = of_part(cls.__name__, from_name(values))
         if not isinstance(values, dict) or "behaviour" in values:
             return values
-        own = {key: value for key, value in values.items() if key in ("clients", "lacks")}
+        own = {key: value for key, value in values.items() if key in ("clients", "missing_classes")}
         return {**own, "behaviour": {key: value for key, value in values.items() if key not in own}}
 
     @model_serializer
     def _written(self) -> dict[str, Any]:
         settings = self.behaviour.written()
-        return {"name": settings.pop("name"), "clients": self.clients, "lacks": self.lacks, **settings}
+        return {"name": settings.pop("name"), "clients": self.clients, "missing_classes": self.missing_classes, **settings}
 
 
 class FederationSpec(Spec):
@@ -111,10 +112,10 @@ class FederationSpec(Spec):
     clients_per_round: Count | None = Field(default=None, description="how many take part in a round; all if null")
     rounds: Count = Field(default=1, description="how often the server sends the model and merges what comes back")
     examples: Count | None = Field(default=None, description="examples that all clients hold together; all if null")
-    draw: Literal["random", "first", "uniform"] = Field(
-        default="random",
+    sampling: Literal["stratified", "first", "uniform"] = Field(
+        default="stratified",
         description="which examples these are: drawn by the scenario's seed (seeds that follow each other draw "
-        "different ones), of every class in turn (random) or without regard to classes (uniform); or the data set's "
+        "different ones), of every class in turn (stratified) or without regard to classes (uniform); or the data set's "
         "first of every class in turn (first)",
     )
     batch_size: Count = Field(default=1, description="examples in a client's gradient, or in a local step")
@@ -147,7 +148,7 @@ class FederationSpec(Spec):
         default=None,
         description="of a vertical federation, or split learning: how features, model and messages are split",
     )
-    record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
+    keep_rounds: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
     )
 
@@ -211,10 +212,10 @@ class FederationSpec(Spec):
         if self.examples is None:
             return "all of the split"
         return {
-            "random": "drawn by the seed, of every class (if there are classes) in turn",
+            "stratified": "drawn by the seed, of every class (if there are classes) in turn",
             "uniform": "drawn by the seed, without regard to classes",
             "first": "the split's first, of every class (if there are classes) in turn",
-        }[self.draw]
+        }[self.sampling]
 
     @property
     def plan(self) -> LocalPlan:
@@ -238,10 +239,10 @@ class FederationSpec(Spec):
             raise ValueError(f"clients_per_round is {self.clients_per_round}, but there are {self.clients} clients")
         if self.malicious is not None and self.malicious.clients >= self.clients:
             raise ValueError(f"malicious.clients is {self.malicious.clients} of {self.clients}; leave an honest one")
-        if self.record is not None and len(set(self.record)) < len(self.record):
-            raise ValueError("record names a round twice; name each once")
-        if self.record is not None and not 0 <= max(self.record) < self.rounds:
-            raise ValueError(f"record names round {max(self.record)}, but rounds count from 0 to {self.rounds - 1}")
+        if self.keep_rounds is not None and len(set(self.keep_rounds)) < len(self.keep_rounds):
+            raise ValueError("keep_rounds names a round twice; name each once")
+        if self.keep_rounds is not None and not 0 <= max(self.keep_rounds) < self.rounds:
+            raise ValueError(f"keep_rounds names round {max(self.keep_rounds)}, but rounds count from 0 to {self.rounds - 1}")
         if not self.settings.same_examples and self.examples is not None and self.examples < self.clients:
             raise ValueError(
                 f"{self.examples} examples can't be partitioned over {self.clients} clients; examples are those of all "

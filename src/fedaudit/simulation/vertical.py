@@ -187,15 +187,15 @@ def check_vertical(federation: Federation) -> None:
         _check_server(federation, spec.server)
     if not federation.defences.undefended:
         raise BadInput(
-            "a vertical federation has no updates that sanitisers or aggregators could change; use sanitiser: none and "
-            "aggregator: mean"
+            "a vertical federation has no updates that client-side defences or aggregators could change; use "
+            "client_defence: none and aggregator: mean"
         )
     if federation.group_size > 1:
         raise BadInput("threat.sees: sums of updates are for horizontal federations; leave it at updates")
     if federation.canaries is not None:
         raise BadInput("an audit of ε needs updates of a horizontal federation; use fedsgd, fedavg or fedprox")
     if federation.drawn.records is not None:
-        raise BadInput("threat.records and client_property are for horizontal federations; leave them out")
+        raise BadInput("threat.target_records and client_property are for horizontal federations; leave them out")
     if federation.reveal_labels:
         raise BadInput(
             "in a vertical federation the server has the labels, and a party doesn't: leave threat.knows_labels out"

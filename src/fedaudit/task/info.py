@@ -195,7 +195,7 @@ class TaskInfo:
         if self.causal and (other or self.extra_classes or self.loss == BCE):
             raise BadInput(
                 "a causal task has a class for each token of the vocabulary, and cross-entropy as its loss: set "
-                "spare_outputs to 0, and model.loss to auto"
+                "extra_classes to 0, and model.loss to auto"
             )
 
     @property
@@ -208,7 +208,7 @@ class TaskInfo:
             raise BadInput(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1]")
         weights = self.class_weights
         if self.extra_classes and (self.loss == BCE or self.num_classes is None or weights is not None):
-            raise BadInput("spare_outputs are for cross-entropy over classes, without class_weights; set it to 0")
+            raise BadInput("extra_classes are for cross-entropy over classes, without class_weights; set it to 0")
         if weights is not None and (
             len(weights) != (self.num_classes or self.outputs) or not all(math.isfinite(w) and w >= 0 for w in weights)
         ):

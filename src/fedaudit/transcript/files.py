@@ -30,7 +30,7 @@ from fedaudit.task.targets import TaskName
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.rounds import REMEDY, Digest, Files
 from fedaudit.transcript.sent import SENT, entries_by_kind
-from fedaudit.transcript.update import CONTRADICTED, Replay, SanitiserInfo
+from fedaudit.transcript.update import CONTRADICTED, Replay, ClientDefenceInfo
 from fedaudit.utils.bounds import JSON, TENSORS, check_file, read_bytes
 from fedaudit.utils.distributions import lacking
 from fedaudit.utils.errors import BadInput, CorruptTranscript
@@ -115,7 +115,7 @@ class MessageEntry(SentEntry):
     name: _Text | None = None
     seconds: Annotated[float, Field(ge=0)] | None = None
     labels: list[_Natural] | list[Number] | None = None
-    sanitised: SanitiserInfo | None = None
+    sanitised: ClientDefenceInfo | None = None
     members: tuple[_Natural, ...] = ()
     notes: list[_Text] = []
 

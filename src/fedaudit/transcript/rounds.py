@@ -140,7 +140,7 @@ def check_update(
 ) -> None:
     """Check that ``own``, of ``parameters``, and ``moved``, of ``buffers``, are as the model has them.
 
-    A sanitiser may hold tensors back, but then says so; without one the update must be ``whole``.
+    A client-side defence may hold tensors back, but then says so; without one the update must be ``whole``.
     """
     sent = {k: v for k, v in parameters.items() if whole or k in own}
     if not sent:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedaudit.task.training import Pass, TrainingConfig
 from fedaudit.transcript.rounds import Round
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput
 
 
@@ -59,8 +59,8 @@ def summed(updates: Sequence[Update], *, weighted: bool = False, batch_norm: boo
         return first
     if any(u.kind != first.kind or set(u.tensors) != set(first.tensors) for u in updates):
         raise BadInput(
-            "clients sent different tensors, and secure aggregation adds what all send; use a sanitiser that sends all "
-            "layers, or threat.sees=updates"
+            "clients sent different tensors, and secure aggregation adds what all send; use a client-side defence "
+            "that sends all layers, or threat.sees=updates"
         )
     parts = shares(updates, weighted=weighted)
     trainings = [u.training for u in updates if u.training is not None]
@@ -206,7 +206,7 @@ def training_of_sum(
     )
 
 
-def _sanitised(each: Sequence[SanitiserInfo | None], parts: Sequence[float]) -> SanitiserInfo | None:
+def _sanitised(each: Sequence[ClientDefenceInfo | None], parts: Sequence[float]) -> ClientDefenceInfo | None:
     """Return what is known of the sum: zeros are where nobody sent anything, signs are lost, independent noise adds."""
     known, pairs = [one for one in each if one is not None], list(zip(parts, each, strict=True))
     if not known:
@@ -219,4 +219,4 @@ def _sanitised(each: Sequence[SanitiserInfo | None], parts: Sequence[float]) -> 
         for name in dict(known[0].noises)
     )
     sparse = all(one.sparse for one in known)
-    return SanitiserInfo(known[0].name, sparse=sparse, noise=noise, clip=clip, noises=noises)
+    return ClientDefenceInfo(known[0].name, sparse=sparse, noise=noise, clip=clip, noises=noises)

@@ -63,7 +63,7 @@ class ThreatModel(Spec):
     knows_training: bool = Field(
         default=True, description="learning rate, local steps, batch sizes, momentum, weight decay"
     )
-    records: Count | None = Field(
+    target_records: Count | None = Field(
         default=None,
         description="examples that it holds and asks something of: half are honest clients', half nobody's",
     )
@@ -85,16 +85,18 @@ class ThreatModel(Spec):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ThreatModel:
-        if self.records is not None and self.records % 2:
-            raise ValueError(f"records is {self.records}; half of them are clients' examples: give an even number")
-        used = self.records or self.client_property or self.adversary == "malicious-server"
+        if self.target_records is not None and self.target_records % 2:
+            raise ValueError(
+                f"target_records is {self.target_records}; half of them are clients' examples: give an even number"
+            )
+        used = self.target_records or self.client_property or self.adversary == "malicious-server"
         if self.public_examples is not None and not (self.knows_public_data and used):
             raise ValueError(
-                "public_examples needs knows_public_data: true, and what uses them: records, a client_property or "
-                "adversary: malicious-server"
+                "public_examples needs knows_public_data: true, and what uses them: target_records, a "
+                "client_property or adversary: malicious-server"
             )
-        if self.hidden_attribute is not None and not self.records:
-            raise ValueError("hidden_attribute needs records that lack it; set records to 300, for example")
+        if self.hidden_attribute is not None and not self.target_records:
+            raise ValueError("hidden_attribute needs records that lack it; set target_records to 300, for example")
         self._check_part()
         return self
 
@@ -254,8 +256,8 @@ class ThreatModel(Spec):
         if self.partial and reads:
             known["the updates of the other rounds"] = False
         others = "other " * own
-        if self.records:
-            known[f"{self.records} records with their labels, half of them honest {others}clients'"] = True
+        if self.target_records:
+            known[f"{self.target_records} records with their labels, half of them honest {others}clients'"] = True
             known[f"which of the records are {others}clients', or anything else of the {others}clients' data"] = False
             if self.hidden_attribute:
                 known[f"the records' attribute '{self.hidden_attribute}'"] = False

@@ -114,11 +114,11 @@ class PrivateSteps:
 
 
 @dataclass(frozen=True)
-class SanitiserInfo:
+class ClientDefenceInfo:
     """What everybody knows of the defence that an update went through: it is part of the federation's plan.
 
     Attributes:
-        name: of the sanitiser.
+        name: of the client-side defence.
         sparse: a zero means that the number wasn't sent.
         signs: only the sign of each number was sent.
         noise: standard deviation of the noise in each number that was sent.
@@ -188,7 +188,7 @@ class Update:
     training: TrainingConfig | None
     buffers: dict[str, Tensor] = field(default_factory=dict)
     labels: Tensor | None = None
-    sanitised: SanitiserInfo | None = None
+    sanitised: ClientDefenceInfo | None = None
     seconds: float | None = None
     members: tuple[int, ...] = ()
 

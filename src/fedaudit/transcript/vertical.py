@@ -36,7 +36,7 @@ class VerticalSpec(ProtocolSpec):
     # Every party takes part in every round, in one step on the same examples.
     lacks: ClassVar[tuple[str, ...]] = (
         "clients_per_round", "local_steps", "local_epochs", "momentum", "weight_decay", "proximal_mu", "malicious",
-        "record", "batch_norm", "arithmetic", "partition",
+        "keep_rounds", "batch_norm", "arithmetic", "partition",
     )  # fmt: skip
     lacks_why: ClassVar[str] = (
         "a vertical federation, whose parties all take part in one step a round on the same examples"

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.renamed import of_name
 from fedaudit.utils.version import __version__
 
 OURS = "fedaudit"
@@ -82,6 +83,9 @@ def moved(package: str) -> Callable[[str], Any]:
     """
 
     def get(name: str) -> Any:
+        new = of_name(package, name)
+        if new != name:
+            return getattr(importlib.import_module(package), new)
         home, _, now = MOVED.get(package, {}).get(name, "").partition(":")
         if not home:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")

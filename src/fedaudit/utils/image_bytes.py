@@ -63,7 +63,7 @@ def decode_unit(data: bytes, where: str, white: float | None = None) -> tuple[np
             seen = f"{np.nanmin(values):g} to {np.nanmax(values):g}"
             raise BadInput(
                 f"{where}: values from {seen}, which aren't numbers between 0 and {most:g}; say which value is white "
-                "(data.white), or shift them first"
+                "(data.max_pixel_value), or shift them first"
             )
         scaled = np.asarray(values / np.array(most, values.dtype), dtype=np.float32)
         return np.repeat(scaled[:, :, None], 3, axis=2) if deep else scaled, most

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedaudit.utils.distributions import moved
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.renamed import of_name
 
 
 def lazy(package: str, *, needs: str = "", of: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -34,6 +35,7 @@ def lazy(package: str, *, needs: str = "", of: str = "") -> tuple[Callable[[str]
         return {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
+        name = of_name(package, name)
         if name.startswith("__") or name not in homes():
             return moved(package)(name)
         if needs and importlib.util.find_spec(needs) is None:

@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from fedaudit.utils.distributions import lacking, misfit
 from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.renamed import GROUPS, PLUGINS, of_plugin
 from fedaudit.utils.validation import NamedSpec, explain, from_name, safe_name
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> Entry[T]:
         self._load()
         try:
-            return self._entries[name]
+            return self._entries[name if name in self._entries else of_plugin(self.group, name)]
         except KeyError:
             elsewhere = lacking(self.group, name)
             told = f"{self.kind} '{name}' {elsewhere}" if elsewhere else unknown_name(self.kind, name, self._entries)
@@ -93,7 +94,7 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         self._load()
-        return name in self._entries
+        return name in self._entries or PLUGINS.get(self.group or "", {}).get(str(name)) in self._entries
 
     def __iter__(self) -> Iterator[Entry[T]]:
         self._load()
@@ -116,7 +117,8 @@ class Registry(Generic[T]):
         self._loaded = True  # first, since what is imported may look into the registry
         from importlib.metadata import entry_points
 
-        for point in entry_points(group=self.group):
+        points = [*entry_points(group=self.group), *entry_points(group=GROUPS.get(self.group, ""))]
+        for point in points:
             package = point.dist.name if point.dist else point.value
             self._distributions[point.module.partition(".")[0]] = package
             if why := misfit(package):
@@ -206,7 +208,7 @@ def register(*, frozen: bool = True) -> Callable[[C], C]: ...
 def register(cls: C | None = None, /, *, frozen: bool = True) -> C | Callable[[C], C]:
     """Make a plug-in's class a validated, keyword-only dataclass and add it to the registry of its kind.
 
-    The same decorator for attacks, aggregators, sanitisers and behaviours: ``@register`` above the class, or
+    The same decorator for attacks, aggregators, client-side defences and behaviours: ``@register`` above the class, or
     ``@register(frozen=False)`` where it keeps state from round to round. A class that is a dataclass already stays so.
 
     Raises:
@@ -216,7 +218,7 @@ def register(cls: C | None = None, /, *, frozen: bool = True) -> C | Callable[[C
 
     def add(plugin: C) -> C:
         if not issubclass(plugin, Plugin) or not hasattr(plugin, "registry"):
-            raise TypeError(f"{plugin.__name__} is neither an Attack, an Aggregator, a Sanitiser nor a Behaviour")
+            raise TypeError(f"{plugin.__name__} is neither an Attack, an Aggregator, a ClientDefence nor a Behaviour")
         for attribute in ("name", "summary"):
             if not isinstance(getattr(plugin, attribute, None), str):
                 raise ValueError(f"{plugin.__name__} has no {attribute}: give it a class attribute '{attribute}'")

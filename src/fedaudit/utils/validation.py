@@ -8,8 +8,9 @@ import reprlib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from fedaudit.utils import renamed
 from fedaudit.utils.bounds import PATH
 from fedaudit.utils.errors import BadInput, did_you_mean, unknown_name
 
@@ -33,6 +34,11 @@ class Spec(BaseModel):
             raise BadInput(explain(error, type(self))) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # so parts of a whole are told of by the whole
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_names_of_today(cls, values: Any) -> Any:
+        return renamed.of_part(cls.__name__, values)
 
 
 class NamedSpec(BaseModel):

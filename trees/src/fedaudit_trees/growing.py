@@ -265,8 +265,9 @@ def check_trees(federation: Federation) -> None:
     protocol, summed = trees.protocol, federation.group_size > 1
     if not federation.defences.undefended:
         raise BadInput(
-            "a federation of trees has no updates that sanitisers or aggregators could change; use sanitiser: none and "
-            "aggregator: mean, and the settings noise, cover, max_depth and min_child_weight of its trees"
+            "a federation of trees has no updates that client-side defences or aggregators could change; use "
+            "client_defence: none and aggregator: mean, and the settings noise, cover, max_depth and "
+            "min_child_weight of its trees"
         )
     if summed and (protocol != "histogram" or federation.group_size < spec.clients):
         raise BadInput(
@@ -280,7 +281,7 @@ def check_trees(federation: Federation) -> None:
     if federation.canaries is not None:
         raise BadInput("an audit of ε needs updates of a federation of networks; use fedsgd, fedavg or fedprox")
     if federation.drawn.records is not None:
-        raise BadInput("threat.records and client_property are for federations of networks; leave them out")
+        raise BadInput("threat.target_records and client_property are for federations of networks; leave them out")
     if federation.reveal_labels:
         raise BadInput("labels don't travel with trees, which tell them: leave threat.knows_labels out")
     if any(len(split) < 2 for split in federation.client_data):

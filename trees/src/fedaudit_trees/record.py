@@ -33,7 +33,7 @@ class TreeSpec(ProtocolSpec):
     # Clients grow trees on all of their rows, in every round or in turn.
     lacks: ClassVar[tuple[str, ...]] = (
         "clients_per_round", "local_steps", "local_epochs", "momentum", "weight_decay", "proximal_mu", "malicious",
-        "server", "record", "batch_norm", "arithmetic", "batch_size",
+        "server", "keep_rounds", "batch_norm", "arithmetic", "batch_size",
     )  # fmt: skip
     lacks_why: ClassVar[str] = "a federation of trees, whose clients grow trees on all their rows"
 

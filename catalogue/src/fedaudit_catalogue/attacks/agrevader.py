@@ -81,7 +81,7 @@ class AgrEvaderClient(Behaviour):
         """Refuse to begin without records."""
         if not records:
             raise BadInput(
-                "the behaviour 'agrevader' needs records to push: set threat.adversary=client and threat.records"
+                "the behaviour 'agrevader' needs records to push: set threat.adversary=client and threat.target_records"
             )
 
     def adversary_log(self) -> dict[str, Tensor]:
@@ -116,7 +116,7 @@ class AgrEvader(Attack):
     paper = _PAPER
     threat_model = "client, active"
     needs = (
-        "records (threat.records)",
+        "records (threat.target_records)",
         "malicious clients that push them (federations[].malicious: agrevader)",
     )
     default_scope = "federation"

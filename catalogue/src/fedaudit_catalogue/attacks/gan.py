@@ -51,7 +51,7 @@ class GANClient(Behaviour):
     Args:
         target: the class to steal.
         label: under which the generated images are trained on; the class after the target if None. With
-            ``model.spare_outputs`` it may be one that no example has: 10, the eleventh of ten.
+            ``model.extra_classes`` it may be one that no example has: 10, the eleventh of ten.
         start: first round of the attack, from 0; before, the client is honest.
         images: generated and trained on in each round.
         steps: of the generator's optimiser a round.
@@ -124,7 +124,7 @@ class GANClient(Behaviour):
         if self.label is not None and self.label >= task_info.outputs:
             raise BadInput(
                 f"the behaviour 'gan': label is {self.label}, but the model's outputs are 0 to "
-                f"{task_info.outputs - 1}; for a label that no example has, model.spare_outputs is to be "
+                f"{task_info.outputs - 1}; for a label that no example has, model.extra_classes is to be "
                 f"{self.label + 1 - classes}"
             )
 

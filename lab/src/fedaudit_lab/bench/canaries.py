@@ -86,7 +86,7 @@ def _scenario(where: str, canaries: int, width: int, *, joint: bool) -> Scenario
                     "learning_rate": 0.001,
                 }
             ],
-            "defences": {"sanitiser": {"name": "dp", "where": where, "noise": 1e-4, "epsilon": None}},
-            "attacks": [{"name": "epsilon", "canaries": canaries, "noise": "joint" if joint else "each"}],
+            "defences": {"client_defence": {"name": "dp", "where": where, "noise": 1e-4, "epsilon": None}},
+            "attacks": [{"name": "dp-canaries", "canaries": canaries, "noise": "joint" if joint else "each"}],
         }
     )

@@ -160,7 +160,13 @@ def _beside_flower(federation: Federation, bare: Callable[[], object], repetitio
 def _federation(case: Case, arithmetic: str, device: str = "cpu") -> Federation:
     training = {
         **{"name": "f", "algorithm": "fedavg", "clients": _CLIENTS, "rounds": case.rounds, "arithmetic": arithmetic},
-        **{"batch_size": case.batch, "local_steps": case.steps, "learning_rate": 0.01, "momentum": 0.5, "record": [0]},
+        **{
+            "batch_size": case.batch,
+            "local_steps": case.steps,
+            "learning_rate": 0.01,
+            "momentum": 0.5,
+            "keep_rounds": [0],
+        },
     }
     scenario = Scenario.model_validate(
         {

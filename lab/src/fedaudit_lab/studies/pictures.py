@@ -90,10 +90,10 @@ def _sheets(trial: Path, files: Mapping[str, str]) -> tuple[Pixels, Pixels, str]
         return None
     result: dict[str, Any] = json.loads(_read(trial, "results.json", files))
     finding = next((f for f in result["findings"] if f.get("kind") == "class-images"), None)
-    if finding is None or len(finding["sheets"]) < 2:
+    if finding is None or len(finding["image_rows"]) < 2:
         return None
-    real, last = (finding["sheets"][i] for i in (0, -1))
-    course = next((f["course"] for f in result["federations"] if f["name"] == finding["federation"]), None) or {}
+    real, last = (finding["image_rows"][i] for i in (0, -1))
+    course = next((f["history"] for f in result["federations"] if f["name"] == finding["federation"]), None) or {}
     caption = last["title"].rpartition(", ")[0]  # without its PSNR
     if course.get("accuracy"):
         caption += f"; accuracy {course['accuracy'][-1]:.2f}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedaudit import Audit, BadInput, FedAuditError, Scenario, load_dataset
 from fedaudit.data import find_dataset, reading_once
-from fedaudit.defences import AGGREGATORS, SANITISERS
+from fedaudit.defences import AGGREGATORS, CLIENT_DEFENCES
 from fedaudit.pipeline import Trained, run_audit, training_once
 from fedaudit.scenario import scenario_from
 from fedaudit.simulation import BEHAVIOURS, SERVER_BEHAVIOURS
@@ -100,7 +100,7 @@ def trial_computation(scenario: Scenario, data_dir: Path | None) -> str:
         trial_key(scenario),
         [type(attack), *(file_digest(path) for path in attack.files())],
         [_entry(AGGREGATORS, one.aggregator.name) for one in defences],
-        [_entry(SANITISERS, one.sanitiser.name) for one in defences],
+        [_entry(CLIENT_DEFENCES, one.client_defence.name) for one in defences],
         [_entry(BEHAVIOURS, one.malicious.name) for one in scenario.federations if one.malicious],
         [_entry(SERVER_BEHAVIOURS, one.server.name) for one in scenario.federations if one.server],
         file_digest(scenario.model.checkpoint) if scenario.model.checkpoint else None,
@@ -308,22 +308,22 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None) -> d
             "federation": f.name,
             "attacked": any(u["federation"] == f.name for u in updates),
             "hardly_trained": f.name in hardly,
-            "accuracy": f.course.accuracy[-1] if f.course.accuracy else None,
-            "late_accuracy": _late(f.course.accuracy),
-            "parameters": f.course.parameters,
-            "share": f.course.parameters / result.model.parameters,
-            "bytes": f.course.bytes,
-            "training": f.course.timing.training,
-            "sanitising": f.course.timing.sanitising,
-            "sanitising_share": f.course.timing.sanitising / max(f.course.timing.training, 1e-9),
-            "epsilon": f.course.epsilon[-1] if f.course.epsilon else None,
-            "stopped": f.course.stopped,
-            "malicious_accepted": _since(f.course.malicious_accepted, start),
-            "honest_accepted": _since(f.course.honest_accepted, start),
+            "accuracy": f.history.accuracy[-1] if f.history.accuracy else None,
+            "late_accuracy": _late(f.history.accuracy),
+            "parameters": f.history.parameters,
+            "share": f.history.parameters / result.model.parameters,
+            "bytes": f.history.bytes,
+            "training": f.history.timing.training,
+            "client_defence": f.history.timing.client_defence,
+            "client_defence_share": f.history.timing.client_defence / max(f.history.timing.training, 1e-9),
+            "epsilon": f.history.epsilon[-1] if f.history.epsilon else None,
+            "stopped": f.history.stopped,
+            "malicious_accepted": _since(f.history.malicious_accepted, start),
+            "honest_accepted": _since(f.history.honest_accepted, start),
             "alarms": float(sum(check.noticed > 0 for check in f.checks)) if f.checks else None,
         }
         for f in result.federations
-        if f.course
+        if f.history
     ]
     return {"updates": updates, "courses": histories, "lpips_missing": result.lpips_missing}
 

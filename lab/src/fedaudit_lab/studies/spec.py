@@ -46,8 +46,8 @@ MEASURES = {
         Metric("share_sent", "share of the model's elements that an update carries", higher_is_better=False),
         Metric("bytes_sent", "bytes of an update as it was sent", unit="B", higher_is_better=False),
         Metric("training_seconds", "local training of an update", unit="s", higher_is_better=False),
-        Metric("sanitising_seconds", "a client's defence, an update", unit="s", higher_is_better=False),
-        Metric("sanitising_share", "a client's defence, by the seconds of its training", higher_is_better=False),
+        Metric("client_defence_seconds", "a client's defence, an update", unit="s", higher_is_better=False),
+        Metric("client_defence_share", "a client's defence, by the seconds of its training", higher_is_better=False),
         Metric(
             "malicious_accepted", "share of malicious clients' updates that the server took, from the attack's start"
         ),
@@ -66,8 +66,8 @@ OF_FEDERATIONS = {
     "share_sent": "share",
     "bytes_sent": "bytes",
     "training_seconds": "training",
-    "sanitising_seconds": "sanitising",
-    "sanitising_share": "sanitising_share",
+    "client_defence_seconds": "client_defence",
+    "client_defence_share": "client_defence_share",
     "malicious_accepted": "malicious_accepted",
     "honest_accepted": "honest_accepted",
     "alarms": "alarms",
@@ -345,16 +345,16 @@ def trial_key(scenario: Scenario) -> str:
     model["batch_norm"] = model["batch_norm"] or "eval"
     if model["dropout"] is None:
         del model["dropout"]
-    if not model["spare_outputs"]:
-        del model["spare_outputs"]
+    if not model["extra_classes"]:
+        del model["extra_classes"]
     for federation in values["federations"]:
         if federation["batch_norm"] is None:
             del federation["batch_norm"]
         if federation["arithmetic"] == "torch":
             del federation["arithmetic"]
     del values["evaluation"]["controls"]  # studies run none
-    if values["evaluation"]["least_accuracy"] == EvaluationSpec().least_accuracy:
-        del values["evaluation"]["least_accuracy"]
+    if values["evaluation"]["min_accuracy"] == EvaluationSpec().min_accuracy:
+        del values["evaluation"]["min_accuracy"]
     return hashlib.sha256(json.dumps([FORMAT, values], sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedaudit.adapters.flower.canaries import CanaryMod
     from fedaudit.adapters.flower.guard import Guard
     from fedaudit.adapters.flower.in_process import parse_config, run_app
-    from fedaudit.adapters.flower.mods import SanitiserMod
+    from fedaudit.adapters.flower.mods import ClientDefenceMod
     from fedaudit.adapters.flower.strategies import RobustStrategy, RootTraining
     from fedaudit.adapters.flower.strategy import AuditStrategy
 else:
@@ -23,10 +23,10 @@ else:
 __all__ = [
     "AuditStrategy",
     "CanaryMod",
+    "ClientDefenceMod",
     "Guard",
     "RobustStrategy",
     "RootTraining",
-    "SanitiserMod",
     "audit_flower",
     "parse_config",
     "run_app",

@@ -27,7 +27,7 @@ from flwr.serverapp import Grid
 
 from fedaudit.adapters.flower.app_file import NODES, Config, flat, read_app
 from fedaudit.adapters.flower.messages import is_training, server_round
-from fedaudit.defences.sanitising import Sanitiser
+from fedaudit.defences.client_defences import ClientDefence
 from fedaudit.utils.errors import BadInput
 
 Call = Callable[[Message, Context], Message]
@@ -374,9 +374,9 @@ def mods_behind(call_next: Any) -> list[Mod]:
 
 
 def _described(mod: Any) -> Mod:
-    sanitiser = getattr(mod, "sanitiser", None)
-    if isinstance(sanitiser, Sanitiser):
-        return sanitiser.name, sanitiser.settings()
+    client_defence = getattr(mod, "client_defence", None)
+    if isinstance(client_defence, ClientDefence):
+        return client_defence.name, client_defence.settings()
     kind = mod if hasattr(mod, "__name__") else type(mod)
     name = kind.__name__ if kind.__module__.partition(".")[0] == "flwr" else f"{kind.__module__}.{kind.__name__}"
     settings = {

@@ -83,8 +83,8 @@ class CanaryRecorder(FLComponent):  # type: ignore[misc]
     """Records, on the server, what observers of the canaries see: all updates as they arrive, and every global model.
 
     For the workflows FedAvg and ScatterAndGather, and those made of them. A recording lies under ``folder/job``, on the
-    server; ``fedaudit attack RECORDING --attack epsilon`` has the rest. It changes nothing, and an error of its own is
-    logged, once, and stops nothing.
+    server; ``fedaudit attack RECORDING --attack dp-canaries`` has the rest. It changes nothing, and an error of its own
+    is logged, once, and stops nothing.
 
     Args:
         folder: on the server; the auditor's alone, for it holds who was in.

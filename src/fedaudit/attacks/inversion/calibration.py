@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Attack, Progress, silent
 from fedaudit.attacks.findings import Finding, ImageFinding
-from fedaudit.defences import SANITISERS
+from fedaudit.defences import CLIENT_DEFENCES
 from fedaudit.defences.censor import orthogonal_to
 from fedaudit.models import has_batch_norm, set_training_mode
 from fedaudit.simulation.local_training import gradient, local_randomness
@@ -501,7 +501,7 @@ def _defended(tensors: Mapping[str, Tensor], update: Update, generator: torch.Ge
 
 def _anywhere(name: str) -> bool:
     """Whether what a defence holds back isn't simply what is smallest, so that its own places tell more."""
-    return name in SANITISERS and SANITISERS[name].value.unsent == 0
+    return name in CLIENT_DEFENCES and CLIENT_DEFENCES[name].value.unsent == 0
 
 
 def _largest(tensor: Tensor, count: int) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.local_training import Way, invert
-from fedaudit.defences import SANITISERS
+from fedaudit.defences import CLIENT_DEFENCES
 from fedaudit.models import Layer
 from fedaudit.transcript.observation import Message
 from fedaudit.transcript.update import Update
@@ -258,7 +258,7 @@ def distance_to(
         return DISTANCES[name](targets, plain)
     if known.signs:
         return smooth_signs(targets)
-    unsent = SANITISERS[known.name].value.unsent if known.name in SANITISERS else 0.0
+    unsent = CLIENT_DEFENCES[known.name].value.unsent if known.name in CLIENT_DEFENCES else 0.0
     if known.sparse and unsent != 1:
         plain = [w * torch.where(t != 0, 1, unsent) for w, t in zip(plain, targets, strict=True)]
     if known.noise:

@@ -516,8 +516,9 @@ def llg_plus(evidence: Evidence, num_examples: int) -> Tensor:
     """
     if evidence.public is None:
         raise NotApplicable(
-            "label inference 'llg-plus' needs public examples with labels: grant the attack 'labels' threat.records, "
-            "threat.knows_public_data and threat.public_examples, or use label_inference=llg-star"
+            "label inference 'llg-plus' needs public examples with labels: grant the attack 'labels' "
+            "threat.target_records, threat.knows_public_data and threat.public_examples, or use "
+            "label_inference=llg-star"
         )
     probabilities, features, labels = evidence.public()
     return _with_help(evidence, num_examples, probabilities, features, labels, "llg-plus")

@@ -218,10 +218,10 @@ class _LocalModelAttack(Attack):
 
 
 @register
-class LastReturned(_LocalModelAttack):
+class LastUpdate(_LocalModelAttack):
     """The last model that the client returned: the paper's baseline (Section 4), which takes no reconstruction."""
 
-    name = "last-returned"
+    name = "last-update"
     summary = "the last model that the client returned, as it is: the baseline"
     needs = ("one update of the client's weights",)
 

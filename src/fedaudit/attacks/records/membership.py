@@ -103,7 +103,7 @@ class LossThreshold(MembershipAttack):
     name = "loss-threshold"
     summary = "a record whose loss is small was trained on"
     paper = "Yeom et al. 2018 (Privacy risk in machine learning)"
-    needs = ("records (threat.records)",)
+    needs = ("records (threat.target_records)",)
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -125,7 +125,7 @@ class GradientNorm(MembershipAttack):
     name = "gradient-norm"
     summary = "a record whose gradient is small was trained on"
     paper = "Nasr et al. 2019 (Comprehensive privacy analysis of deep learning)"
-    needs = ("records (threat.records)",)
+    needs = ("records (threat.target_records)",)
 
     @classmethod
     def fits(cls, case: Case) -> bool:

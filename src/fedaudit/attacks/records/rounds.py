@@ -47,7 +47,7 @@ class FedMIA(ScoringAttack):
     summary = "a record that moves one client's update as it moves no other's was trained on"
     paper = "Zhu et al. 2025 (FedMIA: An effective membership inference attack exploiting the all for one principle)"
     threat_model = "server or eavesdropper, passive"
-    needs = ("records (threat.records)", "updates of three clients or more in a round, each by itself")
+    needs = ("records (threat.target_records)", "updates of three clients or more in a round, each by itself")
     default_scope = "federation"
     on_sums = "refused: it compares single clients' updates"
     control = "sources"
@@ -137,7 +137,7 @@ class LossSeries(ScoringAttack):
     summary = "a record that is learnt quickly over the rounds was trained on"
     paper = "Chang et al. 2024 (Efficient privacy auditing in federated learning)"
     threat_model = "server, eavesdropper or client, passive; a client sees the global model only"
-    needs = ("records (threat.records)", "models of two rounds or more")
+    needs = ("records (threat.target_records)", "models of two rounds or more")
     default_scope = "federation"
 
     @classmethod

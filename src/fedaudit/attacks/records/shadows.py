@@ -150,7 +150,7 @@ class ShadowAttack(MembershipAttack):
     """
 
     needs = (
-        "records (threat.records)",
+        "records (threat.target_records)",
         "public data (threat.knows_public_data, threat.public_examples)",
     )
 

@@ -53,7 +53,7 @@ class SourceInference(Attack):
     summary = "names the client whose training lowered a record's loss most"
     paper = "Hu et al. 2021 (Source inference attacks in federated learning)"
     threat_model = "server or eavesdropper, passive"
-    needs = ("records (threat.records)", "updates of two clients or more, each by itself")
+    needs = ("records (threat.target_records)", "updates of two clients or more, each by itself")
     default_scope = "federation"
     recovers = "whose records are"
     finds = SourceFinding

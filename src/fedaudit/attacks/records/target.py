@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make_attack
 from fedaudit.attacks.findings import Finding, LocalModelFinding
-from fedaudit.attacks.local_model.methods import LastReturned
+from fedaudit.attacks.local_model.methods import LastUpdate
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
 from fedaudit.transcript.observation import Observation
@@ -124,7 +124,7 @@ class RecordsAttack(Attack):
     @cached_property
     def _reconstructor(self) -> Attack:
         if self.model == "client":
-            return LastReturned()
+            return LastUpdate()
         settings = dict(self.rebuild)
         name = settings.pop("name", None)
         if not isinstance(name, str):
@@ -161,8 +161,9 @@ def held(observation: Observation) -> QuerySet:
     """Return the records that the adversary holds; NotApplicable where it has none."""
     if observation.records is None:
         raise NotApplicable(
-            "the adversary holds no records to ask about: where a federation is simulated, set threat.records=300; a "
-            "recording or a Flower app needs examples that nobody trained on (--records FILE, Recorder.candidates)"
+            "the adversary holds no records to ask about: where a federation is simulated, set "
+            "threat.target_records=300; a recording or a Flower app needs examples that nobody trained on (--records "
+            "FILE, Recorder.candidates)"
         )
     return observation.records
 

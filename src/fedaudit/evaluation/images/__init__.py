@@ -2,7 +2,7 @@
 
 from fedaudit.evaluation.images.evaluate import evaluate_images
 from fedaudit.evaluation.images.kind import SCORES
-from fedaudit.evaluation.images.luck import by_luck
+from fedaudit.evaluation.images.luck import chance_level
 from fedaudit.evaluation.images.pairing import assign
 from fedaudit.evaluation.images.scores import standing
 from fedaudit.evaluation.images.verdict import VISIBLE_CORRELATION, best_tries, verdict_of, visible
@@ -12,7 +12,7 @@ __all__ = [
     "VISIBLE_CORRELATION",
     "assign",
     "best_tries",
-    "by_luck",
+    "chance_level",
     "evaluate_images",
     "standing",
     "verdict_of",

@@ -74,14 +74,14 @@ def grouped(case: Case, seed: int) -> tuple[list[MetricResult], list[str]]:
     rng = np.random.default_rng(derive_seed(seed, "groups"))
     own = _pairs(groups, owners)
     lucky = np.array([_pairs(groups, rng.permutation(owners)) for _ in range(_GROUPINGS)])
-    index, by_luck = adjusted_rand_score(owners, groups), lucky.mean()
+    index, chance_level = adjusted_rand_score(owners, groups), lucky.mean()
     p = (1 + int((lucky >= own).sum())) / (1 + _GROUPINGS)
     together = _pairs(groups, groups)
     metrics = [ADJUSTED_RAND.of(float(index), 0.0, n=len(groups), of="images")]
     if together:
-        metrics.append(SAME_CLIENT.of(own / together, by_luck / together, n=together, of="pairs of images"))
+        metrics.append(SAME_CLIENT.of(own / together, chance_level / together, n=together, of="pairs of images"))
     told = f"{own} of {together} pairs that it put into one group are one client's"
-    return metrics, [f"{told}; of groups of the same sizes at random {by_luck:.1f}, and as many with p = {p:.2g}"]
+    return metrics, [f"{told}; of groups of the same sizes at random {chance_level:.1f}, and as many with p = {p:.2g}"]
 
 
 def _pairs(groups: np.ndarray, owners: np.ndarray) -> int:

@@ -67,7 +67,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
             *by_client,
         ],
         ImageDetail(
-            things=case.kind.plural,
+            example_noun=case.kind.plural,
             images=scores,
             certified=None if finding.certified is None else int(finding.certified.sum()),
             certified_wrong=wrongly_certified(case),

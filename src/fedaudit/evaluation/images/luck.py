@@ -60,7 +60,7 @@ def luck_of(case: Case, seed: int) -> Luck:
     for part in case.parts:
         rngs[part.key] = np.random.default_rng(derive_seed(seed, "same-class", case.federation, *part.key))
         labels = truth.labels[part.key]
-        chances[part.key] = by_luck(len(part.rows), _different(alike.candidates), labels, alike)
+        chances[part.key] = chance_level(len(part.rows), _different(alike.candidates), labels, alike)
     keys, classes = [key for key, _ in case.places], case.labels.tolist()
     margins, group = margins_of(case.kind.vectors(truth.candidates), seed)
     return Luck(
@@ -94,7 +94,7 @@ def margins_of(candidates: Tensor, seed: int) -> tuple[Tensor, int]:
     return gaps[:, 0], int(usual.argmax()) + 2 if usual.max() >= _GROUPED_DB else 1
 
 
-def by_luck(paired: int, different: int, labels: Tensor, truth: Truth) -> dict[int, float]:
+def chance_level(paired: int, different: int, labels: Tensor, truth: Truth) -> dict[int, float]:
     """Return, for each class, the probability that naming candidates at random identifies an image of an update.
 
     As many candidates are named as images are paired with true ones, and of the right classes: what labels alone give

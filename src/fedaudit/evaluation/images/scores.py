@@ -21,13 +21,13 @@ class Standing(NamedTuple):
     Attributes:
         rank: how many candidates are at least as near to the recovered image as the true one, which counts as one.
         nearest: the position of the other candidate that is nearest to the recovered image.
-        nearer_to_other: by how many dB that is nearer than any further one, the true one included; else 0.
+        distractor_margin_db: by how many dB that is nearer than any further one, the true one included; else 0.
         equal: how many candidates are equal to the true image, at least 1.
     """
 
     rank: int
     nearest: int | None
-    nearer_to_other: float
+    distractor_margin_db: float
     equal: int = 1
 
 
@@ -65,11 +65,11 @@ def scored(case: Case, rows: Tensor, luck: Luck) -> list[ImageResult]:
     perceptual, values = lpips(images, true), psnr_from_mse(errors)
     victims = {tensor_digest(one) for one in true}
     candidates, recovered, wanted = (case.kind.vectors(part) for part in (truth.candidates, images, true))
-    moved, toned = (
+    moved, tone_aligned = (
         scores_of(case, luck) if case.pictures else [None] * len(case.uses) for scores_of in (after_moves, in_tones)
     )
     results = []
-    for (i, uses), registered, in_tone in zip(case.uses.items(), moved, toned, strict=True):
+    for (i, uses), registered, in_tone in zip(case.uses.items(), moved, tone_aligned, strict=True):
         key, position = case.places[i]
         stands, row = standing(recovered[i], wanted[i], candidates), int(rows[i])
         nearest, other, mean_image = stands.nearest, luck.same_class[i], luck.mean_images[i : i + 1]
@@ -95,18 +95,18 @@ def scored(case: Case, rows: Tensor, luck: Luck) -> list[ImageResult]:
                 rank_pattern=rank_of_pattern(images[i], true[i], truth.candidates) if case.pictures else None,
                 candidates=len(truth.candidates),
                 different_candidates=luck.different,
-                by_luck=min(1.0, stands.equal * luck.named[i]),
+                chance_level=min(1.0, stands.equal * luck.named[i]),
                 psnr_nearest_other=apart,
                 as_far_by_luck=luck.as_far(apart, float(values[i])),
                 alike_candidates=luck.group,
-                nearer_to_other=stands.nearer_to_other if nobodys else 0.0,
+                distractor_margin_db=stands.distractor_margin_db if nobodys else 0.0,
                 uses=uses,
                 rounds=list(finding.rounds[row]) if finding.rounds else [],
                 certified=None if finding.certified is None else bool(finding.certified[row]),
                 psnr_mean_image=float(psnr_from_mse(mse(mean_image, true[i : i + 1]))),
                 psnr_same_class=None if other is None else float(psnr_from_mse(mse(other[None], true[i : i + 1]))),
                 registered=registered,
-                toned=in_tone,
+                tone_aligned=in_tone,
             )
         )
     return results

@@ -62,7 +62,7 @@ def _by_margins(ahead: Sequence[float], chances: Sequence[float]) -> float:
 
 def elsewhere(image: ImageResult) -> bool:
     """Return whether an image is as plainly one other candidate as an unmistakable one is its own victim."""
-    return image.rank > 1 and image.nearer_to_other >= NEARER_DB
+    return image.rank > 1 and image.distractor_margin_db >= NEARER_DB
 
 
 def verdict_of(images: Sequence[ImageResult], things: str = "images", shifted: bool = False) -> Judgement:
@@ -85,7 +85,7 @@ def _moved(image: ImageResult) -> RegisteredResult | None:
 
 
 def _in_another_tone(image: ImageResult) -> RegisteredResult | None:
-    return image.toned
+    return image.tone_aligned
 
 
 def _judged(
@@ -128,7 +128,7 @@ def _judged(
     recovered = seen > 0 and (p_seen <= SURE or plain)
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
     against = "one-sided exact test (Poisson binomial) against naming candidates of the class at random"
-    luck: dict[str, Any] = {} if recovered else {"by_guessing": sum(chances) / n, "p_value": p, "test": against}
+    luck: dict[str, Any] = {} if recovered else {"baseline": sum(chances) / n, "p_value": p, "test": against}
     evidence = share_of(f"{things} {what}{how}", counted, n, things, **luck)
     which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"
     if recovered and p_seen > SURE:
@@ -203,12 +203,12 @@ def _at_least(identified: int, chances: Sequence[float]) -> float:
 
 
 def _chance(image: ImageResult) -> float:
-    return 1 / fewest_candidates([image]) if image.by_luck is None else image.by_luck
+    return 1 / fewest_candidates([image]) if image.chance_level is None else image.chance_level
 
 
 def with_certified(findings: Sequence[FindingResult]) -> Judgement:
     """Return the judgement on all images, with what the attack vouched for and whether the truth agrees."""
-    things = findings[0].things if findings else "images"
+    things = findings[0].example_noun if findings else "images"
     shifted = any((finding.blind_p_value or 1.0) <= SHIFTED for finding in findings)
     judged = verdict_of([image for finding in findings for image in finding.images], things, shifted)
     vouched = [finding for finding in findings if finding.certified is not None]

@@ -47,7 +47,7 @@ def loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:
         data_dir=data_dir,
         limit=spec.limit,
         seed=scenario.seed,
-        white=spec.white,
+        white=spec.max_pixel_value,
         kind=spec.kind,
     )
 

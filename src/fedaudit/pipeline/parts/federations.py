@@ -46,7 +46,7 @@ def federations_of(
             spec,
             client_data,
             seed=seed,
-            records=threat.records or 0,
+            records=threat.target_records or 0,
             public=threat.public_examples or 0,
             hidden=threat.hidden_attribute,
             wanted=threat.client_property,
@@ -94,6 +94,6 @@ def _check_part(threat: ThreatModel, spec: FederationSpec, canaries: bool) -> No
         if threat.clients is not None and spec.malicious is not None:
             raise BadInput("malicious clients are the last ones, and collude: leave threat.clients out")
         everybody = spec.clients_per_round in (None, spec.clients)
-        threat.seen_of(spec.record or range(spec.rounds), range(spec.clients), everybody=everybody)
+        threat.seen_of(spec.keep_rounds or range(spec.rounds), range(spec.clients), everybody=everybody)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None

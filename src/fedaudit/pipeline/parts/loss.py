@@ -38,7 +38,7 @@ def task_of(scenario: Scenario, dataset: Dataset, module: nn.Module | None, loss
             "loss=lambda outputs, targets: …, the mean over the batch"
         )
     own = loss_name == "custom" and heads is None
-    read = _recognised(loss, dataset, num_targets, spec.spare_outputs) if own else None
+    read = _recognised(loss, dataset, num_targets, spec.extra_classes) if own else None
     options = read or LossOptions(loss_name)
     task_info = TaskInfo(
         model=spec.name,
@@ -53,7 +53,7 @@ def task_of(scenario: Scenario, dataset: Dataset, module: nn.Module | None, loss
         mean=dataset.mean,
         std=dataset.std,
         dropout=spec.dropout is not False,
-        extra_classes=spec.spare_outputs,
+        extra_classes=spec.extra_classes,
         columns=dataset.columns,
         tokens=dataset.tokens,
         label_smoothing=options.label_smoothing,
@@ -95,6 +95,9 @@ def _recognised(loss: Loss, dataset: Dataset, num_targets: int, extra_classes: i
 
 def _check_causal(scenario: Scenario, task_info: TaskInfo) -> None:
     """Refuse what has no meaning where the targets are the examples themselves."""
-    for key, value in (("knows_labels", scenario.threat.knows_labels), ("records", scenario.threat.records)):
+    for key, value in (
+        ("knows_labels", scenario.threat.knows_labels),
+        ("target_records", scenario.threat.target_records),
+    ):
         if task_info.causal and value:
             raise BadInput(f"threat.{key} isn't for a causal task, whose targets are the sequences; leave it out")

@@ -18,7 +18,7 @@ from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.queries import NOBODY, QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 from tests import build
@@ -28,17 +28,17 @@ from tests.build import Scenarios
 STEPS = {"algorithm": "fedavg", "local_steps": 5, "learning_rate": 0.01}
 
 
-_TWO = Scenarios(data={"split": "train"}, model={"name": "mlp", "width": 32}, federation={"clients": 2}, attacks="span")
+_TWO = Scenarios(data={"split": "train"}, model={"name": "mlp", "width": 32}, federation={"clients": 2}, attacks="projection-residual")
 
 
 def recorded(own: nn.Module | None = None, batch: int = 8, **values: Any) -> tuple[Observation, Truth]:
     """Return what a server sees of two clients who send one update each, and whose the records are."""
-    two = _TWO.but(federation={"batch_size": batch, "examples": 2 * batch}, threat={"records": 4 * batch})
+    two = _TWO.but(federation={"batch_size": batch, "examples": 2 * batch}, threat={"target_records": 4 * batch})
     return build.seen(two(**values), model=own)
 
 
 def judged(seen: Observation, truth: Truth, **settings: Any) -> tuple[MembershipFinding, float]:
-    found = run_attack("span", seen, **settings)
+    found = run_attack("projection-residual", seen, **settings)
     return found, next(
         m.value for m in evaluate(found, seen, truth, seed=0).result.metrics if m.name == "membership_auc"
     )
@@ -110,8 +110,8 @@ def network() -> tuple[Observation, Truth]:
 
 def test_clipping_and_layers_that_are_held_back_change_nothing(network):
     seen, truth = network
-    plain = run_attack("span", seen)
-    clipped = run_attack("span", altered(seen, lambda _, t: 0.01 * t))
+    plain = run_attack("projection-residual", seen)
+    clipped = run_attack("projection-residual", altered(seen, lambda _, t: 0.01 * t))
     assert torch.allclose(plain.scores, clipped.scores, rtol=1e-3)
     assert clipped.members.equal(plain.members)
     part = tuple(
@@ -132,7 +132,7 @@ def test_the_order_of_records_and_messages_is_of_no_matter(network):
     order = torch.randperm(len(records), generator=generator(1, "order"))
     other = dataclasses.replace(records, inputs=records.inputs[order], labels=records.labels[order])
     turned = dataclasses.replace(seen, records=other, messages=seen.messages[::-1])
-    found, also = run_attack("span", seen), run_attack("span", turned)
+    found, also = run_attack("projection-residual", seen), run_attack("projection-residual", turned)
     assert torch.allclose(also.scores, found.scores[order], rtol=1e-6)
     assert also.members.equal(found.members[order])
 
@@ -153,14 +153,14 @@ def test_noise_blurs_spans_until_nothing_rises_above_it(network):
         return altered(
             seen,
             lambda _, t: t + noise * torch.randn(t.shape, generator=rng),
-            sanitised=SanitiserInfo("dp", noise=noise),
+            sanitised=ClientDefenceInfo("dp", noise=noise),
         )
 
     found, area = judged(loud(1e-5), truth)
     assert area > 0.95
     assert "exact in none" in found.notes[0]
     with pytest.raises(NotApplicable, match="noise hides it"):
-        run_attack("span", loud(10.0))
+        run_attack("projection-residual", loud(10.0))
 
 
 @pytest.mark.parametrize("steps", [2, 5])
@@ -175,8 +175,8 @@ def test_deeper_layers_after_local_steps_are_asked_at_the_steps_mean_weights(ste
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": {"name": "logistic"}, "batch": 40}, "spans more than those of 9 exactly"),  # a softmax of ten
     ({"batch": 140}, "over 140 examples or more, and no layer's gradient spans more than those of 32"),
-    ({"defences": [{"name": "d", "sanitiser": {"name": "top-k", "ratio": 0.1}}]}, "sends some numbers only"),
-    ({"defences": [{"name": "d", "sanitiser": "sign"}]}, "sends signs only"),
+    ({"defences": [{"name": "d", "client_defence": {"name": "top-k", "ratio": 0.1}}]}, "sends some numbers only"),
+    ({"defences": [{"name": "d", "client_defence": "sign"}]}, "sends signs only"),
     ({"threat": {"adversary": "client"}}, "the adversary sees no update"),
 ]
 
@@ -185,7 +185,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_where_spans_tell_nothing_it_says_so(values, reason):
     seen, _ = recorded(**values)
     with pytest.raises(NotApplicable, match=reason):
-        run_attack("span", seen)
+        run_attack("projection-residual", seen)
 
 
 def test_adam_s_steps_are_refused():
@@ -194,7 +194,7 @@ def test_adam_s_steps_are_refused():
     assert training is not None
     adam = altered(seen, lambda _, t: t, training=dataclasses.replace(training, optimiser="adam"))
     with pytest.raises(NotApplicable, match=r"clients train by Adam.*loss-threshold"):
-        run_attack("span", adam)
+        run_attack("projection-residual", adam)
 
 
 def exact_toy(many: int = 16, batch: int = 5, width: int = 12, outputs: int = 9) -> Observation:
@@ -212,7 +212,7 @@ def exact_toy(many: int = 16, batch: int = 5, width: int = 12, outputs: int = 9)
     update = Update(0, "gradient", dict(zip(names, grads, strict=True)), batch, None)
     info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (width,), outputs, (0.0,), (1.0,))
     records = QuerySet(x, y, x[:0], y[:0])
-    threat = ThreatModel(records=many)
+    threat = ThreatModel(target_records=many)
     return Observation(
         "f", threat, info, model, loss, "gradient", (state,), (Message(0, 0, state, update),), {}, records
     )
@@ -222,7 +222,7 @@ def test_residuals_are_those_of_least_squares():
     seen = exact_toy()
     assert seen.records is not None
     x, rows = seen.records.inputs.numpy(), seen.messages[0].update.tensors["weight"].numpy()
-    found = run_attack("span", seen)
+    found = run_attack("projection-residual", seen)
     fitted = np.linalg.lstsq(rows.T, x.T, rcond=1e-12)[0]
     near = -np.log(np.linalg.norm(x.T - rows.T @ fitted, axis=0) / np.linalg.norm(x, axis=1))
     near = np.minimum(near, -np.log(1e-7))
@@ -232,10 +232,10 @@ def test_residuals_are_those_of_least_squares():
 
 
 def test_records_that_were_never_used_look_like_any_other():
-    seen, truth = recorded(threat={"records": 32})
+    seen, truth = recorded(threat={"target_records": 32})
     records = seen.records
     assert records is not None
     other = dataclasses.replace(records, inputs=records.inputs.flip(-1))  # mirrored: nobody had these
-    found = run_attack("span", dataclasses.replace(seen, records=other))
+    found = run_attack("projection-residual", dataclasses.replace(seen, records=other))
     assert not bool(found.members.any())
-    assert not evaluate(found, seen, truth, seed=0).result.leak
+    assert not evaluate(found, seen, truth, seed=0).result.is_leak

@@ -9,17 +9,19 @@ from fedaudit.simulation.protocols import protocol_of
 from fedaudit.utils.errors import BadInput
 
 
-def with_what_if(scenario: Scenario) -> Scenario:
+def with_compared_defences(scenario: Scenario) -> Scenario:
     """Return ``scenario``, which compares no defences yet, under none and under three that fit its first attack's aim.
 
     Accuracy, part of the price, is measured after the last round, where the scenario measures none.
     """
     if scenario.other_defences or not scenario.defences.undefended:
-        raise BadInput("what_if=True chooses the defences, and the scenario names some: leave one of the two out")
+        raise BadInput(
+            "compare_defences=True chooses the defences, and the scenario names some: leave one of the two out"
+        )
     for protocol in map(protocol_of, scenario.federations):
         if not protocol.updates:
             raise BadInput(
-                f"what_if=True compares defences of updates, and {protocol.described} sends none; change "
+                f"compare_defences=True compares defences of updates, and {protocol.described} sends none; change "
                 f"{protocol.instead}"
             )
     summed = scenario.threat.sees != "updates"
@@ -31,6 +33,6 @@ def with_what_if(scenario: Scenario) -> Scenario:
             **scenario.model_dump(mode="json"),
             "defences": [scenario.defences.model_dump(), *(d.model_dump() for d in chosen)],
             "other_defences": [],
-            "evaluation": {**scenario.evaluation.model_dump(), "accuracy_every": every, "what_if": True},
+            "evaluation": {**scenario.evaluation.model_dump(), "accuracy_every": every, "compare_defences": True},
         }
     )

@@ -1,4 +1,4 @@
-"""What every sanitiser is: it changes a client's update before the update leaves."""
+"""What every client-side defence is: it changes a client's update before the update leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedaudit.defences.aggregation import Aggregator
 from fedaudit.epsilon.accounting import PrivacyAccount, TakingPart
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import LocalPlan, Loss
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Plugin, Registry, register
 
@@ -25,7 +25,7 @@ class OwnExamples:
     """What a client trained on in a round, and the model that it received, in the mode of its training.
 
     Attributes:
-        model: of the client's own, with the received weights; a sanitiser may change it.
+        model: of the client's own, with the received weights; a client-side defence may change it.
         loss: mean over a batch.
         batches: (inputs, targets) of each local step, as the model saw them, on the model's device.
     """
@@ -43,7 +43,7 @@ class ClientContext:
         weights: the global model's state that it received this round.
         layers: names of the parameters and buffers of each layer, in forward order.
         clients: that take part in a round.
-        own: its examples; None where the sanitiser doesn't ask for them (``needs_examples``).
+        own: its examples; None where the client-side defence doesn't ask for them (``needs_examples``).
     """
 
     weights: dict[str, Tensor]
@@ -55,7 +55,7 @@ class ClientContext:
         """Return the client's examples.
 
         Args:
-            name: of the sanitiser that asks.
+            name: of the client-side defence that asks.
 
         Raises:
             BadInput: there are none.
@@ -65,14 +65,14 @@ class ClientContext:
         return self.own
 
 
-SANITISERS: Registry[type[Sanitiser]] = Registry("sanitiser", "fedaudit.sanitisers")
+CLIENT_DEFENCES: Registry[type[ClientDefence]] = Registry("client-side defence", "fedaudit.client_defences")
 
 
-class Sanitiser(Plugin, ABC):
+class ClientDefence(Plugin, ABC):
     """Changes an update before it leaves the client; one instance per client, so it may keep state between rounds.
 
     What everybody knows of the change, the attacker included, is the ``sanitised`` of the update that it returns: a
-    :class:`~fedaudit.transcript.update.SanitiserInfo`.
+    :class:`~fedaudit.transcript.update.ClientDefenceInfo`.
 
     Class attributes beside a plug-in's:
         protects: False where it changes nothing.
@@ -84,7 +84,7 @@ class Sanitiser(Plugin, ABC):
         augments: it changes what clients train on (:meth:`augment`).
     """
 
-    registry = SANITISERS
+    registry = CLIENT_DEFENCES
 
     protects: ClassVar[bool] = True
     secret: ClassVar[bool] = False
@@ -168,7 +168,7 @@ class Sanitiser(Plugin, ABC):
 
 
 @register
-class NoSanitiser(Sanitiser):
+class NoClientDefence(ClientDefence):
     """Sends the update as it is."""
 
     name = "none"
@@ -181,7 +181,7 @@ class NoSanitiser(Sanitiser):
         return update
 
 
-def changed(update: Update, tensors: dict[str, Tensor], how: SanitiserInfo) -> Update:
+def changed(update: Update, tensors: dict[str, Tensor], how: ClientDefenceInfo) -> Update:
     """Return ``update`` with other tensors, and what everybody knows of how they came about."""
     return replace(update, tensors=tensors, sanitised=how)
 

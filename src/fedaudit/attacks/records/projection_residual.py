@@ -70,7 +70,7 @@ class _Layer:
 
 
 @register
-class SpanMembership(Attack):
+class ProjectionResidual(Attack):
     """Projection residuals (Deng et al. 2026, ProjRes), of layers of any kind.
 
     The gradient of a layer's weights is a sum over examples, tokens or patches of δ·hᵀ: of what comes back from the
@@ -101,11 +101,11 @@ class SpanMembership(Attack):
         whose: records of ``anybody`` whose updates are seen; or each ``client``'s by its own updates.
     """
 
-    name = "span"
+    name = "projection-residual"
     summary = "a record whose hidden vectors lie in the span of an update's rows was trained on"
     paper = "Deng et al. 2026, ProjRes (IEEE S&P; arXiv 2604.21197)"
     threat_model = "server or eavesdropper, passive"
-    needs = ("records (threat.records)", "updates over fewer examples than a layer has inputs and outputs")
+    needs = ("records (threat.target_records)", "updates over fewer examples than a layer has inputs and outputs")
     default_scope = "federation"
     recovers = "membership"
     finds = MembershipFinding

@@ -1,4 +1,4 @@
-"""Sanitisers against slow loops and closed forms; what travels, as bytes; what the server makes of parts."""
+"""ClientDefences against slow loops and closed forms; what travels, as bytes; what the server makes of parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.objectives import distance_to, smooth_signs
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, OwnExamples
+from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientContext, OwnExamples
 from fedaudit.epsilon.accounting import Account
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
@@ -31,7 +31,7 @@ from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.registry import make
 from tests.build import Scenarios
@@ -69,11 +69,11 @@ def flat(values: dict[str, Tensor]) -> list[float]:
 
 
 def test_top_k_sends_the_largest_and_keeps_the_rest():
-    sanitiser = make(SANITISERS, "top-k", {"ratio": 0.25})
+    client_defence = make(CLIENT_DEFENCES, "top-k", {"ratio": 0.25})
     kept = [0.0] * 48
     for index in range(3):
         original = update(index)
-        found = flat(sanitiser(original, context(), rng()).tensors)
+        found = flat(client_defence(original, context(), rng()).tensors)
         whole = [a + b for a, b in zip(flat(original.tensors), kept, strict=True)]
         largest = sorted(range(48), key=lambda i: -abs(whole[i]))[:12]  # ⌈0.25 · 48⌉
         expected = [x if i in largest else 0.0 for i, x in enumerate(whole)]
@@ -83,33 +83,33 @@ def test_top_k_sends_the_largest_and_keeps_the_rest():
 
 @given(seed=st.integers(0, 100), ratio=st.floats(0.01, 1))
 def test_without_memory_top_k_forgets(seed, ratio):
-    sanitiser = make(SANITISERS, "top-k", {"ratio": ratio, "memory": False})
-    one, two = (flat(sanitiser(update(seed), context(), rng()).tensors) for _ in range(2))
+    client_defence = make(CLIENT_DEFENCES, "top-k", {"ratio": ratio, "memory": False})
+    one, two = (flat(client_defence(update(seed), context(), rng()).tensors) for _ in range(2))
     assert one == two
     assert sum(x != 0 for x in one) == math.ceil(round(ratio * 48, 6))
 
 
 def test_signs_keep_the_mean_magnitude():
     original = update(1)
-    found = make(SANITISERS, "sign")(original, context(), rng())
+    found = make(CLIENT_DEFENCES, "sign")(original, context(), rng())
     for name, tensor in found.tensors.items():
         assert tensor.sign().equal(original.tensors[name].sign())
         torch.testing.assert_close(tensor.abs(), original.tensors[name].abs().mean().expand_as(tensor))
-    plain = make(SANITISERS, "sign", {"scale": "one"})(original, context(), rng())
+    plain = make(CLIENT_DEFENCES, "sign", {"scale": "one"})(original, context(), rng())
     assert set(flat(plain.tensors)) == {1.0, -1.0}
-    assert found.sanitised == SanitiserInfo("sign", signs=True)
+    assert found.sanitised == ClientDefenceInfo("sign", signs=True)
 
 
 def test_dgc_is_algorithm_4():
     settings = {"ratio": 0.3, "momentum": 0.5, "clip": 2.0, "warmup": 2}
-    sanitiser = make(SANITISERS, "dgc", settings)
+    client_defence = make(CLIENT_DEFENCES, "dgc", settings)
     u, v = ({name: [0.0] * math.prod(shape) for name, shape in SHAPES.items()} for _ in range(2))
     for index in range(4):
         original = update(index)
         length = math.hypot(*flat(original.tensors))
         scale = min(1.0, (2.0 / math.sqrt(4)) / length)  # four clients
         ratio = 0.3 ** (min(index + 1, 3) / 3)
-        found = sanitiser(original, context(), rng())
+        found = client_defence(original, context(), rng())
         for name in SHAPES:
             g = original.tensors[name].flatten().tolist()
             u[name] = [0.5 * a + scale * b for a, b in zip(u[name], g, strict=True)]
@@ -122,12 +122,12 @@ def test_dgc_is_algorithm_4():
                 u[name][i] = v[name][i] = 0.0
 
 
-@pytest.mark.parametrize("name", sorted(SANITISERS.names()))
+@pytest.mark.parametrize("name", sorted(CLIENT_DEFENCES.names()))
 def test_the_client_s_own_update_is_not_changed(name):
     original, before = update(1), tensors(1)
-    sanitiser = make(SANITISERS, name)
+    client_defence = make(CLIENT_DEFENCES, name)
     for _ in range(2):
-        sanitiser(original, context(), rng())
+        client_defence(original, context(), rng())
     assert all(original.tensors[n].equal(before[n]) for n in before)
 
 
@@ -137,15 +137,15 @@ def test_the_client_s_own_update_is_not_changed(name):
 def test_an_update_is_clipped_and_gets_noise_of_the_stated_size():
     original = Update(0, "weights", {"w": torch.full((400, 500), 0.1)}, 4, None, buffers={"m": torch.ones(1)})
     settings = {"clip": 2.0, "noise": 0.5, "epsilon": None}
-    found = make(SANITISERS, "dp", settings)(original, context(), rng())
+    found = make(CLIENT_DEFENCES, "dp", settings)(original, context(), rng())
     noise = found.tensors["w"] - original.tensors["w"] * 2 / (0.1 * math.sqrt(200_000))
     assert float(noise.std()) == pytest.approx(1.0, rel=0.01)
     assert abs(float(noise.mean())) < 0.01
-    assert found.sanitised == SanitiserInfo("dp", noise=1.0, clip=2.0)
+    assert found.sanitised == ClientDefenceInfo("dp", noise=1.0, clip=2.0)
     assert found.buffers == {}
-    central = make(SANITISERS, "dp", {**settings, "where": "central"})(original, context(), rng())
+    central = make(CLIENT_DEFENCES, "dp", {**settings, "where": "central"})(original, context(), rng())
     assert float(central.tensors["w"].double().norm()) == pytest.approx(2.0)
-    small = make(SANITISERS, "dp", {**settings, "clip": 1e3, "where": "central"})(original, context(), rng())
+    small = make(CLIENT_DEFENCES, "dp", {**settings, "clip": 1e3, "where": "central"})(original, context(), rng())
     assert small.tensors["w"].equal(original.tensors["w"])
 
 
@@ -247,8 +247,8 @@ _THREE = Scenarios(
 )
 
 
-def scenario(sanitiser: Any, federation: dict[str, Any] | None = None, **rest: Any) -> Scenario:
-    return _THREE(federation, **{"defences": {"sanitiser": sanitiser}, **rest})
+def scenario(client_defence: Any, federation: dict[str, Any] | None = None, **rest: Any) -> Scenario:
+    return _THREE(federation, **{"defences": {"client_defence": client_defence}, **rest})
 
 
 def simulated(made: Scenario) -> tuple[Transcript, History]:
@@ -258,8 +258,8 @@ def simulated(made: Scenario) -> tuple[Transcript, History]:
     return recording.transcript, recording.history
 
 
-@pytest.mark.parametrize("name", sorted(SANITISERS.names()))
-def test_a_federation_with_every_sanitiser_can_be_saved_and_attacked(name, tmp_path):
+@pytest.mark.parametrize("name", sorted(CLIENT_DEFENCES.names()))
+def test_a_federation_with_every_client_defence_can_be_saved_and_attacked(name, tmp_path):
     made = scenario({"name": name, "exclude_vars": "bias"} if name == "exclude-vars" else name)
     transcript, history = simulated(made)
     transcript.save(tmp_path / "there")
@@ -278,11 +278,11 @@ def test_a_federation_with_every_sanitiser_can_be_saved_and_attacked(name, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("sanitiser", "numbers"),
+    ("client_defence", "numbers"),
     [("none", 1.0), ({"name": "top-k", "ratio": 0.1}, 0.1), ({"name": "dgc", "ratio": 0.1, "warmup": 0}, 0.1)],
 )
-def test_parameters_sent_are_counted(sanitiser, numbers):
-    transcript, history = simulated(scenario(sanitiser))
+def test_parameters_sent_are_counted(client_defence, numbers):
+    transcript, history = simulated(scenario(client_defence))
     whole = sum(p.numel() for p in transcript.module.parameters())
     assert history.parameters == pytest.approx([numbers * whole] * 6, rel=0.02)
 
@@ -344,7 +344,7 @@ def test_the_noise_of_several_steps_is_known_as_that_of_their_sum():
 
 
 @pytest.mark.parametrize(
-    ("sanitiser", "rest", "words"),
+    ("client_defence", "rest", "words"),
     [
         ({"name": "top-k", "ratio": 0}, {}, "greater than 0"),
         ({"name": "ffl", "ratio": 1.5}, {}, "less than or equal to 1"),
@@ -354,9 +354,9 @@ def test_the_noise_of_several_steps_is_known_as_that_of_their_sum():
         ({"name": "dp", "where": "central"}, {"aggregator": "median"}, "made for the aggregator 'mean'"),
     ],
 )
-def test_wrong_settings_are_refused(sanitiser, rest, words):
+def test_wrong_settings_are_refused(client_defence, rest, words):
     with pytest.raises(BadInput, match=words):
-        simulated(scenario(sanitiser, defences={"sanitiser": sanitiser, **rest}))
+        simulated(scenario(client_defence, defences={"client_defence": client_defence, **rest}))
 
 
 def test_sample_level_needs_batch_norm_in_eval_mode():
@@ -370,10 +370,10 @@ def test_sample_level_needs_batch_norm_in_eval_mode():
 
 
 def test_recorded_rounds_are_those_that_were_asked_for():
-    transcript, _ = simulated(scenario("none", {"rounds": 3, "record": [0, 2]}))
+    transcript, _ = simulated(scenario("none", {"rounds": 3, "keep_rounds": [0, 2]}))
     assert [r.index for r in transcript.rounds] == [0, 2]
     with pytest.raises(BadInput, match="record names round 3"):
-        scenario("none", {"rounds": 3, "record": [3]})
+        scenario("none", {"rounds": 3, "keep_rounds": [3]})
 
 
 # --- what an adversary makes of it ---------------------------------------------------------------------------------
@@ -381,9 +381,9 @@ def test_recorded_rounds_are_those_that_were_asked_for():
 
 @pytest.mark.parametrize(("name", "counts"), [("unknown", 0.0), ("dgc", 0.3), ("mine", 0.5), ("top-k", 1.0)])
 def test_a_number_that_was_not_sent_counts_as_the_defence_makes_it_likely(name, counts, monkeypatch):
-    another = type("Another", (SANITISERS["top-k"].value,), {"unsent": 0.5})  # as of another package
-    monkeypatch.setitem(SANITISERS._entries, "mine", dataclasses.replace(SANITISERS["top-k"], value=another))
-    sparse = update(1, "gradient", sanitised=SanitiserInfo(name, sparse=True))
+    another = type("Another", (CLIENT_DEFENCES["top-k"].value,), {"unsent": 0.5})  # as of another package
+    monkeypatch.setitem(CLIENT_DEFENCES._entries, "mine", dataclasses.replace(CLIENT_DEFENCES["top-k"], value=another))
+    sparse = update(1, "gradient", sanitised=ClientDefenceInfo(name, sparse=True))
     names = list(sparse.tensors)
     target = {n: torch.where(t.abs() > 1, t, 0.0) for n, t in sparse.tensors.items()}
     distance = distance_to("squared-l2", sparse, names, target, dict.fromkeys(names, 1.0))
@@ -396,7 +396,7 @@ def test_a_number_that_was_not_sent_counts_as_the_defence_makes_it_likely(name, 
 
 def test_a_tensor_of_noise_weighs_nothing():
     values = {"w": 5 + torch.randn(1000, generator=rng()), "v": torch.randn(1000, generator=rng(1))}
-    noisy = Update(0, "gradient", values, 4, None, sanitised=SanitiserInfo("dp", noise=1.05))
+    noisy = Update(0, "gradient", values, 4, None, sanitised=ClientDefenceInfo("dp", noise=1.05))
     distance = distance_to("squared-l2", noisy, ["w", "v"], values, {"w": 1.0, "v": 1.0})
     off = torch.cat([values["w"], values["v"] + 100])
     assert float(distance.value(off)) == 0

@@ -33,7 +33,7 @@ class EpsilonFinding(Finding, kind="epsilon"):
 
 
 @register
-class Epsilon(Attack):
+class DPCanaries(Attack):
     """Demonstrates ε from canaries that are in or out by fair coins.
 
     A canary is a client (client level) or a record (sample level) that sends, or has as its gradient, a unit direction
@@ -64,7 +64,7 @@ class Epsilon(Attack):
             same distribution at a hundredth of the cost, and that code isn't audited.
     """
 
-    name = "epsilon"
+    name = "dp-canaries"
     summary = "canaries, each in or out by a fair coin: which ε does an observer demonstrate?"
     paper = "Steinke et al. 2023; Mahloujifar et al. 2024; Andrew et al. 2023"
     threat_model = "server, eavesdropper or client; the auditor puts canaries into the federation"
@@ -98,7 +98,7 @@ class Epsilon(Attack):
             )
         if observation.canaries is None or not observation.canaries.readings:
             raise NotApplicable(
-                "there are no canaries in this federation: simulate it with the attack 'epsilon' in the scenario"
+                "there are no canaries in this federation: simulate it with the attack 'dp-canaries' in the scenario"
             )
         if self.observer is not None and self.observer not in observation.canaries.readings:
             raise NotApplicable(

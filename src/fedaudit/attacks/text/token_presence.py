@@ -18,7 +18,7 @@ _FAR = 5.0  # times the median: how far a row stands out where all rows moved an
 
 
 @register
-class WhichTokens(Attack):
+class TokenPresence(Attack):
     """An embedding's gradient is zero in the rows of tokens that don't occur (Melis et al. 2019).
 
     So which words a client's update was made from can be read off. With Gaussian noise of a known size a row counts
@@ -27,7 +27,7 @@ class WhichTokens(Attack):
     moves all rows.
     """
 
-    name = "which-tokens"
+    name = "token-presence"
     summary = "which words occurred: rows of the embedding that moved"
     paper = "Melis et al. 2019, Exploiting Unintended Feature Leakage (IEEE S&P)"
     threat_model = "server or eavesdropper, passive"
