@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,12 +28,18 @@ from fedaudit.utils.progress import tell
 if TYPE_CHECKING:
     from fedaudit.data import Dataset
 
+TABLE_FILE = "table-file"
 _DATA_OF_FILES = "any other data set needs --data-dir: fedaudit list datasets"
 
 
 def init(
     file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="File to write; one that exists is never overwritten.")
+        Path,
+        typer.Argument(
+            metavar="[FILE]",
+            help="File to write; one that exists is never overwritten. Or your table, patients.csv: an audit of it is "
+            "written to scenario.yaml.",
+        ),
     ] = Path("scenario.yaml"),
     data: Annotated[
         str | None,
@@ -53,20 +59,40 @@ def init(
             "--from-flower", metavar="APP", help="Read the settings from a Flower app's files; the app isn't run."
         ),
     ] = None,
+    target: Annotated[str | None, typer.Option(help="Of your table, the column that models predict.")] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Of your table, the column that says whose a row is: each value is a client.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Of your table, a setting: data.drop=[id], data.missing=[-999], data.empty=median."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; use defaults where no flag is given.")] = False,
 ) -> None:
     """Write a commented scenario that runs within minutes; asks for what no flag gives."""
+    table: dict[str, Any] = {}
+    if _is_table(file):
+        if data is not None or data_dir is not None or from_flower is not None:
+            raise BadInput(f"'{file}' is a table, which is audited; leave --data, --data-dir and --from-flower out")
+        table = _table(file, target, client, overrides or [], ask=not yes and _on_terminal())
+        data, file = TABLE_FILE, Path("scenario.yaml")
+    elif target is not None or client is not None or overrides:
+        raise BadInput("--target, --client and --set are of a table: fedaudit init patients.csv --target outcome")
     _check_file(file)
     check_data_dir(data_dir)
     own = _own(data, data_dir)
     choice = Choice(
+        table=table,
         data=data or own or Choice.data,
         model=model,
         algorithm=algorithm,
         clients=clients,
         adversary=adversary or next(iter(ADVERSARIES)),
     )
-    given = {"data": data, "model": model, "algorithm": algorithm, "clients": clients, "adversary": adversary}
+    given: dict[str, Any] = {
+        **{"data": data, "model": model, "algorithm": algorithm, "clients": clients, "adversary": adversary},
+        **({"clients": 0} if "client" in table else {}),  # the table says it
+    }
     if from_flower is not None:
         from fedaudit.cli.starter_flower import of_app
 
@@ -80,7 +106,7 @@ def init(
     if left and not yes and _on_terminal():
         choice, dataset = _ask(choice, left, data_dir, (own,) if own else ())
     else:
-        dataset = _load(choice.data, data_dir)
+        dataset = _load(choice, data_dir)
     choice = complete(choice, dataset)
     if left and not yes and not _on_terminal():
         told = ", ".join(f"--{name} {getattr(choice, name)}" for name in left)
@@ -117,11 +143,49 @@ def _on_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None and sys.stderr.isatty()
 
 
-def _load(name: str, data_dir: Path | None) -> Dataset:
+def _load(choice: Choice, data_dir: Path | None) -> Dataset:
+    if choice.table:
+        from fedaudit.pipeline.parts.data import of_file
+        from fedaudit.scenario.scenario import DataSpec
+
+        return of_file(DataSpec(name=TABLE_FILE, **choice.table))
     from fedaudit.data import DATASETS, load_dataset
 
-    DATASETS[name]
-    return load_dataset(name, data_dir=data_dir)
+    DATASETS[choice.data]
+    return load_dataset(choice.data, data_dir=data_dir)
+
+
+def _is_table(file: Path) -> bool:
+    from fedaudit.data.table_file import is_table
+
+    return file.is_file() and is_table(file)
+
+
+def _table(
+    file: Path, target: str | None, client: str | None, overrides: Sequence[str], *, ask: bool
+) -> dict[str, Any]:
+    """Return the settings of a table in a file; asks for the columns that matter, where it may."""
+    from fedaudit.data.table_file import read_columns
+    from fedaudit.scenario.yaml import apply_override
+
+    values: dict[str, Any] = {"data": {"path": str(file)}}
+    for override in overrides:
+        if not override.startswith("data."):
+            raise BadInput(f"--set {override}: of a table only its own settings are taken here, as data.drop=[id]")
+        values = apply_override(values, override)
+    table: dict[str, Any] = values["data"]
+    table |= {key: name for key, name in (("target", target), ("client", client)) if name is not None}
+    if "target" not in table or ("client" not in table and ask):
+        names = list(map(str, read_columns(file, table.get("separator"), table.get("encoding"))))
+        if not ask:
+            raise BadInput(f"say which column models predict: --target NAME, one of {', '.join(names)[:300]}")
+        if "target" not in table:
+            table["target"] = _one_of("Column that models predict", names, names[-1], "")
+        if "client" not in table:
+            lines = "the column that says whose a row is, as a hospital's name; none: rows are shared out at random"
+            chosen = _one_of("Column of the clients", ["none", *names], "none", lines)
+            table |= {} if chosen == "none" else {"client": chosen}
+    return table
 
 
 def _own(data: str | None, data_dir: Path | None) -> str | None:
@@ -141,7 +205,7 @@ def _ask(choice: Choice, left: Sequence[str], data_dir: Path | None, own: tuple[
         offered = (*own, *(entry.name for entry in DATASETS if entry.info["embedded"]))
         free = data_dir is not None
         choice = replace(choice, data=_one_of("Data", offered, choice.data, _DATA_OF_FILES, free=free))
-    dataset = _load(choice.data, data_dir)
+    dataset = _load(choice, data_dir)
     if "adversary" in left:
         lines = "\n".join(f"  {name}: {meaning}" for name, meaning in ADVERSARIES.items())
         choice = replace(choice, adversary=_one_of("Adversary", tuple(ADVERSARIES), choice.adversary, lines))

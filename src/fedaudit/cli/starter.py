@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ _RECORDS = 200
 _SMALL = ("mlp", "logistic", "linear")  # models that train in moments
 _QUICK = (*_SMALL, "convnet-small", "lenet", "strided-cnn", "cnn-1d")  # that can be attacked in minutes
 _SIDE = 64  # pixels, to which larger images are cut
+_PLAIN = re.compile(r"[A-Za-z][\w./ (),-]*(?<! )", re.ASCII)  # texts that YAML takes as they are
 _VALUES = 20_000  # of an example; of larger ones fewer iterations are run
 
 
@@ -37,6 +40,7 @@ class Choice:
     Attributes:
         model: None: the one that suits the question.
         known: settings of the federation that are known from elsewhere, instead of ours.
+        table: of a table in a file, its path and what is known of its columns.
     """
 
     data: str = "photos"
@@ -45,6 +49,7 @@ class Choice:
     clients: int | None = None
     adversary: str = "server"
     known: dict[str, Any] = field(default_factory=dict)
+    table: dict[str, Any] = field(default_factory=dict)
     told: tuple[str, ...] = ()
 
 
@@ -73,6 +78,12 @@ def complete(choice: Choice, dataset: Dataset) -> Choice:
         raise BadInput(f"--algorithm: {unknown_name('algorithm', choice.algorithm, list(ALGORITHMS))}")
     question = question_of(choice, dataset)
     usual = {"inversion": 4, "words": 2}.get(question, 5)
+    if "client" in choice.table and dataset.train.groups is not None:
+        usual = int(dataset.train.groups.max()) + 1
+        if choice.clients not in (None, usual):
+            raise BadInput(
+                f"--clients is {choice.clients}, and '{choice.table['client']}' has {usual} values; leave it out"
+            )
     return replace(
         choice,
         model=choice.model or usual_model(choice.adversary, dataset),
@@ -146,13 +157,17 @@ def _rendered(**values: Any) -> str:
 def _written(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_written(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+        return json.dumps(value, ensure_ascii=False)
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def _data(choice: Choice, dataset: Dataset, split: str) -> dict[str, Any]:
     from fedaudit.modalities import example_kind  # takes torch, which a command's help does without
 
-    values: dict[str, Any] = {"name": choice.data, "split": split}
+    values: dict[str, Any] = {"name": choice.data, "split": split, **choice.table}
     if example_kind(dataset.kind).resizable and max(dataset.input_shape[1:]) > _SIDE:
         values["image_size"] = _SIDE
     return values
@@ -210,6 +225,8 @@ def _federation(choice: Choice, dataset: Dataset, question: str, held: int) -> d
         values["momentum"] = 0.9
     if choice.algorithm == "fedprox":
         values["proximal_mu"] = 0.01
+    if "client" in choice.table:
+        values["partition"] = {"scheme": "natural"}
     if choice.adversary == MALICIOUS:
         values["malicious"] = _malicious(question, dataset, values["rounds"])
     return values | {k: v for k, v in known.items() if not (sends_gradients and k.startswith("local_"))}

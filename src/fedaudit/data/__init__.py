@@ -17,6 +17,7 @@ from fedaudit.data.catalogue import (
 from fedaudit.data.dataset import Attribute, Dataset, Split
 from fedaudit.data.example_folder import Examples, folder_data, read_folder
 from fedaudit.data.own import from_frame, pairs_of
+from fedaudit.data.table_file import table_file
 
 __all__ = [
     "DATASETS",
@@ -36,4 +37,5 @@ __all__ = [
     "pairs_of",
     "read_folder",
     "reading_once",
+    "table_file",
 ]

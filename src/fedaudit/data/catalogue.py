@@ -148,7 +148,7 @@ def load_dataset(
         paths = layout.find(directory)
         if paths is not None:
             found = _read_again(layout, paths, request) if _again.get() else layout.read(paths, request)
-            return found if limit is None else _limited(found, limit)
+            return limited(found, limit)
     wanted = "; or ".join(layout.describe() for layout in entry.value.layouts)
     if directory is None:
         looked = f"no data folder given (data_dir=… or {DATA_DIR_VARIABLE}) to look in for {wanted}"
@@ -159,8 +159,9 @@ def load_dataset(
     raise MissingData(f"data set '{name}' not found: {looked}. To get it: {entry.value.get}")
 
 
-def _limited(whole: Dataset, limit: int) -> Dataset:
-    if max(len(whole.train), len(whole.test)) <= limit:
+def limited(whole: Dataset, limit: int | None) -> Dataset:
+    """Return a data set with at most ``limit`` examples a split, the first ones of every class in equal parts."""
+    if limit is None or max(len(whole.train), len(whole.test)) <= limit:
         return whole
     return replace(whole, train=_first(whole.train, limit), test=_first(whole.test, limit))
 

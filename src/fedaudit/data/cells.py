@@ -24,6 +24,7 @@ from fedaudit.modalities.columns import ColumnKind
 from fedaudit.utils.errors import BadInput
 
 DecimalPoint = Literal[".", ","]
+Empty = Literal["ask", "median", "leave-out"]  # what becomes of numbers that are missing
 
 MISSING = "?"  # the category of a cell that is empty
 _EMPTY = ("", MISSING, "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none")  # as pandas reads files
@@ -87,10 +88,18 @@ def cell(value: Any, where: str) -> Any:
     raise BadInput(f"{where} holds a {type(value).__name__}; make it a number or a text, or leave it out (drop=[…])")
 
 
-def read(cells: Sequence[Any], kind: ColumnKind | None, where: str, name: str, decimal: DecimalPoint | None) -> Read:
+def read(
+    cells: Sequence[Any],
+    kind: ColumnKind | None,
+    where: str,
+    name: str,
+    decimal: DecimalPoint | None,
+    empty: Empty = "ask",
+) -> Read:
     """Return a column of :func:`cell`'s values as numbers or categories, by the owner's ``kind`` without questions.
 
-    ``decimal``: the decimal separator in texts; None: as they tell.
+    ``decimal``: the decimal separator in texts; None: as they tell. ``empty``: what becomes of missing numbers and
+    dates, which are the median of the others or asked about.
     """
     known = [value for value in cells if value is not None]
     if kind == "categorical" or (known and all(isinstance(value, bool) for value in known)):
@@ -98,7 +107,7 @@ def read(cells: Sequence[Any], kind: ColumnKind | None, where: str, name: str, d
     if not known:
         raise BadInput(f"{where} is empty in every row; leave it out (drop=['{name}'])")
     if all(isinstance(v, date) or (isinstance(v, str) and _ISO.fullmatch(v)) for v in known):
-        return _dates(cells, where, name)
+        return _dates(cells, where, name, empty)
     parts = {v: number_in(v) for v in known if isinstance(v, str)}
     words = [str(v) for v in known if isinstance(v, date) or (isinstance(v, str) and parts[v] is None)]
     if kind == "numeric" and words:
@@ -107,7 +116,7 @@ def read(cells: Sequence[Any], kind: ColumnKind | None, where: str, name: str, d
         return _of_words(cells, known, where, name)
     if words:
         raise BadInput(f"{where} is of numbers, but for {_seen(words, cells)}: empty these, or {_choice(name)}")
-    return _numbers(cells, {text: m for text, m in parts.items() if m}, kind, where, name, decimal)
+    return _numbers(cells, {text: m for text, m in parts.items() if m}, kind, where, name, decimal, empty)
 
 
 def check_classes(values: Tensor, where: str, choice: str) -> None:
@@ -129,7 +138,7 @@ def _check_nines(values: Tensor, where: str, choice: str) -> None:
         if end in _NINES and (end < 0 <= rest[0] or gap > 3 * (rest[-1] - rest[0])):
             raise BadInput(
                 f"{where}: {end:g}, in {int((values == end).sum()):,} of {len(values):,} cells, is far from all "
-                f"others: does it stand for what is missing? Empty these cells, or leave their rows out; else {choice}"
+                f"others: does it stand for what is missing? missing=[{end:g}] says so; else {choice}"
             )
 
 
@@ -188,7 +197,7 @@ def _of_words(cells: Sequence[Any], known: Sequence[Any], where: str, name: str)
     return _categories(cells)
 
 
-def _dates(cells: Sequence[Any], where: str, name: str) -> Read:
+def _dates(cells: Sequence[Any], where: str, name: str, empty: Empty) -> Read:
     """Return dates as days since the first one."""
     days = []
     for value in cells:
@@ -197,10 +206,10 @@ def _dates(cells: Sequence[Any], where: str, name: str) -> Read:
         except (ValueError, OverflowError):
             raise BadInput(f"{where}: '{str(value)[:40]}' is no date; mend it, or {_choice(name)}") from None
         days.append(math.nan if value is None else (moment - _EPOCH) / timedelta(days=1))
-    since = _complete(days, where, name)
+    since, filled = _complete(days, where, name, empty)
     first = int(since.min().floor())
     began = (_EPOCH + timedelta(days=first)).date().isoformat()
-    return Read(since - first, f"dates, as days since {began}", plain=False)
+    return Read(since - first, ", ".join([f"dates, as days since {began}", *filled]), plain=False)
 
 
 def _moment(value: date | str) -> datetime:
@@ -218,6 +227,7 @@ def _numbers(
     where: str,
     name: str,
     decimal: DecimalPoint | None,
+    empty: Empty,
 ) -> Read:
     """Return a column of numbers, some or all in texts; BadInput: one is missing, a limit, or unclear."""
     bounds = [v for v in cells if v in parts and parts[v]["bound"]]
@@ -240,8 +250,9 @@ def _numbers(
         ]
     except OverflowError:
         raise BadInput(f"{where} has a number that isn't finite; mend it, or {_choice(name)}") from None
-    numbers = _complete(values, where, name)
-    whole = all(written[v].isdigit() if isinstance(v, str) else isinstance(v, int) for v in cells)
+    numbers, filled = _complete(values, where, name, empty)
+    given = [v for v in cells if v is not None]
+    whole = all(written[v].isdigit() if isinstance(v, str) else isinstance(v, int) for v in given)
     if kind is None:
         _ask_of_numbers(numbers, whole, where, name)
     said = ["numbers", *(f"in {unit}" for unit in units)] + ["a limit taken for the value"] * bool(bounds)
@@ -249,20 +260,26 @@ def _numbers(
         said.append("with decimal commas" if point == "," else "with commas between thousands")
     if parts and len(said) == 1:
         said.append("from texts")
+    said += filled
     if bool((numbers == numbers[0]).all()):
         said.append(f"the same in every row ({float(numbers[0]):g})")
     return Read(numbers, ", ".join(said), len(said) == 1, whole)
 
 
-def _complete(values: list[float], where: str, name: str) -> Tensor:
+def _complete(values: list[float], where: str, name: str, empty: Empty) -> tuple[Tensor, list[str]]:
+    """Return numbers without a gap, and how gaps were filled; BadInput where that is to be asked."""
     numbers = torch.tensor(values, dtype=torch.float64)
     missing = (~torch.isfinite(numbers)).nonzero()[:, 0].tolist()
+    if missing and empty == "median":
+        middle = float(numbers[torch.isfinite(numbers)].median())
+        return numbers.nan_to_num(middle, middle, middle), [f"{len(missing):,} that are missing are the median"]
     if missing:
         raise BadInput(
             f"{where} has {len(missing):,} of {len(values):,} numbers that are missing or not finite, the first in row "
-            f"{missing[0] + 1}; fill them, leave these rows out, or the column: drop=['{name}']"
+            f"{missing[0] + 1}; empty='median' fills them, empty='leave-out' leaves the rows out, drop=['{name}'] "
+            "the column"
         )
-    return numbers
+    return numbers, []
 
 
 def _point(numbers: Sequence[str], where: str, decimal: DecimalPoint | None) -> DecimalPoint:

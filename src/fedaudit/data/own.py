@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from fedaudit.data.cells import FEW, DecimalPoint, Read, cell, check_classes, read
+from fedaudit.data.cells import FEW, DecimalPoint, Empty, Read, cell, check_classes, read
 from fedaudit.data.dataset import WAY_IN, Dataset, Split, hold_out, stack_pairs
 from fedaudit.data.files import read_arrays, read_csv
 from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
@@ -115,6 +115,10 @@ def from_frame(
     drop: Sequence[str] = (),
     decimal: DecimalPoint | None = None,
     raw_targets: bool = False,
+    client: str | None = None,
+    person: str | None = None,
+    missing: Sequence[str | float] = (),
+    empty: Empty = "ask",
     name: str = "custom",
     summary: str = "given by the caller",
     source: str = "given by the caller",
@@ -134,27 +138,49 @@ def from_frame(
         drop: columns to leave out.
         decimal: what stands before the decimals of numbers in texts, "." or ","; None: as they tell.
         raw_targets: the targets of a regression aren't standardised, for a loss that gives them a meaning (counts).
+        client: the column that says whose a row is, for the partition ``natural``: clients are numbered in the order of
+            its values, sorted. No input of the model; rows where it is empty are left out.
+        person: the column that says of which person a row is: rows of one stay together. No input of the model.
+        missing: what stands for a cell that is empty, beside an empty text, NA, null and the like: -999, for example.
+        empty: what becomes of missing numbers: they are asked about, are the ``median`` of their column, or their rows
+            are left out (``leave-out``, where any column but ``client`` and ``person`` is empty).
         name, summary, source: words for the report.
 
     Raises:
         BadInput: the frame cannot be such a data set, or has to be asked about; the message says why.
     """
     where = f"data set '{name}'"
-    given, types = _cells(frame, types or {}, drop, where)
-    held = {} if test is None else _cells(test, types, drop, f"{where}, test split")[0]
-    if target not in given or (test is not None and list(held) != list(given)) or len(given) < 2:
+    given, types = _cells(frame, types or {}, drop, where, missing)
+    held = {} if test is None else _cells(test, types, drop, f"{where}, test split", missing)[0]
+    roles = [column for column in (client, person) if column is not None]
+    if target not in given or (test is not None and list(held) != list(given)) or len(given) < 2 + len(roles):
         raise BadInput(f"{where}: there is no column '{target}' beside others, or not the same columns for testing")
-    rows = [[i for i, value in enumerate(part[target]) if value is not None] for part in (given, held) if part]
+    for column in roles:
+        if column not in given or column == target:
+            known = ", ".join(key for key in given if key != target)[:300]
+            raise BadInput(f"{where}: there is no column '{column}' for client or person; known: {known}")
+    needed = [target] if client is None else [target, client]
+    if empty == "leave-out":
+        needed = [key for key in given if key not in roles or key == client]
+    rows = [
+        [i for i in range(len(part[target])) if all(part[key][i] is not None for key in needed)]
+        for part in (given, held)
+        if part
+    ]
     cells = {key: [part[key][i] for part, own in zip((given, held), rows, strict=False) for i in own] for key in given}
     if not cells[target]:
-        raise BadInput(f"{where}: column '{target}' is empty in every row, and models learn it; name another target")
+        empty_one = next((key for key in needed if not any(v is not None for v in given[key])), target)
+        raise BadInput(f"{where}: column '{empty_one}' is empty in every row that has the others; name another column")
+    whose = {column: _numbered(cells.pop(column)) for column in roles}
     columns = {
-        key: read(values, types.get(key), f"{where}, column '{key}'", key, decimal) for key, values in cells.items()
+        key: read(values, types.get(key), f"{where}, column '{key}'", key, decimal, empty)
+        for key, values in cells.items()
     }
     asked = columns.pop(target)
     wanted, names = _targets_of(asked, types.get(target), f"{where}, column '{target}'", target, raw_targets)
     if test is None:
-        held_out = hold_out(wanted if names else wanted[:, None], where)
+        persons = None if person is None else whose[person][0]
+        held_out = hold_out(wanted if names else wanted[:, None], where, persons)
     else:
         held_out = torch.arange(len(wanted)) >= len(rows[0])
     targets = [wanted[~held_out], wanted[held_out]]
@@ -164,7 +190,15 @@ def from_frame(
     x, x_test, known = encode(parts[0], parts[1], where)
     said = _account(columns | ({} if asked.plain or names else {target: asked}), drop)
     if (left := sum(len(part[target]) for part in (given, held) if part) - len(wanted)) > 0:
-        said.append(f"rows without '{target}', left out: {left:,}")
+        lacking = "with an empty cell" if empty == "leave-out" else f"without {' or '.join(map(repr, needed))}"
+        said.append(f"rows {lacking}, left out: {left:,}")
+    if client is not None:
+        numbers, known_clients = whose[client]
+        rows_each = torch.bincount(numbers).tolist()
+        named = [f"{i}: {who} ({n:,})" for i, (who, n) in enumerate(zip(known_clients, rows_each, strict=True))]
+        said.append(f"clients by '{client}': {', '.join(named[:20])}{f', … {len(named)} in all' * (len(named) > 20)}")
+    if person is not None:
+        said.append(f"persons by '{person}': {len(whose[person][1]):,}")
     if names:
         counts = torch.bincount(wanted).tolist()
         said.append(f"classes of '{target}': " + ", ".join(f"{n} ({k:,})" for n, k in zip(names, counts, strict=True)))
@@ -179,8 +213,8 @@ def from_frame(
         summary=summary,
         kind="table",
         task=(REGRESSION if names is None else CLASSIFICATION).name,
-        train=Split(x, targets[0]),
-        test=Split(x_test, targets[1]),
+        train=Split(x, targets[0], _rows(whose, client, ~held_out), persons=_rows(whose, person, ~held_out)),
+        test=Split(x_test, targets[1], _rows(whose, client, held_out), persons=_rows(whose, person, held_out)),
         num_classes=len(names) if names else None,
         class_names=tuple(names) if names else None,
         mean=(0.0,),
@@ -188,6 +222,19 @@ def from_frame(
         source=source,
         columns=known,
     )
+
+
+def _numbered(cells: list[Any]) -> tuple[Tensor, list[str]]:
+    """Return which of the different values, sorted, each cell is, and these; an empty one is a value of its own."""
+    texts = [f"{value:.15g}" if isinstance(value, float) else str(value) for value in cells]
+    # numbers in their own order: site 10 after site 9
+    known = sorted(set(texts), key=lambda text: (0, float(text), text) if text.isdigit() else (1, 0.0, text))
+    number = {text: i for i, text in enumerate(known)}
+    return torch.tensor([number[text] for text in texts]), known
+
+
+def _rows(whose: Mapping[str, tuple[Tensor, list[str]]], column: str | None, rows: Tensor) -> Tensor | None:
+    return None if column is None else whose[column][0][rows]
 
 
 def _account(columns: Mapping[str, Read], drop: Sequence[str]) -> list[str]:
@@ -211,7 +258,7 @@ def _is_frame(data: Any) -> bool:
 
 
 def _cells(
-    frame: Any, types: Mapping[str, ColumnKind], drop: Sequence[str], where: str
+    frame: Any, types: Mapping[str, ColumnKind], drop: Sequence[str], where: str, missing: Sequence[str | float] = ()
 ) -> tuple[dict[str, list[Any]], Mapping[str, ColumnKind]]:
     """Return a frame's cells by column, None where one is empty, and ``types`` with what is categorical by type."""
     names = _names(frame)
@@ -233,9 +280,20 @@ def _cells(
                 by_type[name] = "categorical"
                 values = [value if isinstance(value, str | bytes) or value != value else str(value) for value in values]
             cells[name] = [cell(value, f"{where}, column '{name}'") for value in values]
+            if missing:
+                empty = {_plain(value) for value in missing}
+                cells[name] = [None if _plain(value) in empty else value for value in cells[name]]
     if len({len(values) for values in cells.values()}) != 1 or not len(next(iter(cells.values()))):
         raise BadInput(f"{where}: the columns have different lengths, or there are none, or no rows")
     return cells, {**by_type, **types}
+
+
+def _plain(value: Any) -> str:
+    """Return a cell as a text that is the same for -999, -999.0 and '-999'."""
+    try:
+        return f"{float(value):.15g}"
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def _targets_of(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from fedaudit.attacks import Attack
+from fedaudit.data.table_file import TABLE_FILE
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.scenario.yaml import apply_override as apply_override
 from fedaudit.scenario.yaml import describe_source, read_scenario
@@ -23,6 +24,7 @@ from fedaudit.utils.validation import (
     Count,
     File,
     Fraction,
+    Number,
     Positive,
     Spec,
     Title,
@@ -48,7 +50,61 @@ class DataSpec(Spec):
         description="of folders of images, the value that is white in their files, 4095 for 12 bits; the largest of "
         "their depth if null",
     )
-    split: Literal["train", "test"] = Field(default="test", description="the split that the clients hold")
+    split: Literal["train", "test"] = Field(
+        default="test", description="the split that the clients hold; of a table-file it is train where nothing is said"
+    )
+    path: File | None = Field(default=None, description="table-file: the file, text with separators or another table")
+    target: Title | None = Field(default=None, description="table-file: the column that models predict")
+    client: Title | None = Field(
+        default=None, description="table-file: the column that says whose a row is, for the partition natural"
+    )
+    person: Title | None = Field(
+        default=None, description="table-file: the column that says of which person a row is; these stay together"
+    )
+    drop: list[Title] = Field(default=[], description="table-file: columns to leave out")
+    types: dict[Title, Literal["numeric", "categorical"]] = Field(
+        default={}, description="table-file: of columns that aren't what they seem"
+    )
+    missing: list[str | Number] = Field(
+        default=[], description="table-file: what stands for an empty cell, beside NA and the like: -999, for example"
+    )
+    empty: Literal["ask", "median", "leave-out"] = Field(
+        default="ask",
+        description="table-file: missing numbers are asked about, are their column's median, or rows are left out",
+    )
+    separator: Literal[",", ";", "\t", "|", " ", ":"] | None = Field(
+        default=None, description="table-file: between columns of a text; as the rows tell if null"
+    )
+    decimal: Literal[".", ","] | None = Field(
+        default=None, description="table-file: before decimals of numbers in texts; as they tell if null"
+    )
+    encoding: Title | None = Field(default=None, description="table-file: of a text; UTF-8 or its mark if null")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_file(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("name") == TABLE_FILE:
+            return {"split": "train", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _file_or_name(self) -> DataSpec:
+        given = [key for key in self.of_file() if getattr(self, key) not in (None, [], {}, "ask")]
+        if self.name == TABLE_FILE and (self.path is None or self.target is None):
+            raise ValueError(
+                f"data set '{TABLE_FILE}' needs path, the file, and target, the column that models predict"
+            )
+        if self.name != TABLE_FILE and given:
+            raise ValueError(f"{given[0]} is for the data set '{TABLE_FILE}', and this is '{self.name}'; leave it out")
+        return self
+
+    @staticmethod
+    def of_file() -> tuple[str, ...]:
+        """Return the settings of a table in a file."""
+        return (
+            *("path", "target", "client", "person", "drop", "types", "missing", "empty"),
+            *("separator", "decimal", "encoding"),
+        )
 
 
 class TrainingSpec(Spec):

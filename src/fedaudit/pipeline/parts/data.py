@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from fedaudit.data import Dataset, load_dataset
+from fedaudit.data.catalogue import limited
 from fedaudit.data.dataset import of_heads
 from fedaudit.data.own import dataset_of
+from fedaudit.data.table_file import TABLE_FILE, table_file
 from fedaudit.models import of_one_tensor, packing_of, packings_in
 from fedaudit.results import DataRecord
-from fedaudit.scenario.scenario import Scenario
+from fedaudit.scenario.scenario import DataSpec, Scenario
 from fedaudit.task.losses import recognise
 from fedaudit.task.training import BCE, Loss
 from fedaudit.utils.errors import BadInput
@@ -41,6 +44,10 @@ def own_dataset(data: Any, kind: str | None, name: str | None, loss: Loss | None
 
 def loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:
     spec = scenario.data
+    if spec.name == TABLE_FILE:
+        found = of_file(spec)
+        _check_clients(scenario, found)
+        return found
     return load_dataset(
         spec.name,
         image_size=spec.image_size,
@@ -50,6 +57,29 @@ def loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:
         white=spec.max_pixel_value,
         kind=spec.kind,
     )
+
+
+def of_file(spec: DataSpec) -> Dataset:
+    """Return a table in a file; BadInput names the scenario's keys."""
+    asked = {key: getattr(spec, key) for key in spec.of_file()}
+    try:
+        return limited(table_file(**asked), spec.limit)
+    except BadInput as error:
+        raise BadInput(re.sub(rf"\b({'|'.join(asked)})=", r"data.\1=", str(error))) from None
+
+
+def _check_clients(scenario: Scenario, dataset: Dataset) -> None:
+    """Refuse clients by a column that no federation has."""
+    if scenario.data.client is None or dataset.train.groups is None:
+        return
+    for federation in scenario.federations:
+        if federation.partition.scheme != "natural":
+            at, count = f"federations.{federation.name}", int(dataset.train.groups.max()) + 1
+            raise BadInput(
+                f"data.client says whose a row is, and federation '{federation.name}' shares rows out by "
+                f"'{federation.partition.scheme}': set {at}.partition={{scheme: natural}} and {at}.clients={count}, or "
+                "leave data.client out"
+            )
 
 
 def data_record(dataset: Dataset) -> DataRecord:
