@@ -15,6 +15,7 @@ from fedaudit.attacks import make_attack as make_attack
 from fedaudit.attacks.base import Attacks
 from fedaudit.data import Dataset
 from fedaudit.data.own import pairs_of as pairs_of
+from fedaudit.pipeline.compare_defences import with_compared_defences
 from fedaudit.pipeline.offline import AttackRequest, Findings, attacked, audited, evaluate_findings, written
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.parts.data import of_one_tensor_each, own_dataset
@@ -26,7 +27,6 @@ from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.transcripts import new_folder
 from fedaudit.pipeline.trials import Means
 from fedaudit.pipeline.verify import verify as verify
-from fedaudit.pipeline.compare_defences import with_compared_defences
 from fedaudit.results import AuditResult as AuditResult
 from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
@@ -100,7 +100,8 @@ def audit(
         fail_on: the verdict that must not be reached, nor a worse one: recovered, identifiable or inferred.
         fail_below: ``{"margin": factor}``: by so many times updates must be larger than the largest that an attack on
             images has power over.
-        compare_defences: repeat the audit under three defences that fit what its first attack is after, and compare them.
+        compare_defences: repeat the audit under three defences that fit what its first attack is after, and compare
+        them.
         overwrite: where ``out`` holds the report of another scenario, delete that and its images; otherwise refuse.
         progress: show on standard error how far the audit is: live on a terminal, elsewhere in a line every 15 seconds.
 

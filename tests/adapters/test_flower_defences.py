@@ -1,4 +1,4 @@
-"""fedaudit's defences in Flower: aggregators as a strategy, client-side defences as client mods. Messages go round in process."""
+"""fedaudit's defences in Flower: aggregators as a strategy, clients' as mods. Messages go round in process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from flwr.proto.message_pb2 import Context as ContextBytes  # noqa: E402
 from flwr.serverapp.strategy import FedAvg  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-from fedaudit.adapters.flower import RobustStrategy, RootTraining, ClientDefenceMod  # noqa: E402
+from fedaudit.adapters.flower import ClientDefenceMod, RobustStrategy, RootTraining  # noqa: E402
 from fedaudit.data import load_dataset  # noqa: E402
 from fedaudit.defences import AGGREGATORS, CLIENT_DEFENCES, Cohort  # noqa: E402
 from fedaudit.defences.client_defences import ClientContext  # noqa: E402
@@ -387,7 +387,7 @@ def test_a_process_a_message_gives_the_bits_of_one_that_lives_on(name, settings)
 
 @pytest.mark.parametrize(("name", "settings"), [("top-k", {}), ("dgc", {}), ("ffl", {})])
 def test_what_leaves_is_what_the_client_defence_itself_says(name, settings):
-    """Against one client-side defence object that is called here, round after round; choices at random come first in ffl."""
+    """Against one defence object that is called here, round after round; choices at random come first in ffl."""
     got = rounds_of(lambda: ClientDefenceMod(name, settings, seed=3), restart=True)
     own, state = make(CLIENT_DEFENCES, name, settings), network().state_dict()
     layers = (tuple(k for k in state if k[0] == "0"), tuple(k for k in state if k[0] == "1"), ("5.weight", "5.bias"))
@@ -405,7 +405,10 @@ def test_what_leaves_is_what_the_client_defence_itself_says(name, settings):
 
 def test_noise_comes_from_the_system_and_statistics_stay_behind(caplog, flower_logs):
     settings = {"clip": 0.5, "noise": 2.0, "epsilon": None}
-    start, twice = network().state_dict(), [rounds_of(lambda: ClientDefenceMod("dp", settings), restart=True) for _ in "ab"]
+    start, twice = (
+        network().state_dict(),
+        [rounds_of(lambda: ClientDefenceMod("dp", settings), restart=True) for _ in "ab"],
+    )
     assert not twice[0][0]["0.weight"].equal(twice[1][0]["0.weight"])
     noise = torch.cat([(twice[0][0][key] - start[key]).flatten() for key in PARAMETERS])
     assert "the noise is 7" in caplog.text  # 2·√1386 = 74 times as long as the clip

@@ -33,7 +33,9 @@ _MEANS = Scenarios(data={"limit": 300}, model={"name": "mlp", "width": 16}, fede
 def scenario(noise: float = 0.0, attacks: Any = BOTH, **federation: Any) -> dict[str, Any]:
     dp = {"name": "dp", "where": "local", "level": "client", "clip": 1.0, "noise": noise, "epsilon": None}
     limits = {"updates": federation.get("clients", 6)}
-    return _MEANS.values(federation, defences={"client_defence": dp} if noise else {}, attacks=attacks, evaluation=limits)
+    return _MEANS.values(
+        federation, defences={"client_defence": dp} if noise else {}, attacks=attacks, evaluation=limits
+    )
 
 
 def clients_of(values: dict[str, Any]) -> tuple[list[Observation], Truth]:

@@ -230,7 +230,8 @@ BAD = [
     ("threat.target_records=600", "asks for 300 examples of honest clients, and they hold"),
     (
         "threat.public_examples=5",
-        "needs knows_public_data: true, and what uses them: target_records, a client_property or adversary: malicious-server",
+        "needs knows_public_data: true, and what uses them: target_records, a client_property or adversary: "
+        "malicious-server",
     ),
     ("threat.target_record=5", "did you mean 'target_records'?"),
 ]

@@ -85,7 +85,10 @@ GRADIENTS: dict[str, Any] = {"algorithm": "fedsgd", "local_epochs": None}
 PUSHING: dict[str, Any] = {"malicious": {"name": "agrevader", "start": 2}, "rounds": 3}
 RECORDS: dict[str, Any] = {"target_records": 60}
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
-    *((name, {}, {}, {"target_records": None}, r"threat\.target_records") for name in ("loss-threshold", "gradient-norm", *SHADOWS)),
+    *(
+        (name, {}, {}, {"target_records": None}, r"threat\.target_records")
+        for name in ("loss-threshold", "gradient-norm", *SHADOWS)
+    ),
     *((name, {}, {}, RECORDS, r"threat\.public_examples") for name in ("shadow-models", "rmia", "stacked")),
     ("loss-threshold", {"false_positives": 0.1}, {}, RECORDS, r"threat\.public_examples"),
     ("loss-threshold", {"model": "client"}, {}, RECORDS | CLIENT, "sees no update"),

@@ -28,7 +28,12 @@ from tests.build import Scenarios
 STEPS = {"algorithm": "fedavg", "local_steps": 5, "learning_rate": 0.01}
 
 
-_TWO = Scenarios(data={"split": "train"}, model={"name": "mlp", "width": 32}, federation={"clients": 2}, attacks="projection-residual")
+_TWO = Scenarios(
+    data={"split": "train"},
+    model={"name": "mlp", "width": 32},
+    federation={"clients": 2},
+    attacks="projection-residual",
+)
 
 
 def recorded(own: nn.Module | None = None, batch: int = 8, **values: Any) -> tuple[Observation, Truth]:

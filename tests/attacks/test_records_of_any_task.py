@@ -57,7 +57,14 @@ def test_the_client_that_trained_on_a_record_is_named(task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_what_a_batch_made_layers_receive_gives_it_away(task: str) -> None:
     seen, truth = seen_of(
-        task, {"target_records": 16}, algorithm="fedsgd", clients=1, rounds=1, examples=8, batch_size=8, local_epochs=None
+        task,
+        {"target_records": 16},
+        algorithm="fedsgd",
+        clients=1,
+        rounds=1,
+        examples=8,
+        batch_size=8,
+        local_epochs=None,
     )
     assert metric("projection-residual", {}, seen, truth, "membership_auc") == 1
 

@@ -77,7 +77,8 @@ def linear(kind: Any = "weights", rounds: int = 2, training: TrainingConfig | No
             moved = {n: torch.randn(s, generator=rng) for n, s in shapes.items()}
             messages.append(Message(r, client, sent, Update(client, kind, moved, 5, training)))
     task_info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (4,), 3, (0.0,), (1.0,))
-    return Observation("f", ThreatModel(target_records=20), task_info, nn.Linear(4, 3), nn.functional.cross_entropy, kind,
+    return Observation("f", ThreatModel(target_records=20), task_info, nn.Linear(4, 3), nn.functional.cross_entropy,
+    kind,
                        tuple(weights), tuple(messages), {}, QuerySet(x, y, x[:0], y[:0]))  # fmt: skip
 
 

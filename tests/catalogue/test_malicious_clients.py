@@ -386,7 +386,7 @@ def test_the_page_and_the_comparison_know_other_leaks_than_pictures(
     rows = frontier.prices(audit.result)
     found = {s.federation: s.metrics[0].value for s in audit.result.summaries}
     assert frontier.scale(audit.result).name == "recognised"
-    assert {row.federation: row.is_leak for row in rows} == found
+    assert {row.federation: row.leak for row in rows} == found
     page = audit.save(tmp_path).read_text()
     for part in ("recognised [95 %]", "Accuracy by round", "Updates that the server took by round"):
         assert part in page

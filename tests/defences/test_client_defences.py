@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.objectives import distance_to, smooth_signs
 from fedaudit.defences.aggregation import AGGREGATORS
-from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientContext, OwnExamples
+from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.epsilon.accounting import Account
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.calibration import own_update
 from fedaudit.attacks.inversion.objectives import DISTANCES, distance_to
-from fedaudit.defences import CLIENT_DEFENCES, ClientContext, OwnExamples, ClientDefenceInfo, Update
+from fedaudit.defences import CLIENT_DEFENCES, ClientContext, ClientDefenceInfo, OwnExamples, Update
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import simulate

@@ -81,7 +81,9 @@ def nvflare(filter_: Any, before: State, after: State, steps: int) -> dict[str, 
     return dict(found.data)
 
 
-def equal_bits(client_defence: ClientDefence, expected: dict[str, Any], before: State, after: State, steps: int) -> None:
+def equal_bits(
+    client_defence: ClientDefence, expected: dict[str, Any], before: State, after: State, steps: int
+) -> None:
     update, context = trained(before, after, steps)
     found = moved(client_defence(update, context, rng(7)), before)
     for name, array in expected.items():

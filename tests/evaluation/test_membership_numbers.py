@@ -221,18 +221,24 @@ def test_the_most_exposed_are_those_with_whom_the_fewest_others_would_be_accused
 
     assert len(shown) == 50
     assert all(member[one.record] and one.client == 4 and one.label == labels[one.record] for one in shown)
-    assert [one.nonmembers_above for one in shown] == sorted(nonmembers_above(scores, int(i)) for i in torch.nonzero(member))[:50]
+    assert [one.nonmembers_above for one in shown] == sorted(
+        nonmembers_above(scores, int(i)) for i in torch.nonzero(member)
+    )[:50]
     assert [one.nonmembers_above for one in shown] == [nonmembers_above(scores, one.record) for one in shown]
     over = [[nonmembers_above(part, one.record) for part in again] for one in shown]
-    assert [(one.least, one.most) for one in shown] == [(min(of), max(of)) for of in over]
+    assert [(one.nonmembers_above_min, one.nonmembers_above_max) for one in shown] == [
+        (min(of), max(of)) for of in over
+    ]
     assert judged_by(torch.rand(2 * k, generator=rng), inputs, labels, first).most_exposed == []
-    assert judged_by(scores, inputs, labels, first).most_exposed[0].least is None
+    assert judged_by(scores, inputs, labels, first).most_exposed[0].nonmembers_above_min is None
 
 
 @pytest.mark.slow
 def test_the_most_exposed_stand_in_the_report_unless_they_are_left_out(command: Command, tmp_path: Path):
     path = tmp_path / "s.yaml"
-    overfitted = scenario({"target_records": 80}, ["loss-threshold", "gradient-norm"], rounds=40, examples=80, local_epochs=3)
+    overfitted = scenario(
+        {"target_records": 80}, ["loss-threshold", "gradient-norm"], rounds=40, examples=80, local_epochs=3
+    )
     path.write_text(overfitted.to_yaml())
     for most in (20, 0):
         out = tmp_path / str(most)
@@ -270,7 +276,9 @@ def test_a_limit_on_a_rate_that_the_others_are_too_few_for_is_not_tested():
     result = judged_by(scores, inputs, labels, torch.ones(60).bool())
     (row,) = check_limits(Limits({"membership_tpr": 0.2}), [result], [verdict(result)])
     assert row.outcome == "not tested"
-    wanted = "f: membership_tpr needs 100 records that nobody trained on beside as many members; raise threat.target_records"
+    wanted = (
+        "f: membership_tpr needs 100 records that nobody trained on beside as many members; raise threat.target_records"
+    )
     assert row.reason == wanted
 
 

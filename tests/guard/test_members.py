@@ -51,7 +51,10 @@ def test_a_small_batch_on_a_wide_layer_is_told_and_the_policy_acts(caplog):
         guard = SiteGuard(attacks=[], on_fail=on_fail, held_out=examples(100, 2), share=PLENTY)
         caplog.clear()
         assert released(guard, state, seen).alarms == ["members"]
-        assert "site 1, round 1: which examples were trained on can be told: projection-residual has AUC 1.00 on 8 own" in caplog.text
+        assert (
+            "site 1, round 1: which examples were trained on can be told: projection-residual has AUC 1.00 on 8 own"
+            in caplog.text
+        )
         assert done in caplog.text
     told = MemberWatch(examples(100, 2), PLENTY).look(state, seen).tests[0]
     assert (told.by, told.auc, told.members, told.others) == ("projection-residual", 1.0, 8, 8)
@@ -199,7 +202,10 @@ def test_held_out_examples_of_another_source_are_no_alarm():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"attacks": ["projection-residual"]}, r"attacks has 'projection-residual', .* give held_out=\(inputs, classes\)"),
+        (
+            {"attacks": ["projection-residual"]},
+            r"attacks has 'projection-residual', .* give held_out=\(inputs, classes\)",
+        ),
         ({"attacks": ["labels", "loss-series"]}, r"attacks has 'loss-series', .* give held_out="),
         ({"held_out": (torch.zeros(3, 1), torch.zeros(2))}, "held_out must be two tensors of the same length"),
         ({"held_out": "nowhere:data"}, "held_out"),

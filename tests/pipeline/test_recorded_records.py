@@ -285,7 +285,9 @@ def test_which_clients_of_a_recording_have_a_property(tmp_path):
 def test_a_property_is_asked_beside_all_others_where_no_attack_is_named(tmp_path):
     smokers(tmp_path / "r")
     found = asked(tmp_path / "r", [{"name": "property-inference", "updates": 10}, {"name": "loss-threshold"}])
-    names = {spec.name for spec in choose_for(found.transcript, found.threat.model_copy(update={"target_records": None}))}
+    names = {
+        spec.name for spec in choose_for(found.transcript, found.threat.model_copy(update={"target_records": None}))
+    }
     assert {"property-inference", "projection-residual", "fedmia", "rmia", "labels"} <= names, names
     assert len(found.transcript.records) >= 20
     assert len(found.transcript.records.public_inputs) == 149  # half of what is known

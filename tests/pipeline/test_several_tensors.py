@@ -378,7 +378,9 @@ def test_a_site_s_guard_watches_a_model_of_several_inputs() -> None:
         optimiser.step()
     look = MemberWatch(held_out, share=1e6).look(model.state_dict(), seen)
     assert look.unable is None
-    assert [(told.by, told.auc > 0.95) for told in look.tests] == [("projection-residual", True)]  # eight examples span little of 21
+    assert [(told.by, told.auc > 0.95) for told in look.tests] == [
+        ("projection-residual", True)
+    ]  # eight examples span little of 21
 
 
 # Refused ------------------------------------------------------------------------------------------------------------

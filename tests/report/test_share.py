@@ -293,7 +293,9 @@ def test_the_numbers_of_the_whole_audit_stay(audit):
     assert [s.model_dump() for s in shared.summaries] == [s.model_dump() for s in told.summaries]
     assert shared.adversary == told.adversary
     assert shared.timing == told.timing
-    assert shareable(shared.model_copy(update={"shared": SharedRecord(digest="", left_out=[], min_group_size=1, looked_for=[])}))
+    assert shareable(
+        shared.model_copy(update={"shared": SharedRecord(digest="", left_out=[], min_group_size=1, looked_for=[])})
+    )
 
 
 def test_share_writes_results_and_page_and_nothing_else(audit, tmp_path, command: Command):

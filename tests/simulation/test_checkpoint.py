@@ -32,7 +32,9 @@ DEFENCES: dict[str, dict[str, Any]] = {
     "ffl": {"client_defence": {"name": "ffl", "ratio": 0.5}},
     "ffl at random": {"client_defence": {"name": "ffl-random", "ratio": 0.5}},
     "local privacy": {"client_defence": {"name": "dp", "noise": 0.5, "epsilon": None}},
-    "central privacy": {"client_defence": {"name": "dp", "where": "central", "clip": 0.01, "noise": 1.0, "epsilon": None}},
+    "central privacy": {
+        "client_defence": {"name": "dp", "where": "central", "clip": 0.01, "noise": 1.0, "epsilon": None}
+    },
     "a user's own that counts": {"client_defence": "counting"},
     "afa, which remembers": {"aggregator": {"name": "afa"}},
     "fltrust, whose server trains": {"aggregator": {"name": "fltrust", "root_examples": 8}},

@@ -53,8 +53,8 @@ def drawn(records: int = 20, public: int = 30, seed: int = 0) -> RecordDraw:
 @given(records=st.integers(1, 47).map(lambda n: 2 * n), public=st.integers(0, 20), seed=st.integers(0, 1000))
 def test_half_of_the_records_are_honest_clients_and_half_nobodys(records, public, seed):
     made = drawn(records, public, seed)
-    assert made.target_records is not None
-    held = numbers(made.target_records.inputs)
+    assert made.records is not None
+    held = numbers(made.records.inputs)
     assert len(held) == len(set(held)) == records
     theirs = {n: client for client in (0, 1) for n in numbers(SHARES[client].inputs)}
     for number, owner, position in zip(held, made.owners.tolist(), made.positions.tolist(), strict=True):
@@ -62,8 +62,8 @@ def test_half_of_the_records_are_honest_clients_and_half_nobodys(records, public
         assert owner == theirs.get(number, NOBODY)
         assert owner == NOBODY or numbers(SHARES[owner].inputs)[position] == number
     assert int((made.owners == NOBODY).sum()) == records // 2
-    assert made.target_records.labels.tolist() == [n % 3 for n in held]
-    free = numbers(made.target_records.public_inputs)
+    assert made.records.labels.tolist() == [n % 3 for n in held]
+    free = numbers(made.records.public_inputs)
     assert len(free) == len(set(free)) == public
     clients = {n for share in SHARES for n in numbers(share.inputs)}
     assert not clients & set(free)
@@ -74,8 +74,8 @@ def test_half_of_the_records_are_honest_clients_and_half_nobodys(records, public
 
 def test_what_nobody_holds_comes_from_the_clients_own_split_first():
     made = drawn(20, 0)
-    assert made.target_records is not None
-    non_members = [n for n, o in zip(numbers(made.target_records.inputs), made.owners.tolist(), strict=True) if o == NOBODY]
+    assert made.records is not None
+    non_members = [n for n, o in zip(numbers(made.records.inputs), made.owners.tolist(), strict=True) if o == NOBODY]
     assert all(60 <= n < 80 for n in non_members)
     assert len(made.held_out) == 100
 
@@ -84,13 +84,13 @@ def test_matched_non_members_are_of_the_other_sort_and_of_the_same_class_and_gro
     shares = [split([*range(10)], group=0), split([*range(10, 20)], group=1), split([99], group=2)]
     held_out = Split(torch.cat([split([*range(200, 240)]).inputs]), torch.arange(40) % 3, torch.arange(40) // 20)
     made = draw(20, 0, shares, 2, split([], group=0), held_out, generator=generator(1, "x"))
-    assert made.target_records is not None
+    assert made.records is not None
     assert made.matched[made.matched].equal(torch.arange(20))
     assert ((made.owners == NOBODY) != (made.owners[made.matched] == NOBODY)).all()
-    assert made.target_records.labels[made.matched].equal(made.target_records.labels)
+    assert made.records.labels[made.matched].equal(made.records.labels)
     groups = [
         owner if owner != NOBODY else int(number >= 220)
-        for number, owner in zip(numbers(made.target_records.inputs), made.owners.tolist(), strict=True)
+        for number, owner in zip(numbers(made.records.inputs), made.owners.tolist(), strict=True)
     ]
     assert [groups[i] for i in made.matched.tolist()] == groups
 
@@ -108,8 +108,8 @@ def test_classes_of_which_nobody_s_run_out_tell_no_member(seed):
         80, 5, [of_classes(0, 40, 30, 12), of_classes(200, 40, 30, 12)], 2, of_classes(500, 60, 20, 2),
         of_classes(900, 10, 4, 1), generator=generator(seed, "x"),
     )  # fmt: skip
-    assert made.target_records is not None
-    labels, members = made.target_records.labels, made.owners != NOBODY
+    assert made.records is not None
+    labels, members = made.records.labels, made.owners != NOBODY
     assert int(members.sum()) == 40
     assert labels[members].bincount(minlength=3).equal(labels[~members].bincount(minlength=3))
     assert labels[made.matched].equal(labels)

@@ -276,7 +276,9 @@ def test_records_that_were_used_after_the_last_round_that_is_seen_are_left_out()
         asked = bool((used == record).flatten(1).all(dim=1).any())
         assert early.owners[row] == (truth.owners[row] if asked or truth.owners[row] == NOBODY else UNUSED)
     assert 0 < int((early.owners >= 0).sum()) < int((truth.owners >= 0).sum())
-    assert truth_for(recording, observe(recording, ThreatModel(target_records=40, rounds="from 3"))).owners.equal(truth.owners)
+    assert truth_for(recording, observe(recording, ThreatModel(target_records=40, rounds="from 3"))).owners.equal(
+        truth.owners
+    )
 
 
 # Audits and recordings ----------------------------------------------------------------------------------------------

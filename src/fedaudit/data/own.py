@@ -157,8 +157,8 @@ def from_frame(
         raise BadInput(f"{where}: there is no column '{target}' beside others, or not the same columns for testing")
     for column in roles:
         if column not in given or column == target:
-            known = ", ".join(key for key in given if key != target)[:300]
-            raise BadInput(f"{where}: there is no column '{column}' for client or person; known: {known}")
+            others = ", ".join(key for key in given if key != target)[:300]
+            raise BadInput(f"{where}: there is no column '{column}' for client or person; known: {others}")
     needed = [target] if client is None else [target, client]
     if empty == "leave-out":
         needed = [key for key in given if key not in roles or key == client]

@@ -84,7 +84,11 @@ def attacked(
 
 
 def _recorded(
-    folder: Path, update: OutgoingUpdate, index: int | None, settings: AttackSettings, sanitised: ClientDefenceInfo | None
+    folder: Path,
+    update: OutgoingUpdate,
+    index: int | None,
+    settings: AttackSettings,
+    sanitised: ClientDefenceInfo | None,
 ) -> nn.Module:
     """Write a recording of the update alone; return the module that it is of. BadInput: the training isn't known."""
     module = copy.deepcopy(update.seen.module)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from fedaudit.defences.drift import ReceivedHistory
 from fedaudit.defences.client_defences import ClientContext
+from fedaudit.defences.drift import ReceivedHistory
 from fedaudit.guard.attacks import AttackSettings, attacked
 from fedaudit.guard.budget import known_of
 from fedaudit.guard.given import Examples

@@ -105,10 +105,10 @@ class MembershipCheck:
 class MemberWatch:
     """Tests in every round whether a site's own training examples can be told from examples that it holds out.
 
-    ``projection-residual`` asks the update that is about to leave about examples of this round's training, ``loss-series`` the models
-    that the site was sent about up to 32 that it trained on since the first rounds. Each has held-out ones of its class
-    beside it. Both are tested exactly (:func:`exact_test`), at levels that all rounds of a job share (:func:`level`).
-    Of an update over few examples more held-out ones are taken for each.
+    ``projection-residual`` asks the update that is about to leave about examples of this round's training,
+    ``loss-series`` the models that the site was sent about up to 32 that it trained on since the first rounds. Each has
+    held-out ones of its class beside it. Both are tested exactly (:func:`exact_test`), at levels that all rounds of a
+    job share (:func:`level`). Of an update over few examples more held-out ones are taken for each.
 
     Both together take at most ``share`` of the time that the site trained: what records cost is measured, and from the
     second round on so many are taken as that pays for. What an alarm rests on is tested by a classifier of the records

@@ -67,7 +67,9 @@ class MaliciousSpec(Spec):
 
     behaviour: PluginField[Behaviour] = Field(description="which one, by its registered name")
     clients: Count = Field(default=1, description="the last ones; they collude")
-    missing_classes: list[Whole] = Field(default=[], description="classes of which they hold no example: theirs are left out")
+    missing_classes: list[Whole] = Field(
+        default=[], description="classes of which they hold no example: theirs are left out"
+    )
 
     @property
     def name(self) -> str:
@@ -87,7 +89,12 @@ class MaliciousSpec(Spec):
     @model_serializer
     def _written(self) -> dict[str, Any]:
         settings = self.behaviour.written()
-        return {"name": settings.pop("name"), "clients": self.clients, "missing_classes": self.missing_classes, **settings}
+        return {
+            "name": settings.pop("name"),
+            "clients": self.clients,
+            "missing_classes": self.missing_classes,
+            **settings,
+        }
 
 
 class FederationSpec(Spec):
@@ -115,8 +122,8 @@ class FederationSpec(Spec):
     sampling: Literal["stratified", "first", "uniform"] = Field(
         default="stratified",
         description="which examples these are: drawn by the scenario's seed (seeds that follow each other draw "
-        "different ones), of every class in turn (stratified) or without regard to classes (uniform); or the data set's "
-        "first of every class in turn (first)",
+        "different ones), of every class in turn (stratified) or without regard to classes (uniform); or the data "
+        "set's first of every class in turn (first)",
     )
     batch_size: Count = Field(default=1, description="examples in a client's gradient, or in a local step")
     local_steps: Count | None = Field(default=None, description="FedAvg: mini-batches a round")
@@ -242,7 +249,9 @@ class FederationSpec(Spec):
         if self.keep_rounds is not None and len(set(self.keep_rounds)) < len(self.keep_rounds):
             raise ValueError("keep_rounds names a round twice; name each once")
         if self.keep_rounds is not None and not 0 <= max(self.keep_rounds) < self.rounds:
-            raise ValueError(f"keep_rounds names round {max(self.keep_rounds)}, but rounds count from 0 to {self.rounds - 1}")
+            raise ValueError(
+                f"keep_rounds names round {max(self.keep_rounds)}, but rounds count from 0 to {self.rounds - 1}"
+            )
         if not self.settings.same_examples and self.examples is not None and self.examples < self.clients:
             raise ValueError(
                 f"{self.examples} examples can't be partitioned over {self.clients} clients; examples are those of all "

@@ -30,7 +30,7 @@ from fedaudit.task.targets import TaskName
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.rounds import REMEDY, Digest, Files
 from fedaudit.transcript.sent import SENT, entries_by_kind
-from fedaudit.transcript.update import CONTRADICTED, Replay, ClientDefenceInfo
+from fedaudit.transcript.update import CONTRADICTED, ClientDefenceInfo, Replay
 from fedaudit.utils.bounds import JSON, TENSORS, check_file, read_bytes
 from fedaudit.utils.distributions import lacking
 from fedaudit.utils.errors import BadInput, CorruptTranscript

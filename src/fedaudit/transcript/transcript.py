@@ -342,7 +342,7 @@ class Transcript(HasSent):
         notes += dict.fromkeys(note for entry in entries for m in entry.messages for note in m.notes)
         made.notes = tuple(notes)
         if "queries" in parts:
-            made.target_records = read_queries(parts["queries"][1], task_info, str(place("queries")))
+            made.records = read_queries(parts["queries"][1], task_info, str(place("queries")))
         if "canaries" in parts:
             values, readings = parts["canaries"]
             made.canaries = _entry(CanariesEntry, values, place("canaries")).canaries(readings, place("canaries"))

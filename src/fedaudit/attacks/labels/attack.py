@@ -42,8 +42,8 @@ class LabelSetFinding(LabelFinding, kind="label-sets"):
     Attributes:
         labels: (n, k) float32 of 0 and 1: the label sets of n examples, in no order. Where which labels occur together
             isn't told, each label stands as often as it is estimated to occur.
-        method: ``sign``, of one example; ``projection-residual``: whole label sets were inferred, and the counts fit them; ``counts``
-            or ``signs``: how often each label occurs alone.
+        method: ``sign``, of one example; ``span``: whole label sets were inferred, and the counts fit
+            them; ``counts`` or ``signs``: how often each label occurs alone.
         num_classes: k, labels that an example may have.
         counts: (k,) float64, in how many examples each label is estimated to occur, not rounded.
     """
