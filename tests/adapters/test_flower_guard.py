@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedaudit.guard.budget import site_account
 from fedaudit.guard.rounds import read_site
 from fedaudit.utils.errors import BadInput
 from tests.adapters.flower_cases import CLIENT, NODES, OLD_CLIENT, OLD_SERVER, SERVER, TASK, replaced, write_app
@@ -374,8 +375,6 @@ def test_clipping_scales_the_change_of_what_raised_an_alarm(tmp_path, logged):
 
 def test_a_budget_is_read_of_the_mods_and_stops_before_the_round_that_would_exceed_it(tmp_path, logged):
     """The nodes of a simulation share a file, and nobody knows which of them is which after a restart: all count."""
-    from fedaudit.guard.budget import site_account
-
     settings = {"clip": 0.5, "noise": 5.0, "epsilon": None, "delta": 1e-5}
     account = site_account([("dp", settings)], 100, None)
     assert account is not None

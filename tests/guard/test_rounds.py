@@ -22,6 +22,7 @@ from fedaudit.guard.budget import site_account
 from fedaudit.guard.outgoing import few_numbers
 from fedaudit.guard.policy import REFUSED, SPENT
 from fedaudit.guard.rounds import SiteRound, read_site
+from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput
 from tests.guard.cases import outgoing, trained
 
@@ -285,8 +286,6 @@ def test_attacks_are_told_which_defence_the_update_went_through(given, monkeypat
     audit_transcript = fedaudit.api.audit_transcript
 
     def kept(recording: Any, *arguments: Any, **rest: Any) -> Any:
-        from fedaudit.transcript.transcript import Transcript
-
         seen.extend(u.sanitised for r in Transcript.load(recording, module=rest["module"]).rounds for u in r.updates)
         return audit_transcript(recording, *arguments, **rest)
 

@@ -372,15 +372,8 @@ class SiteGuard:
 
 
 def _line(key: Key, index: int | None, done: Done, checks: Mapping[str, CheckRecord], **more: Any) -> SiteRound:
-    return SiteRound(
-        time=datetime.now(UTC).replace(microsecond=0),
-        job=key[0],
-        site=key[1],
-        index=index,
-        done=done,
-        checks=checks,
-        **more,
-    )
+    now, (job, site) = datetime.now(UTC).replace(microsecond=0), key
+    return SiteRound(time=now, job=job, site=site, index=index, done=done, checks=checks, **more)
 
 
 def _named(attacks: Sequence[str | Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
