@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from typing import Any
 
@@ -73,3 +74,11 @@ def logistic(n: int = 12, d: int = 5, classes: int = 3) -> Observation:
     message = Message(0, 4, state, Update(4, "weights", moved, 5, None))
     loss = nn.functional.cross_entropy
     return Observation("f", threat, task_info, model, loss, "weights", (state,), (message,), {}, records)
+
+
+def summed(seen: Observation) -> Observation:
+    """Return what is seen where each update is one of two clients together."""
+    messages = [
+        dataclasses.replace(m, update=dataclasses.replace(m.update, members=(m.client, 99))) for m in seen.messages
+    ]
+    return dataclasses.replace(seen, messages=tuple(messages))

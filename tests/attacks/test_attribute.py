@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
 from tests.build import Scenarios, sent
-from tests.conftest import Command, refused
 
 THREAT = {"records": 60, "knows_public_data": True, "public_examples": 60}
 TABLE = {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "mlp", "width": 16}}
@@ -344,20 +342,6 @@ def test_an_audit_says_what_was_found(tmp_path):
     page = finished.save(tmp_path).read_text()
     assert "attribute accuracy" in page
     assert "attribute &#39;sex&#39;" in page or "attribute 'sex'" in page
-
-
-BAD = [
-    ("threat.hidden_attribute=sexx", "the data set 'diabetes' has no attribute 'sexx' to hide; it has: sex"),
-    ("threat.records=null", "needs knows_public_data: true, and what uses them: records"),
-]
-
-
-@pytest.mark.parametrize(("setting", "reason"), BAD)
-def test_wrong_words_are_one_line(setting, reason, command: Command, tmp_path: Path):
-    path = tmp_path / "s.yaml"
-    path.write_text(scenario(TABLE, "sex").to_yaml())
-    outcome = command("audit", path, "--out", tmp_path / "out", "--set", setting)
-    refused(outcome, reason)
 
 
 def test_all_attacks_on_attributes_are_tested_here():

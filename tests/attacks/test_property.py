@@ -33,6 +33,7 @@ from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
 from tests import build
+from tests.attacks.membership_cases import summed
 from tests.build import Scenarios
 
 _LEVEL = 0.01
@@ -146,13 +147,6 @@ def test_long_updates_are_sketched(monkeypatch):
     assert sketched[truth.shares == 1].min() > sketched[truth.shares == 0].max()
 
 
-def _summed(seen: Observation) -> Observation:
-    messages = [
-        dataclasses.replace(m, update=dataclasses.replace(m.update, members=(m.client, 99))) for m in seen.messages
-    ]
-    return dataclasses.replace(seen, messages=tuple(messages))
-
-
 def _trained(seen: Observation, **changes: Any) -> Observation:
     messages = []
     for m in seen.messages:
@@ -171,7 +165,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda s: dataclasses.replace(s, records=None), r"set threat\.client_property"),
     (lambda s: dataclasses.replace(s, messages=()), "sees no update"),
     (lambda s: dataclasses.replace(s, messages=s.messages[:1]), "of one only are known"),
-    (_summed, r"threat\.sees=updates"),
+    (summed, r"threat\.sees=updates"),
     (_trained, r"threat\.knows_training: true"),
     (lambda s: _trained(s, optimiser="adam"), "plain SGD"),
     (lambda s: _marked(s, torch.ones(300, dtype=torch.bool)), r"raise threat\.public_examples"),
