@@ -9,7 +9,7 @@ from typing import Any
 
 import fedaudit
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.results import AuditResult
+from fedaudit.results import AttackSummary, AuditResult
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.history import History
 from fedaudit.simulation.simulator import Recording, simulate
@@ -102,6 +102,12 @@ def seen(made: Scenario, **own: Any) -> tuple[Observation, Truth]:
 def seen_in(made: Scenario, recording: Recording) -> list[Observation]:
     """Return what the scenario's adversary sees, an observation an update."""
     return observe(recording.transcript, made.threat).split()
+
+
+def only(result: AuditResult) -> AttackSummary:
+    """Return the one summary of an audit."""
+    (summary,) = result.summaries
+    return summary
 
 
 def audited(made: Scenario | dict[str, Any], **options: Any) -> AuditResult:

@@ -60,6 +60,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
+def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is signed, whatever the environment says."""
+    monkeypatch.delenv("FEDAUDIT_KEY", raising=False)
+
+
+@pytest.fixture
 def checkpoint_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulations are kept after every round, however short they are."""
     monkeypatch.setattr(checkpoint, "EVERY", 0.0)
@@ -130,7 +136,7 @@ def _one_command_tree() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _data_read_once() -> Iterator[None]:
-    """Read a data set that is embedded or drawn once for all tests of a process, which may not change it."""
+    """Read a data set that is embedded in another package once for all tests of a process, which may not change it."""
     kept: dict[Request, tuple[Dataset, float]] = {}
 
     def once(read: Reader) -> Reader:
@@ -142,7 +148,12 @@ def _data_read_once() -> Iterator[None]:
 
         return again
 
-    layouts = [layout for entry in DATASETS for layout in entry.value.layouts if not layout.files]
+    layouts = [
+        layout
+        for entry in DATASETS
+        for layout in entry.value.layouts
+        if not layout.files and layout.read.__module__.startswith("fedaudit.data.")
+    ]
     readers = [layout.read for layout in layouts]
     for layout in layouts:
         object.__setattr__(layout, "read", once(layout.read))

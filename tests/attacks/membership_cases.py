@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedaudit.attacks import MembershipFinding, make_attack
+from fedaudit.attacks import Finding, MembershipFinding, make_attack
+from fedaudit.evaluation import evaluate
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation, observe
@@ -82,3 +83,8 @@ def summed(seen: Observation) -> Observation:
         dataclasses.replace(m, update=dataclasses.replace(m.update, members=(m.client, 99))) for m in seen.messages
     ]
     return dataclasses.replace(seen, messages=tuple(messages))
+
+
+def result(found: Finding, seen: Observation, truth: Truth) -> Any:
+    """Return a finding's result, against the truth."""
+    return evaluate(found, seen, truth, seed=0).result

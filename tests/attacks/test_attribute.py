@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedaudit.attacks import ATTACKS, AttributeFinding, Finding, make_attack
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.dataset import with_column
-from fedaudit.evaluation import evaluate, summarise
+from fedaudit.evaluation import summarise
 from fedaudit.evaluation.attribute import most_frequent
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario
@@ -27,6 +27,7 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
+from tests.attacks.membership_cases import result
 from tests.build import Scenarios, sent
 
 THREAT = {"records": 60, "knows_public_data": True, "public_examples": 60}
@@ -49,10 +50,6 @@ def run_attack(name: str, seen: Observation, **settings: Any) -> AttributeFindin
     found = make_attack(name, settings)(seen, generator=generator(0, "attack"))
     assert isinstance(found, AttributeFinding)
     return found
-
-
-def result(found: Finding, seen: Observation, truth: Truth) -> Any:
-    return evaluate(found, seen, truth, seed=0).result
 
 
 # What is hidden ------------------------------------------------------------------------------------------------------

@@ -15,10 +15,9 @@ from scipy import stats
 from torch import Tensor
 
 import fedaudit
-from fedaudit.attacks import ATTACKS, Finding, PropertyFinding, make_attack
+from fedaudit.attacks import ATTACKS, PropertyFinding, make_attack
 from fedaudit.attacks.records.property import flat, send, stock
 from fedaudit.data.partition import partition
-from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.properties import covariates, partial_test
 from fedaudit.pipeline.control_cases import with_and_without
 from fedaudit.pipeline.prepare import resolve
@@ -33,7 +32,7 @@ from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
 from tests import build
-from tests.attacks.membership_cases import summed
+from tests.attacks.membership_cases import result, summed
 from tests.build import Scenarios
 
 _LEVEL = 0.01
@@ -65,10 +64,6 @@ def run_attack(seen: Observation, **settings: Any) -> PropertyFinding:
     found = make_attack("property-inference", {"updates": 20, **settings})(seen, generator=generator(0, "attack"))
     assert isinstance(found, PropertyFinding)
     return found
-
-
-def result(found: Finding, seen: Observation, truth: Truth) -> Any:
-    return evaluate(found, seen, truth, seed=0).result
 
 
 def p_value(made: Scenario) -> float:

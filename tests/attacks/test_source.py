@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, Finding, SourceFinding, make_attack
-from fedaudit.evaluation import FINDING_TYPES, evaluate
+from fedaudit.evaluation import FINDING_TYPES
 from fedaudit.evaluation.source import expected, permutation_test
 from fedaudit.pipeline.control_cases import each_by_heart
 from fedaudit.pipeline.run import run_audit
@@ -32,7 +32,7 @@ from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 from tests import build
-from tests.attacks.membership_cases import summed
+from tests.attacks.membership_cases import result, summed
 from tests.build import Scenarios
 
 _LEVEL = 0.01
@@ -55,10 +55,6 @@ def run_attack(seen: Observation, **settings: Any) -> SourceFinding:
     found = make_attack("source-inference", settings)(seen, generator=generator(0, "attack"))
     assert isinstance(found, SourceFinding)
     return found
-
-
-def result(found: Finding, seen: Observation, truth: Truth) -> Any:
-    return evaluate(found, seen, truth, seed=0).result
 
 
 def p_value(made: Scenario) -> float:

@@ -25,13 +25,10 @@ from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
+from tests.models.model_cases import generator as rng
 
 State = dict[str, Tensor]
 PARAMETERS = ("conv.weight", "conv.bias", "head.weight")
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def state(seed: int, scale: float = 0.01) -> State:

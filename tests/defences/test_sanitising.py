@@ -32,6 +32,7 @@ from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.registry import make
 from tests.build import Scenarios, with_history
+from tests.models.model_cases import generator as rng
 
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.weight": (5, 4), "c.weight": (2, 5), "c.bias": (2,)}
 LAYERS = (("a.weight", "a.bias"), ("b.weight",), ("c.weight", "c.bias"))
@@ -52,10 +53,6 @@ def context(weights: dict[str, Tensor] | None = None, clients: int = 4) -> Clien
     batch = torch.ones(3, 3), torch.zeros(3, dtype=torch.int64)
     own = OwnExamples(nn.Sequential(OrderedDict(parts)), nn.functional.cross_entropy, [batch])
     return ClientContext(weights or tensors(100), LAYERS, clients, own)
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def flat(values: dict[str, Tensor]) -> list[float]:

@@ -33,6 +33,7 @@ from fedaudit.transcript.observation import observe
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.fingerprint import tensor_digest
 from tests.attacks.tree_cases import model, stump, transcript
+from tests.build import only
 
 FEDSGD = {"name": "a", "algorithm": "fedsgd", "clients": 2, "examples": 2, "batch_size": 1}
 NOISE = {"name": "noise", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 1.0, "where": "local", "epsilon": None}}
@@ -59,11 +60,6 @@ def unrepeatable(*attacks: Any, federation: dict[str, Any] = STEP) -> AuditResul
     made = scenario(*attacks, defences=NOISE, federations=[federation])
     seen = changed(fedaudit.simulate(made, progress=False), unmodelled=("gradients-changed",))
     return fedaudit.audit_transcript(seen, list(attacks), progress=False).result
-
-
-def only(result: AuditResult) -> AttackSummary:
-    (summary,) = result.summaries
-    return summary
 
 
 @pytest.fixture

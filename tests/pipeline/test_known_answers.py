@@ -14,9 +14,10 @@ import fedaudit
 from fedaudit.attacks import ATTACKS, Attack, ImageFinding, register
 from fedaudit.data import load_dataset
 from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser, changed
-from fedaudit.results import AttackSummary, AuditResult
+from fedaudit.results import AuditResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.update import SanitiserInfo, Update
+from tests.build import only
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +33,6 @@ def scenario(attack: Any, federation: dict[str, Any] | None = None, **rest: Any)
 
 def audited(attack: Any, federation: dict[str, Any] | None = None, **rest: Any) -> AuditResult:
     return fedaudit.audit(scenario(attack, federation, **rest), progress=False).result
-
-
-def only(result: AuditResult) -> AttackSummary:
-    (summary,) = result.summaries
-    return summary
 
 
 class _Silent(Sanitiser):

@@ -18,10 +18,11 @@ from fedaudit.cli import app as cli
 from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser, changed
 from fedaudit.pipeline.margin import Step, ladder, nearest
 from fedaudit.pipeline.power import _known, powerful
-from fedaudit.results import AttackSummary, AuditResult
+from fedaudit.results import AuditResult
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.update import SanitiserInfo, Update
+from tests.build import only
 
 FEDERATION: dict[str, Any] = {
     "name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 1, "batch_size": 4, "local_steps": 2,
@@ -167,11 +168,6 @@ def sometimes() -> Any:
     made = register(_Sometimes)
     yield made
     del ATTACKS._entries["sometimes"]
-
-
-def only(result: AuditResult) -> AttackSummary:
-    (summary,) = result.summaries
-    return summary
 
 
 def test_not_demonstrated_needs_power_under_these_very_conditions(sometimes: Any) -> None:
