@@ -390,6 +390,7 @@ def test_who_knows_the_filter_recovers_more(settings: dict[str, Any]) -> None:
     assert min(gains) > 3
 
 
+@pytest.mark.slow
 def test_a_report_says_by_which_adjacency_epsilon_is_reckoned(tmp_path: Path) -> None:
     values = {
         "data": {"name": "digits"},

