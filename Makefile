@@ -5,8 +5,9 @@ READY := .venv/.ready
 NATIVE := .venv/.native
 OUT ?= audit
 MINUTES ?= 60
-# Two workers, each with whole files: what the tests of a file share is made once.
-PYTEST = OMP_NUM_THREADS=1 $(1) -m pytest -n 2 --dist loadfile
+# Two workers, each with whole files: what the tests of a file share is made once. What Python compiles is kept for the
+# processes that tests start, and for the next run.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(1) -m pytest -n 2 --dist loadfile
 # What the versions of other packages can break most: the command line, data, models, training, numbers, pages, plug-ins.
 LOWEST ?= tests/adapters tests/capture tests/cli tests/data tests/defences tests/epsilon tests/guard tests/models tests/pipeline \
 	tests/report tests/scenario tests/simulation

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import fedaudit
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.results import AuditResult
+from fedaudit.results import AttackSummary, AuditResult
 from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.simulation.history import History
 from fedaudit.simulation.simulator import Recording, simulate
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.transcript import Transcript
@@ -55,16 +58,39 @@ class Scenarios:
         return scenario_from(self.values(federation, **changes))
 
 
-def recorded(made: Scenario, **own: Any) -> Recording:
-    """Return what the scenario's one federation leaves; ``own``: the user's objects, as :func:`resolve` takes them."""
+class Killed(Exception):
+    """What ends a simulation midway."""
+
+
+def recorded(made: Scenario, checkpoint: Path | None = None, until: float = math.inf, **own: Any) -> Recording:
+    """Return what the scenario's one federation leaves.
+
+    Args:
+        made: the scenario.
+        checkpoint: where the simulation is kept, from where it goes on.
+        until: so many updates, after which it is killed.
+        own: the user's objects, as :func:`resolve` takes them.
+    """
+
+    def report(done: float) -> None:
+        if done >= until:
+            raise Killed
+
     (federation,) = resolve(made, **own).federations
-    return simulate(federation)
+    return simulate(federation, report=report, checkpoint=checkpoint)
 
 
 def sent(made: Scenario, **own: Any) -> tuple[Transcript, Truth]:
     """Return what travelled, and the truth."""
     recording = recorded(made, **own)
     return recording.transcript, recording.truth
+
+
+def with_history(made: Scenario) -> tuple[Transcript, History]:
+    """Return what travelled, and what the simulation noted by round."""
+    recording = recorded(made)
+    assert recording.history is not None
+    return recording.transcript, recording.history
 
 
 def seen(made: Scenario, **own: Any) -> tuple[Observation, Truth]:
@@ -76,6 +102,12 @@ def seen(made: Scenario, **own: Any) -> tuple[Observation, Truth]:
 def seen_in(made: Scenario, recording: Recording) -> list[Observation]:
     """Return what the scenario's adversary sees, an observation an update."""
     return observe(recording.transcript, made.threat).split()
+
+
+def only(result: AuditResult) -> AttackSummary:
+    """Return the one summary of an audit."""
+    (summary,) = result.summaries
+    return summary
 
 
 def audited(made: Scenario | dict[str, Any], **options: Any) -> AuditResult:

@@ -22,6 +22,8 @@ import typer.main
 from hypothesis import HealthCheck, settings
 
 from fedaudit.cli import main
+from fedaudit.data import DATASETS, Dataset, Request
+from fedaudit.data.catalogue import Reader
 from fedaudit.simulation import checkpoint
 from fedaudit.utils import processes
 from tests.no_network import forbidden
@@ -55,6 +57,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 — what third parties draw by it
     torch.manual_seed(seed)
+
+
+@pytest.fixture
+def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is signed, whatever the environment says."""
+    monkeypatch.delenv("FEDAUDIT_KEY", raising=False)
 
 
 @pytest.fixture
@@ -126,6 +134,40 @@ def _one_command_tree() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _data_read_once() -> Iterator[None]:
+    """Read a data set that is embedded in another package once for all tests of a process, which may not change it."""
+    kept: dict[Request, tuple[Dataset, float]] = {}
+
+    def once(read: Reader) -> Reader:
+        def again(paths: list[Path], request: Request) -> Dataset:
+            if request not in kept:
+                found = read(paths, request)
+                kept[request] = found, _sum(found)
+            return kept[request][0]
+
+        return again
+
+    layouts = [
+        layout
+        for entry in DATASETS
+        for layout in entry.value.layouts
+        if not layout.files and layout.read.__module__.startswith("fedaudit.data.")
+    ]
+    readers = [layout.read for layout in layouts]
+    for layout in layouts:
+        object.__setattr__(layout, "read", once(layout.read))
+    yield
+    for layout, read in zip(layouts, readers, strict=True):
+        object.__setattr__(layout, "read", read)
+    assert all(_sum(found) == before for found, before in kept.values()), "a test changed a data set"
+
+
+def _sum(found: Dataset) -> float:
+    """Return what changes if an example does."""
+    return sum(float(part.inputs.double().sum() + part.targets.double().sum()) for part in (found.train, found.test))
+
+
 @pytest.fixture(scope="session")
 def _idle_workers() -> Iterator[list[Any]]:
     idle: list[Any] = []
@@ -180,15 +222,25 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "transcript"
 
 
+@pytest.fixture(scope="session")
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from fedaudit.utils import native
+
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        if shutil.which("c++"):
+            native.build()
+    return cache
+
+
 @pytest.fixture(scope="module")
-def native_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Build the native code in a cache of the tests' own."""
+def native_code(_compiled: Path) -> Iterator[None]:
+    """Use native code that was built in a cache of the tests' own."""
     from fedaudit.utils import native
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(_compiled))
         native.kernels.cache_clear()
-        if shutil.which("c++"):
-            native.build()
         yield
     native.kernels.cache_clear()

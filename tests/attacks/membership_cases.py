@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedaudit.attacks import MembershipFinding, make_attack
+from fedaudit.attacks import Finding, MembershipFinding, make_attack
+from fedaudit.evaluation import evaluate
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation, observe
@@ -73,3 +75,16 @@ def logistic(n: int = 12, d: int = 5, classes: int = 3) -> Observation:
     message = Message(0, 4, state, Update(4, "weights", moved, 5, None))
     loss = nn.functional.cross_entropy
     return Observation("f", threat, task_info, model, loss, "weights", (state,), (message,), {}, records)
+
+
+def summed(seen: Observation) -> Observation:
+    """Return what is seen where each update is one of two clients together."""
+    messages = [
+        dataclasses.replace(m, update=dataclasses.replace(m.update, members=(m.client, 99))) for m in seen.messages
+    ]
+    return dataclasses.replace(seen, messages=tuple(messages))
+
+
+def result(found: Finding, seen: Observation, truth: Truth) -> Any:
+    """Return a finding's result, against the truth."""
+    return evaluate(found, seen, truth, seed=0).result

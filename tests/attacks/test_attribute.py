@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from fedaudit.attacks import ATTACKS, AttributeFinding, Finding, make_attack
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.dataset import with_column
-from fedaudit.evaluation import evaluate, summarise
+from fedaudit.evaluation import summarise
 from fedaudit.evaluation.attribute import most_frequent
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario
@@ -28,8 +27,8 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
+from tests.attacks.membership_cases import result
 from tests.build import Scenarios, sent
-from tests.conftest import Command, refused
 
 THREAT = {"target_records": 60, "knows_public_data": True, "public_examples": 60}
 TABLE = {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "mlp", "width": 16}}
@@ -51,10 +50,6 @@ def run_attack(name: str, seen: Observation, **settings: Any) -> AttributeFindin
     found = make_attack(name, settings)(seen, generator=generator(0, "attack"))
     assert isinstance(found, AttributeFinding)
     return found
-
-
-def result(found: Finding, seen: Observation, truth: Truth) -> Any:
-    return evaluate(found, seen, truth, seed=0).result
 
 
 # What is hidden ------------------------------------------------------------------------------------------------------
@@ -344,20 +339,6 @@ def test_an_audit_says_what_was_found(tmp_path):
     page = finished.save(tmp_path).read_text()
     assert "attribute accuracy" in page
     assert "attribute &#39;sex&#39;" in page or "attribute 'sex'" in page
-
-
-BAD = [
-    ("threat.hidden_attribute=sexx", "the data set 'diabetes' has no attribute 'sexx' to hide; it has: sex"),
-    ("threat.target_records=null", "needs knows_public_data: true, and what uses them: target_records"),
-]
-
-
-@pytest.mark.parametrize(("setting", "reason"), BAD)
-def test_wrong_words_are_one_line(setting, reason, command: Command, tmp_path: Path):
-    path = tmp_path / "s.yaml"
-    path.write_text(scenario(TABLE, "sex").to_yaml())
-    outcome = command("audit", path, "--out", tmp_path / "out", "--set", setting)
-    refused(outcome, reason)
 
 
 def test_all_attacks_on_attributes_are_tested_here():

@@ -256,7 +256,10 @@ ONE_DESCENT = {"moving": 0.0}
 @pytest.mark.parametrize(
     ("kind", "shape", "model", "width", "attack", "settings"),
     [
-        ("signal", (1, 64), "cnn-1d", 16, "agic-plus", {**ONE_DESCENT, "iterations": 300, "subspace": 0.0}),
+        pytest.param(
+            *("signal", (1, 64), "cnn-1d", 16, "agic-plus", {**ONE_DESCENT, "iterations": 300, "subspace": 0.0}),
+            marks=pytest.mark.slow,
+        ),
         ("signal", (3, 8), "gru", 32, "idlg", {"iterations": 60}),
         pytest.param(
             *("volume", (1, 8, 8, 8), "cnn-3d", 8, "agic-plus", {**ONE_DESCENT, "iterations": 250}),

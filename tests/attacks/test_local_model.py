@@ -247,7 +247,7 @@ def audit(**changes: Any) -> Any:
         {},
         pytest.param({"algorithm": "fedprox", "proximal_mu": 1.0}, marks=pytest.mark.slow),
         pytest.param({"momentum": 0.5}, marks=pytest.mark.slow),
-        {"algorithm": "fedsgd", "local_steps": None},
+        pytest.param({"algorithm": "fedsgd", "local_steps": None}, marks=pytest.mark.slow),
         pytest.param({"local_steps": 1, "learning_rate": 0.15}, marks=pytest.mark.slow),
     ],
     ids=["fedavg", "fedprox", "momentum", "fedsgd", "one step"],

@@ -25,7 +25,11 @@ QUICK: dict[str, dict[str, Any]] = {
         "federation": {"examples": 8, "batch_size": 8, "server": {"name": "geminio", "epochs": 1}},
         "threat": {"public_examples": 100},
     },
-    "seer": {"federation": {"server": {"name": "seer", "steps": 1}}, "threat": {"public_examples": 100}},
+    "seer": {
+        "model": {"width": 8},
+        "federation": {"server": {"name": "seer", "steps": 1}},
+        "threat": {"public_examples": 100},
+    },
 }
 # Split learning's servers have no updates to read: `tests/simulation/test_split.py`.
 OF_UPDATES = {entry.name for entry in SERVER_BEHAVIOURS} - {"fsha"}

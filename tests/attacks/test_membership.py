@@ -26,7 +26,7 @@ from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
 from tests.attacks.membership_cases import PUBLIC, logistic, run_attack, scenario
 from tests.build import sent
-from tests.conftest import Command, refused
+from tests.conftest import Command
 
 
 def metrics(found: Finding, seen: Observation, truth: Truth) -> dict[str, float]:
@@ -116,18 +116,6 @@ def test_who_reads_sums_is_asked_about_all_clients_in_them():
     counts = [{m.name: (m.value, m.n) for m in finding.metrics} for finding in (summed, each)]
     assert counts[0] == counts[1]
     assert counts[0]["membership_auc"][1] == 60
-
-
-@pytest.mark.slow
-def test_a_regression_has_losses_too():
-    values = scenario().model_dump(mode="json")
-    values["data"] = {"name": "diabetes", "split": "train"}
-    values["model"]["loss"] = "mse"
-    values["attacks"] = ["loss-threshold", "gradient-norm", "shadow-models"]
-    values["threat"] |= PUBLIC
-    values["federations"][0] |= {"rounds": 20, "learning_rate": 0.02, "examples": 100}
-    findings = run_audit(scenario_from(values)).result.findings
-    assert [finding.status for finding in findings] == ["done"] * 3
 
 
 def test_what_a_model_can_t_be_trained_anew_from_is_said():
@@ -223,23 +211,3 @@ def test_a_recorded_transcript_can_be_attacked(command: Command, tmp_path: Path)
     more = ["--attack", "shadow-models", "--knows-public-data", "--set", "shadows=2"]
     known = command("attack", tmp_path / "t", *more, "--workers", "1", "--out", tmp_path / "c")
     assert "membership_auc" in known.out
-
-
-BAD = [
-    ("threat.target_records=61", "records is 61; half of them are clients' examples: give an even number"),
-    ("threat.target_records=600", "asks for 300 examples of honest clients, and they hold"),
-    (
-        "threat.public_examples=5",
-        "needs knows_public_data: true, and what uses them: target_records, a client_property or adversary: "
-        "malicious-server",
-    ),
-    ("threat.target_record=5", "did you mean 'target_records'?"),
-]
-
-
-@pytest.mark.parametrize(("setting", "reason"), BAD)
-def test_wrong_words_are_one_line(setting, reason, command: Command, tmp_path: Path):
-    path = tmp_path / "s.yaml"
-    path.write_text(scenario().to_yaml())
-    outcome = command("audit", path, "--out", tmp_path / "out", "--set", setting)
-    refused(outcome, reason)

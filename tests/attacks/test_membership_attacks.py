@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from sklearn.metrics import roc_auc_score
 
 from fedaudit.attacks import ATTACKS, MembershipFinding, make_attack
 from fedaudit.evaluation import evaluate
+from fedaudit.pipeline.run import run_audit
 from fedaudit.results import FindingResult
+from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.queries import NOBODY
 from fedaudit.transcript.threat import ThreatModel
@@ -20,6 +23,7 @@ from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput, NotApplicable
 from tests.attacks.membership_cases import KNOWN, PUBLIC, overfitted, run_attack, scenario
 from tests.build import seen, sent
+from tests.conftest import Command, refused
 
 ONE_MODEL: list[tuple[str, dict[str, Any]]] = [
     ("loss-threshold", {}),
@@ -107,9 +111,9 @@ def test_attacks_say_in_one_line_why_not(name, settings, federation, threat, rea
     transcript, _ = sent(scenario({**threat, **RECORDS}, **federation))
     attack = make_attack(name, settings)
     whole = observe(transcript, ThreatModel.model_validate(threat))
-    with pytest.raises(NotApplicable, match=reason) as refused:
+    with pytest.raises(NotApplicable, match=reason) as error:
         attack.check((whole.split(attack.scope()) or [whole])[0])
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -123,12 +127,48 @@ def test_attacks_say_in_one_line_why_not(name, settings, federation, threat, rea
     ],
 )
 def test_wrong_settings_are_refused_in_one_line(settings, reason):
-    with pytest.raises(BadInput, match=reason) as refused:
+    with pytest.raises(BadInput, match=reason) as error:
         make_attack("loss-threshold", settings)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def test_all_attacks_on_membership_are_tested():
     """Here, or with what is theirs: rounds, spans, pushed records."""
     elsewhere = {"agrevader", "fedmia", "loss-series", "projection-residual"}
     assert {e.name for e in ATTACKS if e.value.recovers == "membership"} == {*dict(ONE_MODEL), *elsewhere}
+
+
+@pytest.mark.parametrize(
+    ("attacks", "federation"),
+    [
+        pytest.param(
+            ["loss-threshold", "gradient-norm", "shadow-models"], {"rounds": 20, "learning_rate": 0.02},
+            marks=pytest.mark.slow,
+        ),
+        (["agrevader"], {**PUSHING, "rounds": 6, "learning_rate": 0.02}),
+    ],
+)  # fmt: skip
+def test_a_regression_has_losses_too(attacks, federation):
+    values = scenario(CLIENT if attacks == ["agrevader"] else PUBLIC, attacks, examples=100, **federation).model_dump()
+    values |= {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "mlp", "width": 32, "loss": "mse"}}
+    findings = run_audit(scenario_from(values)).result.findings
+    assert [finding.status for finding in findings] == ["done"] * len(attacks)
+
+
+WRONG = [
+    ("digits", "threat.records=61", "give an even number"),
+    ("digits", "threat.records=600", "asks for 300 examples"),
+    ("digits", "threat.public_examples=5", "needs knows_public_data: true"),
+    ("digits", "threat.record=5", "did you mean 'records'?"),
+    ("diabetes", "threat.hidden_attribute=sexx", "no attribute 'sexx' to hide; it has: sex"),
+    ("diabetes", "threat.records=null", "needs knows_public_data: true"),
+]
+
+
+@pytest.mark.parametrize(("data", "setting", "reason"), WRONG)
+def test_wrong_words_are_one_line(data, setting, reason, command: Command, tmp_path: Path):
+    threat = {**PUBLIC, "hidden_attribute": "sex"} if data == "diabetes" else {}
+    values = scenario(threat, ["attribute-loss" if threat else "loss-threshold"]).model_dump(mode="json")
+    path = tmp_path / "s.yaml"
+    path.write_text(scenario_from({**values, "data": {"name": data, "split": "train"}}).to_yaml())
+    refused(command("audit", path, "--out", tmp_path / "out", "--set", setting), reason)

@@ -15,10 +15,9 @@ from scipy import stats
 from torch import Tensor
 
 import fedaudit
-from fedaudit.attacks import ATTACKS, Finding, PropertyFinding, make_attack
+from fedaudit.attacks import ATTACKS, PropertyFinding, make_attack
 from fedaudit.attacks.records.property import flat, send, stock
 from fedaudit.data.partition import partition
-from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.properties import covariates, partial_test
 from fedaudit.pipeline.control_cases import with_and_without
 from fedaudit.pipeline.prepare import resolve
@@ -33,6 +32,7 @@ from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
 from tests import build
+from tests.attacks.membership_cases import result, summed
 from tests.build import Scenarios
 
 _LEVEL = 0.01
@@ -64,10 +64,6 @@ def run_attack(seen: Observation, **settings: Any) -> PropertyFinding:
     found = make_attack("property-inference", {"updates": 20, **settings})(seen, generator=generator(0, "attack"))
     assert isinstance(found, PropertyFinding)
     return found
-
-
-def result(found: Finding, seen: Observation, truth: Truth) -> Any:
-    return evaluate(found, seen, truth, seed=0).result
 
 
 def p_value(made: Scenario) -> float:
@@ -146,13 +142,6 @@ def test_long_updates_are_sketched(monkeypatch):
     assert sketched[truth.shares == 1].min() > sketched[truth.shares == 0].max()
 
 
-def _summed(seen: Observation) -> Observation:
-    messages = [
-        dataclasses.replace(m, update=dataclasses.replace(m.update, members=(m.client, 99))) for m in seen.messages
-    ]
-    return dataclasses.replace(seen, messages=tuple(messages))
-
-
 def _trained(seen: Observation, **changes: Any) -> Observation:
     messages = []
     for m in seen.messages:
@@ -171,7 +160,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda s: dataclasses.replace(s, records=None), r"set threat\.client_property"),
     (lambda s: dataclasses.replace(s, messages=()), "sees no update"),
     (lambda s: dataclasses.replace(s, messages=s.messages[:1]), "of one only are known"),
-    (_summed, r"threat\.sees=updates"),
+    (summed, r"threat\.sees=updates"),
     (_trained, r"threat\.knows_training: true"),
     (lambda s: _trained(s, optimiser="adam"), "plain SGD"),
     (lambda s: _marked(s, torch.ones(300, dtype=torch.bool)), r"raise threat\.public_examples"),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, Finding, SourceFinding, make_attack
-from fedaudit.evaluation import FINDING_TYPES, evaluate
+from fedaudit.evaluation import FINDING_TYPES
 from fedaudit.evaluation.source import expected, permutation_test
 from fedaudit.pipeline.control_cases import each_by_heart
 from fedaudit.pipeline.run import run_audit
@@ -32,6 +32,7 @@ from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 from tests import build
+from tests.attacks.membership_cases import result, summed
 from tests.build import Scenarios
 
 _LEVEL = 0.01
@@ -54,10 +55,6 @@ def run_attack(seen: Observation, **settings: Any) -> SourceFinding:
     found = make_attack("source-inference", settings)(seen, generator=generator(0, "attack"))
     assert isinstance(found, SourceFinding)
     return found
-
-
-def result(found: Finding, seen: Observation, truth: Truth) -> Any:
-    return evaluate(found, seen, truth, seed=0).result
 
 
 def p_value(made: Scenario) -> float:
@@ -144,18 +141,11 @@ def test_the_step_of_a_gradient_may_be_given():
     assert not given.scores.equal(run_attack(seen, learning_rate=3.0).scores)
 
 
-def _summed(seen: Observation) -> Observation:
-    messages = [
-        dataclasses.replace(m, update=dataclasses.replace(m.update, members=(m.client, 9))) for m in seen.messages
-    ]
-    return dataclasses.replace(seen, messages=tuple(messages))
-
-
 REFUSED: list[tuple[Any, Any, str]] = [
     (lambda s: dataclasses.replace(s, records=None), "weights", r"set threat\.target_records"),
     (lambda s: dataclasses.replace(s, messages=()), "weights", "sees no update"),
     (lambda s: dataclasses.replace(s, messages=s.messages[:1]), "weights", "of one only are known"),
-    (_summed, "weights", r"threat\.sees=updates"),
+    (summed, "weights", r"threat\.sees=updates"),
     (lambda s: s, "gradient", r"set attacks\.source-inference\.learning_rate"),
     (
         lambda s: dataclasses.replace(s, records=dataclasses.replace(s.records, columns=torch.tensor([1]))),

@@ -418,6 +418,7 @@ def test_each_found_sequence_is_paired_once():
     assert matched([], [[1]]) == [None]
 
 
+@pytest.mark.slow
 def test_an_audit_of_text_goes_from_the_data_to_the_report(tmp_path: Path):
     made = {
         "name": "text",

@@ -193,6 +193,7 @@ def test_every_example_is_recovered_once_from_both_epochs(batch):
     assert found.objective < found.trace.objective[0]
 
 
+@pytest.mark.slow
 def test_matched_updates_are_counted_in_the_result():
     audit = run_audit(scenario(EPOCHS, iterations=10, pre_iterations=40))
     (finding,) = audit.result.findings

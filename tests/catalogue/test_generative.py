@@ -209,14 +209,12 @@ def test_the_other_attacks_have_none(trained):
     assert make_attack("gias").public_examples() is None
 
 
-def test_a_finding_is_that_of_the_generator_s_content(trained, tmp_path):
+def test_a_finding_is_that_of_the_generator_s_content(trained, tmp_path, digits):
     seen = observation(trained)
     file = tmp_path / "g.safetensors"
     keys = []
     for seed in (0, 1):
-        train_generator(
-            load_dataset("digits"), file, latent=4, width=4, plan=TrainingPlan(steps=1, seed=seed), again=True
-        )
+        train_generator(digits, file, latent=4, width=4, plan=TrainingPlan(steps=1, seed=seed), again=True)
         attack = make_attack("gias", {"generator_file": str(file)})
         keys.append(Trial(attack, seen, 0, "cpu").key())
     assert keys[0] != keys[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,22 +19,18 @@ from fedaudit.attacks import make_attack
 from fedaudit.defences.spec import DefencesSpec
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement
-from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.report import frontier
 from fedaudit.report.terminal import print_summary
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.behaviour import BEHAVIOURS, Behaviour, ClientStep
-from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
-from fedaudit_catalogue.attacks import ClassImagesFinding
-from fedaudit_catalogue.class_images import likeness
-from tests.build import Scenarios
+from tests.build import Killed, Scenarios, recorded
 
 QUICK = {
     "name": "gan",
@@ -60,7 +57,7 @@ def scenario(malicious: dict[str, Any] | None, **federation: Any) -> Scenario:
     return _CLIENTS({"malicious": malicious, **federation})
 
 
-def simulated(made: Scenario, checkpoint: Path | None = None, until: int = 10**9) -> tuple[Transcript, Truth]:
+def simulated(made: Scenario, checkpoint: Path | None = None, until: float = math.inf) -> tuple[Transcript, Truth]:
     """Play a federation; one that isn't kept on disk is played once for all tests."""
     return _once(made.to_yaml()) if checkpoint is None else _played(made, checkpoint, until)
 
@@ -70,13 +67,8 @@ def _once(text: str) -> tuple[Transcript, Truth]:
     return _played(scenario_from(yaml.safe_load(text)))
 
 
-def _played(made: Scenario, checkpoint: Path | None = None, until: int = 10**9) -> tuple[Transcript, Truth]:
-    def report(done: float) -> None:
-        if done >= until:
-            raise KeyboardInterrupt
-
-    (federation,) = resolve(made).federations
-    recording = simulate(federation, report=report, checkpoint=checkpoint)
+def _played(made: Scenario, checkpoint: Path | None = None, until: float = math.inf) -> tuple[Transcript, Truth]:
+    recording = recorded(made, checkpoint, until)
     return recording.transcript, recording.truth
 
 
@@ -207,7 +199,7 @@ def test_a_killed_simulation_goes_on_with_the_same_generator(tmp_path: Path, ups
     made = scenario({**QUICK, "upsampling": upsampling})
     whole, _ = simulated(made)
     checkpoint = tmp_path / "f.simulation"
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         simulated(made, checkpoint, 11)  # in the third round
     again, _ = simulated(made, checkpoint)
     assert again.fingerprint() == whole.fingerprint()

@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
         {"name": "fedsgd", "clients": 2, "examples": 2},
         {"name": "fedavg", "algorithm": "fedavg", "clients": 1, "examples": 2, "local_steps": 2},
     ],
-    "attacks": [{"name": "invg", "iterations": 30}, {"name": "agic", "iterations": 30}],
+    "attacks": [{"name": "invg", "iterations": 10}, {"name": "agic", "iterations": 10}],
 }
 
 
@@ -134,18 +134,18 @@ def test_another_seed_gives_other_numbers(audited, scenario_file, tmp_path):
 @pytest.mark.slow
 def test_the_two_step_way_gives_the_same_numbers(audited, scenario_file, tmp_path, capsys):
     command("simulate", scenario_file, "--federation", "fedavg", "--out", tmp_path / "t")
-    command("attack", tmp_path / "t", "--attack", "agic", "--set", "iterations=30", "--out", tmp_path / "a")
+    command("attack", tmp_path / "t", "--attack", "agic", "--set", "iterations=10", "--out", tmp_path / "a")
     one = [f for f in results(audited)["findings"] if (f["attack"], f["federation"]) == ("agic", "fedavg")]
     assert results(tmp_path / "a")["findings"] == one
     capsys.readouterr()
     (tmp_path / "t/truth.safetensors").rename(tmp_path / "truth")
-    command("attack", tmp_path / "t", "--attack", "agic", "--set", "iterations=30", "--out", tmp_path / "b")
+    command("attack", tmp_path / "t", "--attack", "agic", "--set", "iterations=10", "--out", tmp_path / "b")
     assert "not evaluated" in capsys.readouterr().out
     rows = json.loads((tmp_path / "b/findings.json").read_text())
     assert rows[0]["objective"] == one[0]["objective"]
     recovered = sorted((tmp_path / "b" / name).read_bytes() for name in rows[0]["images"])
     assert recovered == sorted((audited / i["reconstruction"]).read_bytes() for i in one[0]["images"])
-    command("attack", tmp_path / "t", "--attack", "agic", "--set", "iterations=30", "--out", tmp_path / "b",
+    command("attack", tmp_path / "t", "--attack", "agic", "--set", "iterations=10", "--out", tmp_path / "b",
             "--truth", tmp_path / "truth")  # fmt: skip
     assert results(tmp_path / "b")["findings"] == one
 
@@ -329,7 +329,7 @@ def test_the_examples_about_updates_read_a_transcript(scenario, script, changes,
 
 @pytest.mark.slow
 def test_the_default_audit_finds_what_the_readme_says(tmp_path):
-    command("audit", "--out", tmp_path, "--set", "attacks.invg.iterations=300", "--set", "attacks.agic.iterations=300")
+    command("audit", "--out", tmp_path, "--set", "attacks.invg.iterations=100", "--set", "attacks.agic.iterations=100")
     found = {(s["federation"], s["attack"]): s for s in results(tmp_path)["summaries"]}
     assert {key: s["images"] for key, s in found.items()} == dict.fromkeys(
         [("fedsgd", "invg"), ("fedsgd", "agic"), ("fedavg", "invg"), ("fedavg", "agic")], 4
@@ -344,7 +344,8 @@ def test_the_default_audit_finds_what_the_readme_says(tmp_path):
 
 def test_an_example_that_an_update_used_several_times_counts_once():
     federation = {"name": "epochs", "algorithm": "fedavg", "clients": 1, "examples": 2, "local_epochs": 3}
-    finished = fedaudit.audit({**SMALL, "federations": [federation], "attacks": SMALL["attacks"][:1]}, progress=False)
+    made = {**SMALL, "federations": [federation], "attacks": SMALL["attacks"][:1], "evaluation": {"controls": False}}
+    finished = fedaudit.audit(made, progress=False)
     (finding,) = finished.result.findings
     assert finding.num_examples == 6
     assert [image.uses for image in finding.images] == [3, 3]
@@ -367,12 +368,12 @@ def test_a_model_that_cannot_take_the_data_is_refused():
 def test_the_two_step_way_takes_the_simulation_s_seed_and_tells_how_to_repeat_it(scenario_file, tmp_path, capsys):
     command("audit", scenario_file, "--seed", 5, "--out", tmp_path / "one", "--workers", 1)
     command("simulate", scenario_file, "--seed", 5, "--federation", "fedsgd", "--out", tmp_path / "t")
-    command("attack", tmp_path / "t", "--attack", "invg", "--set", "iterations=30", "--out", tmp_path / "two")
+    command("attack", tmp_path / "t", "--attack", "invg", "--set", "iterations=10", "--out", tmp_path / "two")
     wanted = [f for f in results(tmp_path / "one")["findings"] if (f["attack"], f["federation"]) == ("invg", "fedsgd")]
     found = results(tmp_path / "two")
     assert found["findings"] == wanted
     assert found["repeat"] == (
-        "fedaudit attack TRANSCRIPT --attack invg --set attacks.invg.iterations=30 --adversary server --seed 5 "
+        "fedaudit attack TRANSCRIPT --attack invg --set attacks.invg.iterations=10 --adversary server --seed 5 "
         "--out DIR"
     )
     capsys.readouterr()

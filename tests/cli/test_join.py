@@ -218,7 +218,7 @@ def test_shared_files_are_joined_like_whole_ones(sites, tmp_path, command: Comma
     done = command("join", *shared[:-1], loose, "--out", tmp_path / "cut")
     whole, cut = (json.loads((tmp_path / f / "joined.json").read_text()) for f in ("whole", "cut"))
     assert "no digest tells" not in done.err
-    assert any("no digest tells whether these results were changed" in caution for caution in whole["cautions"])
+    assert any("no digest" in caution for caution in whole["cautions"])
     for told in (whole, cut):
         del told["cautions"]
         assert {s.pop("sealed") for s in told["sites"]} == {told is cut}
@@ -284,4 +284,4 @@ def test_sites_of_another_federation_are_told_and_not_refused(sites, tmp_path, c
     assert "rounds" not in done.err
     told = AuditResult.load(sites[2] / "results.json")
     change(sites[2], federations=[told.federations[0].model_copy(update={"rounds": 77})])
-    assert "sites differ in the number of rounds" in command("join", *sites[1:3], "--out", tmp_path / "j").err
+    assert "number of rounds" in command("join", *sites[1:3], "--out", tmp_path / "j").err

@@ -19,6 +19,8 @@ from fedaudit.utils import fingerprint
 from tests.capture.recording_cases import MEAN, STD, federation
 from tests.conftest import Command, Outcome
 
+pytestmark = pytest.mark.usefixtures("no_secret")
+
 SCENARIO: dict[str, Any] = {
     "name": "evidence",
     "data": {"name": "digits"},
@@ -29,11 +31,6 @@ SCENARIO: dict[str, Any] = {
     ],
     "attacks": [{"name": "invg", "iterations": 5}, {"name": "r-gap"}, {"name": "labels"}],
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDAUDIT_KEY", raising=False)
 
 
 @pytest.fixture(scope="module")

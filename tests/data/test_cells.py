@@ -245,7 +245,7 @@ def test_a_regression_s_numbers_are_numbers() -> None:
     assert "types={'out': 'numeric'} predicts a number" in asked(LAB, grades)
     assert made(LAB, grades, types={"out": "categorical"}).num_classes == 4
     stays = RNG.permutation(200)[:N]
-    assert "column 'out': are the 60 different whole numbers" in asked(LAB, stays)
+    assert "60 different whole numbers" in asked(LAB, stays)
     assert made(LAB, stays, types={"out": "numeric"}).task == "regression"
 
 

@@ -169,6 +169,7 @@ def test_what_means_harm_is_refused_in_one_line(tmp_path: Path) -> None:
     assert [name for name, refused in told.items() if refused is None] == []
 
 
+@pytest.mark.slow
 def test_mutated_batches_bring_nothing_down(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = random_images(1, 3072), [7]

@@ -17,10 +17,7 @@ from fedaudit.task.info import TaskInfo
 from fedaudit.task.transforms import TRANSFORMS, parsed, transformed
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from tests.models.model_cases import generator as rng
 
 
 def info(shape: tuple[int, ...] = (3, 12, 12)) -> TaskInfo:

@@ -22,12 +22,9 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
+from tests.models.model_cases import generator as rng
 
 State = dict[str, Tensor]
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def updates_of(seed: int, n: int = 10, scale: float = 1.0) -> list[Update]:

@@ -23,12 +23,9 @@ from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
+from tests.models.model_cases import generator as rng
 
 Case = tuple[Update, ClientContext]
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def network(seed: int = 0) -> nn.Sequential:

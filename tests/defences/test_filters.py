@@ -25,13 +25,10 @@ from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
+from tests.models.model_cases import generator as rng
 
 State = dict[str, Tensor]
 PARAMETERS = ("conv.weight", "conv.bias", "head.weight")
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def state(seed: int, scale: float = 0.01) -> State:
@@ -395,6 +392,7 @@ def test_who_knows_the_filter_recovers_more(settings: dict[str, Any]) -> None:
     assert min(gains) > 3
 
 
+@pytest.mark.slow
 def test_a_report_says_by_which_adjacency_epsilon_is_reckoned(tmp_path: Path) -> None:
     values = {
         "data": {"name": "digits"},

@@ -20,6 +20,7 @@ from fedaudit.simulation.simulator import simulate
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.update import ClientDefenceInfo, Update
 from fedaudit.utils.registry import make
+from tests.models.model_cases import generator as rng
 
 MODULES = (("a.weight", "a.bias"), ("b.weight", "b.bias", "b.running"), ("c.weight",))
 # ∇L and θᵏ − θᵏ⁻¹ of each tensor; cosines 3/5, −1, 1/√2, 1, 0, of modules 1/√58, 6/√78, 0
@@ -35,10 +36,6 @@ def of(values: dict[str, list[int]], scale: float = 1.0) -> dict[str, Tensor]:
 def update(tensors: dict[str, Tensor], kind: Any = "gradient", **rest: Any) -> Update:
     training = TrainingConfig(learning_rate=0.1, local_steps=1, batch_sizes=(4,))
     return Update(rest.pop("client", 0), kind, tensors, 4, training, **rest)
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def sent_in_round_two(kind: str = "gradient", **settings: Any) -> set[str]:

@@ -244,8 +244,13 @@ def test_by_chance_the_score_is_the_likelihood_ratio():
 # --- the verdict ----------------------------------------------------------------------------------------------------
 
 
-def test_a_sound_federation_keeps_its_promise():
-    result = audited()
+@pytest.fixture(scope="module")
+def sound() -> fedaudit.Audit:
+    return fedaudit.audit(scenario())
+
+
+def test_a_sound_federation_keeps_its_promise(sound):
+    result = sound.result
     (summary,) = result.summaries
     found = result.findings[0].epsilon
     assert found is not None
@@ -317,8 +322,8 @@ def test_without_a_promise_anything_shown_is_a_leak():
 
 
 @pytest.mark.parametrize(("limit", "outcome"), [(1.0, "fail"), (2.5, "pass"), (99.0, "not tested")])
-def test_a_limit_is_held_to_what_is_demonstrated(limit, outcome):
-    made = fedaudit.audit(scenario()).held_to(Limits({"epsilon": limit}))
+def test_a_limit_is_held_to_what_is_demonstrated(limit, outcome, sound):
+    made = sound.held_to(Limits({"epsilon": limit}))
     assert [row.outcome for row in made.result.thresholds] == [outcome]
 
 

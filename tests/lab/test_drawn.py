@@ -84,6 +84,7 @@ def test_xrays() -> None:
     assert float((small - images[:1]).abs().mean()) < 0.05  # the same chest, finer
 
 
+@pytest.mark.slow
 def test_slices_are_one_head_s_and_have_its_lesions() -> None:
     heads, masks = load_dataset("head-slices"), load_dataset("slice-tissues")
     assert (heads.kind, heads.class_names, len(heads.train), len(heads.test)) == (
@@ -102,6 +103,7 @@ def test_slices_are_one_head_s_and_have_its_lesions() -> None:
     assert load_dataset("head-slices", image_size=128, limit=2).train.inputs.shape == (2, 1, 128, 128)
 
 
+@pytest.mark.slow
 def test_xrays_of_one_label_are_the_same_images_with_their_first_finding() -> None:
     several, one = (load_dataset(name, image_size=16) for name in ("xray-phantoms", "xray-single-label"))
     assert one.class_names == ("no finding", *FINDINGS)
@@ -212,7 +214,10 @@ def test_ecgs_are_the_same_each_time() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind", "shape", "classes"),
-    [("head-phantoms", "volume", (1, 16, 32, 32), 2), ("ecg-synthetic", "signal", (12, 256), 5)],
+    [
+        pytest.param("head-phantoms", "volume", (1, 16, 32, 32), 2, marks=pytest.mark.slow),
+        ("ecg-synthetic", "signal", (12, 256), 5),
+    ],
 )
 def test_data_sets(name: str, kind: str, shape: tuple[int, ...], classes: int) -> None:
     data = load_dataset(name, seed=1)

@@ -21,12 +21,9 @@ from tests.conftest import Command, refused
 from tests.data.data_cases import one_line
 from tests.lab.test_studies import tiny
 
+pytestmark = pytest.mark.usefixtures("no_secret")
+
 ABOUT = {"name": "tiny", "scale": "smoke", "study": {}, "overrides": []}
-
-
-@pytest.fixture(autouse=True)
-def _no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDAUDIT_KEY", raising=False)
 
 
 def planned(folder: Path) -> Path:

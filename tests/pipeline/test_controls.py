@@ -32,7 +32,8 @@ from fedaudit.simulation.spec import FederationSpec
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.fingerprint import tensor_digest
-from tests.trees.tree_cases import model, stump, transcript
+from tests.attacks.tree_cases import model, stump, transcript
+from tests.build import only
 
 FEDSGD = {"name": "a", "algorithm": "fedsgd", "clients": 2, "examples": 2, "batch_size": 1}
 NOISE = {
@@ -62,11 +63,6 @@ def unrepeatable(*attacks: Any, federation: dict[str, Any] = STEP) -> AuditResul
     made = scenario(*attacks, defences=NOISE, federations=[federation])
     seen = changed(fedaudit.simulate(made, progress=False), unmodelled=("gradients-changed",))
     return fedaudit.audit_transcript(seen, list(attacks), progress=False).result
-
-
-def only(result: AuditResult) -> AttackSummary:
-    (summary,) = result.summaries
-    return summary
 
 
 @pytest.fixture
@@ -106,7 +102,7 @@ def test_too_little_effort_loses_even_the_easiest_cases():
     result = unrepeatable(invg(2), federation={**STEP, "clients": 8, "examples": 8})
     summary = only(result)
     assert summary.verdict == "inconclusive"
-    assert "even in the easiest case invg fails: raise its effort (iterations" in summary.advice[0]
+    assert "raise its effort (iterations" in summary.advice[0]
     assert [(c.model, c.won) for c in result.controls] == [("same", False), ("reference", False)]
     assert summary.control == 1
 

@@ -25,17 +25,14 @@ from fedaudit.utils.folders import inside
 from tests.conftest import Command, Outcome, refused
 from tests.data.data_cases import one_line
 
+pytestmark = pytest.mark.usefixtures("no_secret")
+
 SCENARIO: dict[str, Any] = {
     "data": {"name": "digits"},
     "model": {"name": "logistic"},
     "federations": [{"name": "f", "clients": 2, "examples": 2}],
     "attacks": [{"name": "invg", "iterations": 3}],
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDAUDIT_KEY", raising=False)
 
 
 def audit(out: Path) -> Audit:

@@ -18,10 +18,11 @@ from fedaudit.cli import app as cli
 from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientContext, ClientDefence, changed
 from fedaudit.pipeline.margin import Step, ladder, nearest
 from fedaudit.pipeline.power import _known, powerful
-from fedaudit.results import AttackSummary, AuditResult
+from fedaudit.results import AuditResult
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
-from fedaudit.transcript.update import ClientDefenceInfo, Update
+from fedaudit.transcript.update import SanitiserInfo, Update
+from tests.build import only
 
 FEDERATION: dict[str, Any] = {
     "name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 1, "batch_size": 4, "local_steps": 2,
@@ -169,11 +170,6 @@ def sometimes() -> Any:
     del ATTACKS._entries["sometimes"]
 
 
-def only(result: AuditResult) -> AttackSummary:
-    (summary,) = result.summaries
-    return summary
-
-
 def test_not_demonstrated_needs_power_under_these_very_conditions(sometimes: Any) -> None:
     summary = only(result := audited(SINGLE, "sometimes"))
     assert summary.verdict == "not demonstrated"
@@ -190,9 +186,7 @@ def test_without_power_nothing_is_decided(sometimes: Any) -> None:
     (control,) = result.controls
     assert control.power is not None
     assert (control.power.n, control.won) == (9, False)  # 5 of the first 9: more couldn't change it
-    assert "no power here: of 9 held-out examples in updates made under the same conditions it recovered 5" in " ".join(
-        summary.advice
-    )
+    assert "it recovered 5" in " ".join(summary.advice)
 
 
 def test_known_examples_go_through_the_same_defence() -> None:

@@ -160,7 +160,7 @@ def test_power_and_margin_cost_no_more_than_is_allowed(monkeypatch: pytest.Monke
     cost, cut = cost_and_margin()
     assert sum(cost[1:]) <= 2 * cost[0] + 6  # the easiest conditions are always tried: six single images
     assert cut.factor is None
-    assert "conditions between them couldn't be tried: power and margin may cost" in cut.text
+    assert "power and margin may cost" in cut.text
     assert cut.nearest is not None
     assert cut.steps[cut.nearest].power
     untried = [step.reason for step in cut.steps[: cut.nearest] if step.power is None]

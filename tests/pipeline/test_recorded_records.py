@@ -117,6 +117,7 @@ def test_a_model_that_learnt_nothing_gives_nothing_away(tmp_path):
     assert finished.result.summaries[0].verdict != "inferred"
 
 
+@pytest.mark.slow
 def test_a_file_gives_the_same_records_as_candidates(recorded, tmp_path):
     folder, inputs, labels = recorded
     np.savez(tmp_path / "others.npz", inputs=inputs[60:500].numpy(), labels=labels[60:500].numpy())

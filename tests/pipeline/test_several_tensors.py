@@ -226,6 +226,7 @@ def test_members_are_told_by_attacks_with_and_without_shadow_models() -> None:
     assert all(f.metrics[0].value > 0.9 for f in result.findings)  # learnt by heart, of noise: nobody else fits
 
 
+@pytest.mark.slow
 def test_an_audit_with_no_attack_named_ends_in_a_verdict_on_examples(tmp_path: Path) -> None:
     options: dict[str, Any] = {"federations": [GRADIENT], "progress": False, "out": tmp_path / "report"}
     done = fedaudit.audit(model=Two(heads="tuple"), data=((IMAGES, NUMBERS), (LABELS, SCORES)), loss=both, **options)

@@ -249,10 +249,10 @@ def test_an_attack_on_a_transcript_writes_them_too(command: Command, recorded: P
     shutil.copytree(recorded, tmp_path / "blind", ignore=shutil.ignore_patterns("truth*"))
     blind = command("attack", tmp_path / "blind", *words[2:5], tmp_path / "out-2", *words[6:])
     assert blind.code == 0
-    assert "not evaluated: no ground truth, so nothing is written for --write; what was recovered is" in blind.out
+    assert "nothing is written for --write" in blind.out
     blind = command("attack", tmp_path / "blind", "--attack", "dager", "--out", tmp_path / "out-3", "--workers", "1")
     assert blind.out.startswith("dager could not be run: dager is for sequences of tokens")
-    assert "not evaluated: no ground truth; no attack could be run, see" in blind.out
+    assert "no attack could be run" in blind.out
 
 
 SAID = "Diagnostic, not a deployment: one reason; another. It shows what can leak at worst."

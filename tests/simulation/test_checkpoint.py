@@ -21,7 +21,7 @@ from fedaudit.task.training import Loss
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput
-from tests.build import Scenarios
+from tests.build import Killed, Scenarios
 from tests.conftest import Command, core
 from tests.simulation.federation_cases import Counting, add_counting
 
@@ -52,10 +52,6 @@ _SIX = Scenarios(
 
 def scenario(defences: dict[str, Any], **federation: Any) -> Scenario:
     return _SIX(federation, defences=defences)
-
-
-class Killed(Exception):
-    pass
 
 
 def simulated(

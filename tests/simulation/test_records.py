@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.record_draw import RecordDraw, draw
-from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.queries import NOBODY, UNUSED
 from fedaudit.transcript.threat import ThreatModel
@@ -27,7 +25,7 @@ from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.seeds import generator
 from tests.attacks.membership_cases import PUBLIC, scenario
-from tests.build import sent
+from tests.build import Killed, recorded, sent
 from tests.transcript.integrity_cases import put_part
 
 
@@ -226,19 +224,9 @@ def test_what_no_update_used_is_no_member():
 @pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_killed_simulation_remembers_what_was_used(tmp_path):
     made = scenario(local_epochs=None, local_steps=2, rounds=6, clients_per_round=2)
-
-    def simulated(checkpoint: Path | None, until: int) -> Truth:
-        def report(done: float) -> None:
-            if done >= until:
-                raise KeyboardInterrupt
-
-        return simulate(resolve(made).federations[0], report=report, checkpoint=checkpoint).truth
-
-    whole = simulated(None, 10**9)
-    checkpoint = tmp_path / "f"
-    with pytest.raises(KeyboardInterrupt):
-        simulated(checkpoint, 9)
-    assert simulated(checkpoint, 10**9).owners.equal(whole.owners)
+    with pytest.raises(Killed):
+        recorded(made, tmp_path / "f", until=9)
+    assert recorded(made, tmp_path / "f").truth.owners.equal(recorded(made).truth.owners)
 
 
 def test_examples_of_pretraining_pass_for_nobodys_never():

@@ -34,17 +34,14 @@ from tests.conftest import Command, refused
 from tests.data.data_cases import one_line
 from tests.transcript.integrity_cases import changed_index, put_part
 
+pytestmark = pytest.mark.usefixtures("no_secret")
+
 GLOBAL, FIRST, LOG = (
     "round-00000-global.safetensors",
     "round-00000-client-00000.safetensors",
     "adversary-log.safetensors",
 )
 RECORDS = {"target_records": 2, "knows_public_data": True, "public_examples": 2}
-
-
-@pytest.fixture(autouse=True)
-def _no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDAUDIT_KEY", raising=False)
 
 
 def scenario_recording() -> Recording:

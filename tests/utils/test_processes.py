@@ -97,7 +97,7 @@ def test_workers_are_kept_within_the_block_and_end_with_it():
 def test_what_can_t_travel_is_told_for_its_task_alone():
     lock, fine = outcomes(str, [threading.Lock(), 1])
     assert isinstance(lock, BadInput)
-    assert "can't be sent to a worker process" in str(lock)
+    assert "worker process" in str(lock)
     assert fine == "1"
     (returned,) = outcomes(lambda _: threading.Lock(), [0])
     assert isinstance(returned, TypeError)

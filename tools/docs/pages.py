@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -45,8 +46,9 @@ def pages() -> list[Path]:
     ]
 
 
+@lru_cache(maxsize=512)
 def parsed(text: str) -> list[Token]:
-    """Return a page's Markdown as tokens."""
+    """Return a page's Markdown as tokens, which nobody may change: who looks at a page looks at it several times."""
     return MarkdownIt("commonmark").enable("table").parse(text)
 
 
