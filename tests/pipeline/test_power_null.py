@@ -12,7 +12,7 @@ from fedaudit.attacks import ATTACKS, Attack, Finding, ImageFinding, make_attack
 from fedaudit.attacks.inversion.calibration import own_client
 from fedaudit.data import load_dataset
 from fedaudit.pipeline import margin
-from fedaudit.pipeline.power import power_of
+from fedaudit.pipeline.power import KnownClients, power_of
 from fedaudit.pipeline.trials import Means
 from fedaudit.results import AuditResult, MarginResult
 from fedaudit.scenario.scenario import scenario_from
@@ -135,9 +135,8 @@ def test_an_attack_that_knows_everything_has_power_and_recovers(monkeypatch: pyt
         return made
 
     monkeypatch.setattr("fedaudit.pipeline.power.own_client", told)
-    measured = power_of(
-        [(make_attack("oracle"), seen[0])], recording.truth, Means(), seed=0, device="cpu", name="f-power-oracle"
-    )
+    runs = [(make_attack("oracle"), seen[0])]
+    measured = power_of(KnownClients(runs, recording.truth, seed=0, device="cpu", name="f-power-oracle"), Means())
     assert measured.enough
     assert measured.recovered == measured.images >= 6
     result = audited("oracle")

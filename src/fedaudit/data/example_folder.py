@@ -193,9 +193,7 @@ def in_class_folders(
         classes: list[int] = []
         for sub in sorted(path for path in part.iterdir() if path.is_dir()):
             if sub.name not in names:
-                raise BadInput(
-                    f"{part} has the class folder '{sub.name}', which the train folder lacks; make them agree"
-                )
+                raise BadInput(f"{part} has the class folder '{sub.name}', that the train folder lacks; let them agree")
             found = examples(sub)
             files += found
             classes += [names.index(sub.name)] * len(found)
