@@ -156,12 +156,12 @@ def test_a_regression_has_losses_too(attacks, federation):
 
 
 WRONG = [
-    ("digits", "threat.records=61", "give an even number"),
-    ("digits", "threat.records=600", "asks for 300 examples"),
+    ("digits", "threat.target_records=61", "give an even number"),
+    ("digits", "threat.target_records=600", "asks for 300 examples"),
     ("digits", "threat.public_examples=5", "needs knows_public_data: true"),
-    ("digits", "threat.record=5", "did you mean 'records'?"),
+    ("digits", "threat.target_record=5", "did you mean 'target_records'?"),
     ("diabetes", "threat.hidden_attribute=sexx", "no attribute 'sexx' to hide; it has: sex"),
-    ("diabetes", "threat.records=null", "needs knows_public_data: true"),
+    ("diabetes", "threat.target_records=null", "needs knows_public_data: true"),
 ]
 
 

@@ -130,7 +130,7 @@ def test_a_killed_simulation_goes_on_with_its_notes(tmp_path):
     assert all(again.adversary_log[n].equal(t) for n, t in whole.adversary_log.items())
 
 
-@pytest.mark.parametrize("threat", [{"adversary": "client", "records": None}, {"adversary": "server"}])
+@pytest.mark.parametrize("threat", [{"adversary": "client", "target_records": None}, {"adversary": "server"}])
 def test_pushing_without_records_in_hand_is_refused(threat):
     made = scenario(threat, ["loss-threshold"], malicious={"name": "agrevader", "start": 0})
     with pytest.raises(BadInput, match=r"set threat\.adversary=client and threat\.target_records"):

@@ -30,6 +30,8 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
+from fedaudit_catalogue.attacks import ClassImagesFinding
+from fedaudit_catalogue.class_images import likeness
 from tests.build import Killed, Scenarios, recorded
 
 QUICK = {

@@ -246,8 +246,8 @@ def scenario(client_defence: Any, federation: dict[str, Any] | None = None, **re
     return _THREE(federation, **{"defences": {"client_defence": client_defence}, **rest})
 
 
-@pytest.mark.parametrize("name", sorted(SANITISERS.names()))
-def test_a_federation_with_every_sanitiser_can_be_saved_and_attacked(name, tmp_path):
+@pytest.mark.parametrize("name", sorted(CLIENT_DEFENCES.names()))
+def test_a_federation_with_every_client_defence_can_be_saved_and_attacked(name, tmp_path):
     made = scenario({"name": name, "exclude_vars": "bias"} if name == "exclude-vars" else name)
     transcript, history = with_history(made)
     transcript.save(tmp_path / "there")
@@ -269,8 +269,8 @@ def test_a_federation_with_every_sanitiser_can_be_saved_and_attacked(name, tmp_p
     ("client_defence", "numbers"),
     [("none", 1.0), ({"name": "top-k", "ratio": 0.1}, 0.1), ({"name": "dgc", "ratio": 0.1, "warmup": 0}, 0.1)],
 )
-def test_parameters_sent_are_counted(sanitiser, numbers):
-    transcript, history = with_history(scenario(sanitiser))
+def test_parameters_sent_are_counted(client_defence, numbers):
+    transcript, history = with_history(scenario(client_defence))
     whole = sum(p.numel() for p in transcript.module.parameters())
     assert history.parameters == pytest.approx([numbers * whole] * 6, rel=0.02)
 
@@ -346,7 +346,7 @@ def test_the_noise_of_several_steps_is_known_as_that_of_their_sum():
 )
 def test_wrong_settings_are_refused(client_defence, rest, words):
     with pytest.raises(BadInput, match=words):
-        with_history(scenario(sanitiser, defences={"sanitiser": sanitiser, **rest}))
+        with_history(scenario(client_defence, defences={"client_defence": client_defence, **rest}))
 
 
 def test_sample_level_needs_batch_norm_in_eval_mode():
@@ -360,7 +360,7 @@ def test_sample_level_needs_batch_norm_in_eval_mode():
 
 
 def test_recorded_rounds_are_those_that_were_asked_for():
-    transcript, _ = with_history(scenario("none", {"rounds": 3, "record": [0, 2]}))
+    transcript, _ = with_history(scenario("none", {"rounds": 3, "keep_rounds": [0, 2]}))
     assert [r.index for r in transcript.rounds] == [0, 2]
     with pytest.raises(BadInput, match="record names round 3"):
         scenario("none", {"rounds": 3, "keep_rounds": [3]})

@@ -32,8 +32,8 @@ from fedaudit.simulation.spec import FederationSpec
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.fingerprint import tensor_digest
-from tests.attacks.tree_cases import model, stump, transcript
 from tests.build import only
+from tests.trees.tree_cases import model, stump, transcript
 
 FEDSGD = {"name": "a", "algorithm": "fedsgd", "clients": 2, "examples": 2, "batch_size": 1}
 NOISE = {

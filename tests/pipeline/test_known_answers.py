@@ -13,10 +13,10 @@ from torch import Tensor
 import fedaudit
 from fedaudit.attacks import ATTACKS, Attack, ImageFinding, register
 from fedaudit.data import load_dataset
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser, changed
+from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientContext, ClientDefence, changed
 from fedaudit.results import AuditResult
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from tests.build import only
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def audited(attack: Any, federation: dict[str, Any] | None = None, **rest: Any) 
     return fedaudit.audit(scenario(attack, federation, **rest), progress=False).result
 
 
-class _Silent(Sanitiser):
+class _Silent(ClientDefence):
     """Sends zeros, whatever the client trained on."""
 
     name = "silent"

@@ -21,7 +21,7 @@ from fedaudit.pipeline.power import _known, powerful
 from fedaudit.results import AuditResult
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
-from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.transcript.update import ClientDefenceInfo, Update
 from tests.build import only
 
 FEDERATION: dict[str, Any] = {

@@ -27,7 +27,7 @@ SAMPLED = {"clients": 10, "clients_per_round": 1, "examples": 20, "rounds": 30}
 
 @pytest.mark.parametrize(("per_round", "rounds"), [(1, 30), (3, 30), (10, 30), (3, 6)])
 def test_the_federation_goes_on_while_any_client_may_send(per_round: int, rounds: int) -> None:
-    made = scenario({**SAMPLED, "clients_per_round": per_round, "rounds": rounds}, defences={"sanitiser": DP})
+    made = scenario({**SAMPLED, "clients_per_round": per_round, "rounds": rounds}, defences={"client_defence": DP})
     _, history = with_history(made)
     sent = [client for round_ in history.sent for client in round_]
     counts = {client: sent.count(client) for client in range(10)}
@@ -52,7 +52,7 @@ def test_the_account_is_that_of_whoever_is_drawn_most_often(local: dict[str, int
     """Of 13 examples one client has 7 and the other 6: two batches of 3, or a rate of 1/2. Oracle: dp-accounting."""
     spec = {"clients": 2, "examples": 13, "batch_size": 3, "rounds": 4, "algorithm": "fedavg", **local}
     dp = {**DP, "level": "sample", "noise": 2.0, "epsilon": None, "sampling": sampling}
-    made = scenario(spec, defences={"sanitiser": dp})
+    made = scenario(spec, defences={"client_defence": dp})
     _, history = with_history(made)
     event, times = dp_accounting.GaussianDpEvent(2.0), 4  # passes: 8 steps of two a pass, or one a round
     if sampling == "poisson":
@@ -79,10 +79,10 @@ def test_the_account_s_passes_are_those_that_are_made() -> None:
 
 def test_who_is_drawn_is_the_same_as_without_a_budget_until_somebody_is_stopped() -> None:
     spec = {**SAMPLED, "clients_per_round": 4, "rounds": ALLOWED}
-    _, limited = with_history(scenario(spec, defences={"sanitiser": DP}))
-    free, unlimited = with_history(scenario(spec, defences={"sanitiser": {**DP, "epsilon": None}}))
+    _, limited = with_history(scenario(spec, defences={"client_defence": DP}))
+    free, unlimited = with_history(scenario(spec, defences={"client_defence": {**DP, "epsilon": None}}))
     assert limited.sent == unlimited.sent
-    assert same(with_history(scenario(spec, defences={"sanitiser": DP}))[0], free)
+    assert same(with_history(scenario(spec, defences={"client_defence": DP}))[0], free)
 
 
 @pytest.mark.slow
