@@ -66,7 +66,7 @@ def test_every_defence_is_a_federation_of_its_own_on_the_same_data(audit):
 
 def test_the_comparison_lists_the_least_leakage_first(audit, capsys):
     rows = frontier.prices(audit.result)
-    leaks = [row.leak.mean for row in rows if row.is_leak]
+    leaks = [row.leak.mean for row in rows if row.leak]
     assert leaks == sorted(leaks)
     by_name = {row.federation: row for row in rows}
     assert by_name["fed-few"].bytes < by_name["fed-none"].bytes
