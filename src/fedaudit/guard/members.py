@@ -24,13 +24,15 @@ from fedaudit.task.training import Loss
 from fedaudit.transcript.files import Form
 from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.errors import BadInput, NotApplicable, in_words
+from fedaudit.utils.renamed import of_plugin
 
-_TESTS = 2  # of a round: span and loss-series
+RESIDUAL = ProjectionResidual.name
+_TESTS = 2  # of a round: projection-residual and loss-series
 _MOST = 32  # pairs of records that are followed over rounds
 _MOST_BYTES = 32 * 2**20  # of these records
 _FIRST = 16  # pairs that are followed from the first round on, in which nobody knows yet what they cost
 _UNKNOWN = 1000  # records of an update at most, as long as that isn't known
-_BESIDE = 20  # records whose time the span attack takes for everything else
+_BESIDE = 20  # records whose time projection-residual takes for everything else
 _AT_ONCE = 4  # pairs of these, after which the time is looked at
 _AGAIN = 0.9  # times what something costs, after a round that couldn't pay for it
 _EVER = 1e9  # seconds, where there is no bound
@@ -125,9 +127,9 @@ class MemberWatch:
     def __init__(self, held_out: Examples, share: float, loss: str | Loss | None = None) -> None:
         self.held_out, self.share, self._loss = held_out, share, loss
         self._rounds = 0
-        self._tests = {"span": 0, "loss-series": 0}
+        self._tests = {RESIDUAL: 0, "loss-series": 0}
         self._costs: dict[str, float] = {}  # seconds a record, by test
-        self._nobody: int | None = None  # examples of an update of which span told nobody
+        self._nobody: int | None = None  # examples of an update of which projection-residual told nobody
         self._followed: dict[str, Tensor] = {}  # own and held-out inputs and labels
         self._asking = 0.0  # seconds of this round that records cost; the rest is called preparing
         self._needs = 0.0  # seconds of this round that weren't there
@@ -147,7 +149,10 @@ class MemberWatch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
         self._rounds, self._nobody = state["rounds"], state["nobody"]
-        self._tests, self._costs = dict(state["tests"]), dict(state["costs"])
+        self._tests, self._costs = (
+            {of_plugin("fedaudit.attacks", name, tell=False): value for name, value in state[key].items()}
+            for key in ("tests", "costs")
+        )
         self._followed, self._sums = dict(state["followed"]), state["sums"]
 
     def look(
@@ -180,7 +185,7 @@ class MemberWatch:
             case = WatchedRound(state, seen, form, self._loss, self.held_out, sanitised)
             left = budget - max(cost, time.perf_counter() - began)
             source = torch.Generator().manual_seed(number)
-            for part in (self._series, self._span):
+            for part in (self._series, self._residuals):
                 try:
                     tests += part(case, left - self._asking, source)
                 except NotApplicable as error:
@@ -253,28 +258,33 @@ class MemberWatch:
 
     # --- the update that leaves -------------------------------------------------------------------------------------
 
-    def _span(self, case: WatchedRound, budget: float, source: torch.Generator) -> list[MembershipTest]:
+    def _residuals(self, case: WatchedRound, budget: float, source: torch.Generator) -> list[MembershipTest]:
         """Test the residuals of records outside the span of the update's rows."""
         if case.distinct > case.widest:
-            text = f"span: an update over {case.distinct} examples, and no layer has room for more than {case.widest}"
-            raise NotApplicable(text)
-        cost = self._costs.get("span")
+            raise NotApplicable(
+                f"{RESIDUAL}: an update over {case.distinct} examples, and no layer has room for more than {case.widest}"
+            )
+        cost = self._costs.get(RESIDUAL)
         afford = _UNKNOWN if cost is None else max(0, int(budget / cost) - _BESIDE)
-        limit = level(self._tests["span"] + 1)
+        limit = level(self._tests[RESIDUAL] + 1)
         sizes = _sizes(case.distinct, afford, limit)
         if sizes is None:
             needs = _sizes(case.distinct, 10**6, limit)
             if cost is not None and self._nobody is not None and case.distinct >= self._nobody:
-                raise NotApplicable(f"span: of {self._nobody} examples an update told nobody, in an earlier round")
+                raise NotApplicable(
+                    f"{RESIDUAL}: of {self._nobody} examples an update told nobody, in an earlier round"
+                )
             if needs is None or cost is None:
-                raise BadInput(f"no test is sure of an update over {case.distinct} examples (span, level {limit:.2g})")
+                raise BadInput(
+                    f"no test is sure of an update over {case.distinct} examples ({RESIDUAL}, level {limit:.2g})"
+                )
             most = (needs[0] * (1 + needs[1]) + _BESIDE) * cost
-            raise BadInput(self._unpaid("span", most, budget, case.seconds))
+            raise BadInput(self._unpaid(RESIDUAL, most, budget, case.seconds))
         own, held = case.drawn(*sizes, source)
         if _rarest(len(own[0]), len(held[0])) > limit:
             raise BadInput(
-                f"span: {len(own[0])} of the site's examples have {sizes[1]} held-out ones of their class each, and a "
-                f"test at level {limit:.2g} takes more; give more held_out"
+                f"{RESIDUAL}: {len(own[0])} of the site's examples have {sizes[1]} held-out ones of their class each, "
+                f"and a test at level {limit:.2g} takes more; give more held_out"
             )
         inputs, labels = torch.cat([own[0], held[0]]), torch.cat([own[1], held[1]])
         began = time.perf_counter()
@@ -285,10 +295,10 @@ class MemberWatch:
             self._nobody = case.distinct
             raise
         finally:
-            self._costs["span"] = _SPARE * self._took(began) / (len(inputs) + _BESIDE)
+            self._costs[RESIDUAL] = _SPARE * self._took(began) / (len(inputs) + _BESIDE)
         assert isinstance(found, MembershipFinding)
         scores, many = found.scores, len(own[0])
-        return [self._tested("span", scores[:many], scores[many:], (inputs, labels))]
+        return [self._tested(RESIDUAL, scores[:many], scores[many:], (inputs, labels))]
 
     def _tested(self, by: str, own: Tensor, others: Tensor, records: Examples) -> MembershipTest:
         """Test, and spend a level; BadInput where members show, but the records alone tell them as well."""

@@ -199,7 +199,7 @@ class SiteGuard:
             if of_records := [made.name for made in attacks_of(self.attacks) if made.recovers == "membership"]:
                 raise BadInput(
                     f"attacks has '{of_records[0]}', which asks about records: give held_out=(inputs, classes), yours "
-                    "that nobody trains on, in its place; span and loss-series then run every round"
+                    "that nobody trains on, in its place; projection-residual and loss-series then run every round"
                 )
             self._checked = True
 

@@ -40,7 +40,7 @@ class WatchedRound:
     Attributes:
         inputs, labels: of the training, as the model saw them, with repetitions.
         distinct: how many different examples it was over.
-        widest: how many of them the span attack finds room for in a layer, at most.
+        widest: how many of them projection-residual finds room for in a layer, at most.
         target: the model that the site was sent.
     """
 
