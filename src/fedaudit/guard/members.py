@@ -262,7 +262,7 @@ class MemberWatch:
         """Test the residuals of records outside the span of the update's rows."""
         if case.distinct > case.widest:
             raise NotApplicable(
-                f"{RESIDUAL}: an update over {case.distinct} examples, and no layer has room for more than {case.widest}"
+                f"{RESIDUAL}: an update over {case.distinct} examples, and a layer has room for {case.widest} at most"
             )
         cost = self._costs.get(RESIDUAL)
         afford = _UNKNOWN if cost is None else max(0, int(budget / cost) - _BESIDE)
