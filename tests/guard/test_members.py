@@ -169,7 +169,7 @@ def test_of_more_examples_than_any_layer_has_room_for_span_isn_t_asked():
     look = MemberWatch(examples(100, 2), PLENTY).look(*trained(network(), *examples(400, 1)))
     assert not look.tests
     assert look.unable is None
-    assert "no layer has room for more than 160" in " ".join(look.notes)
+    assert "a layer has room for 160 at most" in " ".join(look.notes)
 
 
 def test_held_out_examples_that_are_trained_on_pass_for_none():
