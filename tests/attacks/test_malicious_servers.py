@@ -100,8 +100,8 @@ def test_an_honest_server_alters_nothing_and_its_updates_are_refused(name, reaso
         make_attack(name)(seen, generator=torch.Generator())
 
 
-@pytest.mark.parametrize("name", ["imprint", "loki"])
-def test_public_examples_tell_where_the_bins_are(name):
+@pytest.mark.parametrize(("name", "more"), [("imprint", 0.1), ("loki", 0.2)])
+def test_public_examples_tell_where_the_bins_are(name, more):
     shares = []
     for threat in ({}, PUBLIC):
         made = SERVERS[name](server(name, units=96 if name == "imprint" else 64, spread=5.0), threat=threat)
@@ -112,7 +112,7 @@ def test_public_examples_tell_where_the_bins_are(name):
         (true,) = recording.truth.inputs.values()
         shares.append(float((best_psnr(true, found.images) >= 40).double().mean()))
         assert recording.transcript.records is None
-    assert shares[1] > shares[0] + 0.1
+    assert shares[1] > shares[0] + more
 
 
 @pytest.mark.parametrize(("name", "settings"), [("geminio", {"target": 1, "epochs": 1}), ("seer", {"steps": 2})])
