@@ -108,14 +108,16 @@ class KnownExamples:
     Attributes:
         found: what was found of them, by the evidence and whose they are, in words.
         of_clients: what was found of the clients'.
-        each: whether they come out one by one; else they are judged together, as findings are.
-        clients: that are attacked at most, where they are judged together.
+        each: whether they come out one by one.
+        clients: that are attacked at most, where they are judged together, as findings are; 0: none are.
     """
 
-    found: Callable[[Evidence, str], str]
-    of_clients: Callable[[Evidence], str]
+    found: Callable[[Evidence, str], str] = lambda known, case: (
+        f"of {known.n} {case} it recovered {round(known.value * known.n)}"
+    )
+    of_clients: Callable[[Evidence], str] = lambda own: f"of the clients' {own.n}, none"
     each: bool = False
-    clients: int = 8
+    clients: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class FindingType:
             noise; ``vertical``, known examples of a vertical federation. None: there is none but the same federation
             without its defences.
         easy_updates: of one known example each, that make the easy case where one could be luck.
-        known: how findings tell of known examples under the audited conditions; None: none are tried.
+        known: how findings tell of known examples under the audited conditions, if they do.
         averaged: the attack on the same that takes a client's updates over rounds together, if there is one.
         ranks: whether its evidence is an AUC: below 0.5 where scores tell the wrong way round.
         trained: whether a federation that was hardly trained says nothing of it (``evaluation.min_accuracy``).
@@ -156,7 +158,7 @@ class FindingType:
     question: str = "learn what it was after"
     control: str | None = None
     easy_updates: int = 1
-    known: KnownExamples | None = None
+    known: KnownExamples = KnownExamples()
     averaged: str | None = None
     ranks: bool = False
     trained: bool = False

@@ -223,6 +223,7 @@ FINDING_TYPES["label-sets"] = FindingType(
     known=KnownExamples(
         lambda known, case: f"in {known.n} {case} its average precision is {_precise(known)}",
         lambda own: f"in the clients' {_precise(own)}",
+        clients=8,
     ),
     averaged="averaged-labels",
 )

@@ -224,6 +224,7 @@ FINDING_TYPES["labels"] = FindingType(
     known=KnownExamples(
         lambda known, case: f"of {known.n} labels of {case} it told {_counted(known)}",
         lambda own: f"of the clients' {own.n}, {_counted(own)}",
+        clients=8,
     ),
     averaged="averaged-labels",
 )

@@ -179,7 +179,7 @@ def _by_known(
     repeat the clients' training, or nothing is known of findings of its kind.
     """
     kind = type_of(summary).known
-    if kind is None or recording.transcript.sent.no_updates:
+    if not (kind.each or kind.clients) or recording.transcript.sent.no_updates:
         return None
     runs = [
         (trial.attack, trial.observation)
@@ -281,8 +281,7 @@ def _alike(one: FederationSpec, other: FederationSpec) -> bool:
 
 def _each(summary: AttackSummary) -> bool:
     """Return whether such an attack's examples come out one by one, visibly."""
-    known = type_of(summary).known
-    return known is not None and known.each
+    return type_of(summary).known.each
 
 
 def _ran(attack: Attack, finding: FindingResult) -> bool:
@@ -439,7 +438,6 @@ def judged_by_control(
     if reversed_by := _reversed(summary):
         return _inconclusive(base, open_question, reversed_by)
     if control.power is not None:
-        assert kind.known is not None  # else it had no power
         counted = kind.known.found(control.power, control.case)
         if not control.won:
             remedy = _average(attack, conditions, summary) if noisy else _more_effort(attack)

@@ -139,11 +139,7 @@ FINDING_TYPES["images"] = FindingType(
     metrics=(*_METRICS, ADJUSTED_RAND, SAME_CLIENT),
     question="reconstruct training {things}",
     control="example",
-    known=KnownExamples(
-        lambda known, case: f"of {known.n} {case} it recovered {round(known.value * known.n)}",
-        lambda own: f"of the clients' {own.n}, none",
-        each=True,
-    ),
+    known=KnownExamples(each=True),
     averaged="averaged",
     worst="recovered",
     counts=True,
