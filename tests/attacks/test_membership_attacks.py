@@ -57,7 +57,7 @@ def test_an_overfitted_model_gives_its_members_away(name, settings):
     assert area > (0.7 if settings else 0.64)
     accuracy = next(m.value for m in result.metrics if m.name == "membership_accuracy")
     assert accuracy > (0.55 if name == "rmia" else 0.6)
-    assert result.leak
+    assert result.is_leak
     assert area == pytest.approx(roc_auc_score((truth.owners >= 0).numpy(), found.scores.numpy()))
 
 
