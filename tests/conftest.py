@@ -136,7 +136,7 @@ def _one_command_tree() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _data_read_once() -> Iterator[None]:
-    """Read a data set that is embedded in another package once for all tests of a process, which may not change it."""
+    """Decode the photographs once for all tests of a process, which may not change them: that takes a second."""
     kept: dict[Request, tuple[Dataset, float]] = {}
 
     def once(read: Reader) -> Reader:
@@ -148,12 +148,7 @@ def _data_read_once() -> Iterator[None]:
 
         return again
 
-    layouts = [
-        layout
-        for entry in DATASETS
-        for layout in entry.value.layouts
-        if not layout.files and layout.read.__module__.startswith("fedaudit.data.")
-    ]
+    layouts = DATASETS["photos"].value.layouts
     readers = [layout.read for layout in layouts]
     for layout in layouts:
         object.__setattr__(layout, "read", once(layout.read))

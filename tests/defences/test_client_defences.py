@@ -362,7 +362,7 @@ def test_sample_level_needs_batch_norm_in_eval_mode():
 def test_recorded_rounds_are_those_that_were_asked_for():
     transcript, _ = with_history(scenario("none", {"rounds": 3, "keep_rounds": [0, 2]}))
     assert [r.index for r in transcript.rounds] == [0, 2]
-    with pytest.raises(BadInput, match="record names round 3"):
+    with pytest.raises(BadInput, match="keep_rounds names round 3"):
         scenario("none", {"rounds": 3, "keep_rounds": [3]})
 
 

@@ -114,7 +114,7 @@ def test_an_undefended_audit_has_no_such_section(tmp_path):
 def test_accuracy_is_that_of_the_model_after_the_round():
     made = scenario_from({**VALUES, "defences": {}})
     (federation,) = resolve(made).federations
-    spec = federation.spec.model_copy(update={"record": None})
+    spec = federation.spec.model_copy(update={"keep_rounds": None})
     federation = dataclasses.replace(federation, spec=spec, accuracy_every=1, accuracy_examples=100)
     recording = simulate(federation)
     transcript, history = recording.transcript, recording.history

@@ -55,6 +55,11 @@ def pages() -> dict[Path, Callable[[], str]]:
     return found
 
 
+def _package(entry: Entry[Any]) -> tuple[bool, str]:
+    """Return by what entries are sorted: ours first, others by package, whichever was imported first."""
+    return entry.package != "fedaudit", entry.package
+
+
 def _index() -> str:
     lines = [
         "# Attacks",
@@ -65,7 +70,9 @@ def _index() -> str:
     ]
     lines += ["How they work together: [methods](../methods.md).", ""]
     lines += head("attack", "what it does", "paper")
-    lines += [row(f"[`{e.name}`]({e.name}.md)", cell(e.summary), cell(_paper(e))) for e in ATTACKS]
+    lines += [
+        row(f"[`{e.name}`]({e.name}.md)", cell(e.summary), cell(_paper(e))) for e in sorted(ATTACKS, key=_package)
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -218,7 +218,7 @@ class _Run:
         return {
             "networks": [part.state_dict() for part in self._networks],
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
-            "sampling": self.draw.get_state(),
+            "draw": self.draw.get_state(),
             "done": self.done,
         }
 

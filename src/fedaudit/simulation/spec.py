@@ -167,6 +167,7 @@ class FederationSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _settings_by_default(cls, values: Any) -> Any:
+        values = of_part(cls.__name__, values)
         if not isinstance(values, dict):
             return values
         kinds = settings_by_kind()
