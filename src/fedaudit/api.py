@@ -305,7 +305,7 @@ def audit_transcript(
     Args:
         transcript, attacks, threat, seed, device, truth, module, model, loss, task, rounds, records, clients: as of
             :func:`attack`.
-        max_minutes: begin no attack or control after so long, and stop those that run; the report says what is missing.
+        max_minutes: attacks get half of so long, controls the rest; the report says what is missing.
         out: folder for the report; an interrupted audit goes on from there.
         controls: run a positive control beside every attack that found nothing.
         workers, fail_above, fail_on, fail_below, overwrite, progress: as of :func:`audit`.

@@ -118,6 +118,11 @@ class Means:
     display: Display = field(default_factory=Quiet)
     deadline: float | None = None
 
+    def within(self, share: float) -> Means:
+        """Return the same with a share of the time that is left."""
+        now = time.time()
+        return self if self.deadline is None else replace(self, deadline=now + share * (self.deadline - now))
+
 
 def _in_time(report: Report, deadline: float | None) -> Report:
     """Return ``report``, which ends the attack that calls it after ``deadline``."""

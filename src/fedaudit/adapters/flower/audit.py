@@ -86,7 +86,8 @@ def audit_flower(
             used, or the server's where clients have none, and no training did. Of boosted trees: other people's rows,
             with which what is found is compared, beside those of the other clients.
         clients: of how many clients the updates are attacked, the first ones; default: of all.
-        max_minutes: the app gets half of so long, then it is stopped; attacks are stopped at the end. The report says
+        max_minutes: the app gets half of so long, then it is stopped; attacks get half of what is left, controls the
+            rest. The report says
             what is missing.
         attacks, threat, workers, fail_above, fail_on, fail_below, controls: as of
             :func:`fedaudit.audit_transcript`; without ``attacks`` those that fit.
