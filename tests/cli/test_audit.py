@@ -329,7 +329,7 @@ def test_the_examples_about_updates_read_a_transcript(scenario, script, changes,
 
 @pytest.mark.slow
 def test_the_default_audit_finds_what_the_readme_says(tmp_path):
-    command("audit", "--out", tmp_path, "--set", "attacks.invg.iterations=100", "--set", "attacks.agic.iterations=100")
+    command("audit", "--out", tmp_path, "--set", "attacks.invg.iterations=300", "--set", "attacks.agic.iterations=300")
     found = {(s["federation"], s["attack"]): s for s in results(tmp_path)["summaries"]}
     assert {key: s["images"] for key, s in found.items()} == dict.fromkeys(
         [("fedsgd", "invg"), ("fedsgd", "agic"), ("fedavg", "invg"), ("fedavg", "agic")], 4

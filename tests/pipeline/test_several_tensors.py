@@ -167,7 +167,7 @@ def test_all_parts_of_an_example_come_out_of_its_gradient() -> None:
         "tableak": "inconclusive",  # one row an update and 13 others: no test of cells can reach 1 %
     }
     inverted: Any = next(f for f in result.findings if f.attack == "invg")
-    assert inverted.things == "examples"
+    assert inverted.example_noun == "examples"
     assert inverted.images[0].ssim is None
     assert inverted.images[0].registered is None  # nothing is moved
     assert inverted.images[0].correlation > 0.9

@@ -288,7 +288,7 @@ def test_one_audit_makes_and_checks_everything_once(
     # what a scenario names is made once; the deployment that a diagnostic offers is a second scenario, which is read
     # to see that it is one
     assert made == {
-        "resolve": 1, "load_dataset": 1, "build_model": 1, "partition": 2, "sampling": 2, "check": 4,
+        "resolve": 1, "load_dataset": 1, "build_model": 1, "partition": 2, "draw": 2, "check": 4,
         "make invg": 2, "make gan": 2, "make median": 2, "make mean": 1, "make none": 2, "check_public_examples": 1,
     }  # fmt: skip
     assert len(attacks) == 2
