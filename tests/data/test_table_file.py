@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import random
@@ -100,6 +101,40 @@ def test_what_is_missing_is_the_median_of_what_is_known(tmp_path):
     assert torch.allclose(values.sort().values, (counted - counted.min()) * scale + values.min(), atol=1e-4)
 
 
+def test_decimals_are_marked_alike_in_a_whole_file(tmp_path):
+    rows_of = [[f"5.{i:03d}", f"48,{i % 10}", "yes" if i % 2 else "no"] for i in range(100, 140)]
+    data = table_file(written(tmp_path / "t.csv", text(table=rows_of, head=["leukocytes", "b", "out"])), "out")
+    assert "leukocytes, b: numbers, with decimal commas" not in data.summary
+    whole = torch.cat([data.train.inputs, data.test.inputs])[:, 0].sort().values
+    assert torch.allclose((whole - whole[0]) / (whole[-1] - whole[0]), torch.arange(40) / 39, atol=1e-4)
+
+
+def test_every_client_keeps_rows_to_train_on_and_each_row_without_a_person_is_its_own(tmp_path):
+    table = [
+        [
+            "A" if i < 30 else "B" if i < 60 else "C",
+            str(i % 7),
+            f"P{i // 2}" if i < 20 else "",
+            "no" if i % 3 else "yes",
+        ]
+        for i in range(61)
+    ]
+    file = written(tmp_path / "t.csv", text(table=table, head=["site", "x", "who", "out"]))
+    data = table_file(file, "out", client="site", person="who")
+    assert set(tensor(data.train.groups).tolist()) == {0, 1, 2}
+    assert len({*tensor(data.train.persons).tolist(), *tensor(data.test.persons).tolist()}) == 10 + 41
+    assert "51, 41 of them rows without one" in data.summary
+    with pytest.raises(BadInput, match="named for client and for person"):
+        table_file(file, "out", client="site", person="site")
+
+
+def test_a_word_for_nothing_is_a_category_and_no_empty_cell(tmp_path):
+    table = [[str(i), ["none", "relapse", "death"][i % 3]] for i in range(60)]
+    data = table_file(written(tmp_path / "t.csv", text(table=table, head=["x", "out"])), "out", types={"x": "numeric"})
+    assert data.class_names == ("death", "none", "relapse")
+    assert len(data.train) + len(data.test) == 60
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -139,7 +174,8 @@ def test_bytes_that_are_no_utf_8_are_named_with_their_line_and_a_remedy(tmp_path
 
 def test_parquet_is_the_same_table(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {name: [row[i] for row in rows()] for i, name in enumerate(HEAD)}
+    columns: dict[str, Any] = {name: [row[i] for row in rows()] for i, name in enumerate(HEAD)}
+    columns["Aufnahme"] = [datetime.date.fromisoformat(text) for text in columns["Aufnahme"]]
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     usual = table_file(written(tmp_path / "t.csv", text()), "Ergebnis", **SETTINGS)
     assert table_file(tmp_path / "t.parquet", "Ergebnis", **SETTINGS).train.inputs.equal(usual.train.inputs)
@@ -158,6 +194,7 @@ def test_what_pandas_reads_is_the_same_table(suffix, write, tmp_path):
 def test_init_asks_for_columns_and_writes_an_audit_of_the_table(command: Command, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "unsere daten.csv", text())
+    assert "there is no such file" in command("init", "unsere.csv", "--target", "Ergebnis").err
     assert "--target NAME, one of patient, Klinik" in command("init", "unsere daten.csv").err
     asked = command("init", "unsere daten.csv", "--target", "Ergebnis", "--client", "Klinik")
     assert (asked.code, "data.missing=[-999] says so" in asked.err) == (2, True)

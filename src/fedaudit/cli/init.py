@@ -67,17 +67,24 @@ def init(
         list[str] | None,
         typer.Option("--set", help="Of your table, a setting: data.drop=[id], data.missing=[-999], data.empty=median."),
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of your table, the file to write instead of scenario.yaml.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; use defaults where no flag is given.")] = False,
 ) -> None:
     """Write a commented scenario that runs within minutes; asks for what no flag gives."""
     table: dict[str, Any] = {}
     if _is_table(file):
+        if not file.is_file():
+            raise BadInput(f"can't read '{file}': there is no such file; the scenario that init writes ends in .yaml")
         if data is not None or data_dir is not None or from_flower is not None:
             raise BadInput(f"'{file}' is a table, which is audited; leave --data, --data-dir and --from-flower out")
         table = _table(file, target, client, overrides or [], ask=not yes and _on_terminal())
-        data, file = TABLE_FILE, Path("scenario.yaml")
-    elif target is not None or client is not None or overrides:
-        raise BadInput("--target, --client and --set are of a table: fedaudit init patients.csv --target outcome")
+        data, file = TABLE_FILE, out or Path("scenario.yaml")
+    elif target is not None or client is not None or overrides or out is not None:
+        raise BadInput(
+            "--target, --client, --set and --out are of a table: fedaudit init patients.csv --target outcome"
+        )
     _check_file(file)
     check_data_dir(data_dir)
     own = _own(data, data_dir)
@@ -158,7 +165,7 @@ def _load(choice: Choice, data_dir: Path | None) -> Dataset:
 def _is_table(file: Path) -> bool:
     from fedaudit.data.table_file import is_table
 
-    return file.is_file() and is_table(file)
+    return is_table(file)
 
 
 def _table(

@@ -30,6 +30,7 @@ _SMALL = ("mlp", "logistic", "linear")  # models that train in moments
 _QUICK = (*_SMALL, "convnet-small", "lenet", "strided-cnn", "cnn-1d")  # that can be attacked in minutes
 _SIDE = 64  # pixels, to which larger images are cut
 _PLAIN = re.compile(r"[A-Za-z][\w./ (),-]*(?<! )", re.ASCII)  # texts that YAML takes as they are
+_YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "y", "n", "null")  # that mean something else bare
 _VALUES = 20_000  # of an example; of larger ones fewer iterations are run
 
 
@@ -156,10 +157,10 @@ def _rendered(**values: Any) -> str:
 
 def _written(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_written(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_written(key)}: {_written(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_written, value)) + "]"
-    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+    if isinstance(value, str) and (not _PLAIN.fullmatch(value) or value.lower() in _YAML_WORDS):
         return json.dumps(value, ensure_ascii=False)
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 

@@ -27,7 +27,7 @@ DecimalPoint = Literal[".", ","]
 Empty = Literal["ask", "median", "leave-out"]  # what becomes of numbers that are missing
 
 MISSING = "?"  # the category of a cell that is empty
-_EMPTY = ("", MISSING, "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none")  # as pandas reads files
+_EMPTY = ("", MISSING, "na", "n/a", "#n/a", "<na>", "nan", "nat", "null")  # as pandas reads files
 FEW = 10  # different whole numbers that may well be codes
 MANY = 20  # rows, different values or numbers, from which chance explains no pattern
 _NINES = (-9, *(sign * (10**digits - 1) for digits in range(2, 6) for sign in (1, -1)))
@@ -140,6 +140,20 @@ def _check_nines(values: Tensor, where: str, choice: str) -> None:
                 f"{where}: {end:g}, in {int((values == end).sum()):,} of {len(values):,} cells, is far from all "
                 f"others: does it stand for what is missing? missing=[{end:g}] says so; else {choice}"
             )
+
+
+def decimal_of(columns: Iterable[Iterable[str]]) -> DecimalPoint | None:
+    """Return what stands before decimals in a whole file: the one mark that some column of numbers can only mean."""
+    meant: set[DecimalPoint] = set()
+    for cells in columns:
+        parts = [number_in(text) for text in cells if text.strip().lower() not in _EMPTY]
+        numbers = [match["number"] for match in parts if match]
+        if not numbers or len(numbers) < len(parts):
+            continue
+        possible = [point for point, form in _WRITTEN.items() if all(form.fullmatch(n) for n in numbers)]
+        if len(possible) == 1 and any(possible[0] in n for n in numbers):
+            meant.add(possible[0])
+    return meant.pop() if len(meant) == 1 else None
 
 
 def number_in(text: str) -> re.Match[str] | None:

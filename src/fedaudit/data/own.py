@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from fedaudit.modalities.packed import packed_alone
 from fedaudit.task.targets import CLASSIFICATION, REGRESSION
 from fedaudit.utils.errors import BadInput
 
+_ALONE = "\0"  # in front of the number of a row that is of nobody known
+_DIGITS = re.compile(r"[0-9]{1,15}")
 _FORMS = (
     "a fedaudit.Dataset, (inputs, targets), (frame, name of the target's column), a map-style torch Dataset of such "
     "pairs, or a DataLoader of one"
@@ -155,6 +158,8 @@ def from_frame(
     roles = [column for column in (client, person) if column is not None]
     if target not in given or (test is not None and list(held) != list(given)) or len(given) < 2 + len(roles):
         raise BadInput(f"{where}: there is no column '{target}' beside others, or not the same columns for testing")
+    if client is not None and client == person:
+        raise BadInput(f"{where}: '{client}' is named for client and for person; leave person out")
     for column in roles:
         if column not in given or column == target:
             others = ", ".join(key for key in given if key != target)[:300]
@@ -171,7 +176,7 @@ def from_frame(
     if not cells[target]:
         empty_one = next((key for key in needed if not any(v is not None for v in given[key])), target)
         raise BadInput(f"{where}: column '{empty_one}' is empty in every row that has the others; name another column")
-    whose = {column: _numbered(cells.pop(column)) for column in roles}
+    whose = {column: _numbered(cells.pop(column), alone=column == person) for column in roles}
     columns = {
         key: read(values, types.get(key), f"{where}, column '{key}'", key, decimal, empty)
         for key, values in cells.items()
@@ -180,7 +185,10 @@ def from_frame(
     wanted, names = _targets_of(asked, types.get(target), f"{where}, column '{target}'", target, raw_targets)
     if test is None:
         persons = None if person is None else whose[person][0]
-        held_out = hold_out(wanted if names else wanted[:, None], where, persons)
+        strata = wanted if names else torch.zeros(len(wanted), dtype=torch.int64)
+        if client is not None:  # every client keeps rows in both splits, if it has five of a class
+            strata = strata + (int(strata.max()) + 1) * whose[client][0]
+        held_out = hold_out(strata if names or client is not None else wanted[:, None], where, persons)
     else:
         held_out = torch.arange(len(wanted)) >= len(rows[0])
     targets = [wanted[~held_out], wanted[held_out]]
@@ -199,6 +207,8 @@ def from_frame(
         said.append(f"clients by '{client}': {', '.join(named[:20])}{f', … {len(named)} in all' * (len(named) > 20)}")
     if person is not None:
         said.append(f"persons by '{person}': {len(whose[person][1]):,}")
+        if alone := sum(who.startswith(_ALONE) for who in whose[person][1]):
+            said[-1] += f", {alone:,} of them rows without one"
     if names:
         counts = torch.bincount(wanted).tolist()
         said.append(f"classes of '{target}': " + ", ".join(f"{n} ({k:,})" for n, k in zip(names, counts, strict=True)))
@@ -224,11 +234,15 @@ def from_frame(
     )
 
 
-def _numbered(cells: list[Any]) -> tuple[Tensor, list[str]]:
-    """Return which of the different values, sorted, each cell is, and these; an empty one is a value of its own."""
+def _numbered(cells: list[Any], *, alone: bool) -> tuple[Tensor, list[str]]:
+    """Return which of the different values, sorted, each cell is, and these; ``alone``: each empty cell is another."""
     texts = [f"{value:.15g}" if isinstance(value, float) else str(value) for value in cells]
+    if alone:
+        texts = [
+            f"{_ALONE}{i}" if value is None else text for i, (value, text) in enumerate(zip(cells, texts, strict=True))
+        ]
     # numbers in their own order: site 10 after site 9
-    known = sorted(set(texts), key=lambda text: (0, float(text), text) if text.isdigit() else (1, 0.0, text))
+    known = sorted(set(texts), key=lambda text: (0, float(text), text) if _DIGITS.fullmatch(text) else (1, 0.0, text))
     number = {text: i for i, text in enumerate(known)}
     return torch.tensor([number[text] for text in texts]), known
 
@@ -282,17 +296,19 @@ def _cells(
             cells[name] = [cell(value, f"{where}, column '{name}'") for value in values]
             if missing:
                 empty = {_plain(value) for value in missing}
-                cells[name] = [None if _plain(value) in empty else value for value in cells[name]]
+                cells[name] = [
+                    None if not isinstance(value, bool) and _plain(value) in empty else value for value in cells[name]
+                ]
     if len({len(values) for values in cells.values()}) != 1 or not len(next(iter(cells.values()))):
         raise BadInput(f"{where}: the columns have different lengths, or there are none, or no rows")
     return cells, {**by_type, **types}
 
 
 def _plain(value: Any) -> str:
-    """Return a cell as a text that is the same for -999, -999.0 and '-999'."""
+    """Return a cell as a text that is the same for -999, -999.0, '-999' and '−999,0'."""
     try:
-        return f"{float(value):.15g}"
-    except (TypeError, ValueError):
+        return f"{float(str(value).replace('−', '-').replace(',', '.')):.15g}"
+    except ValueError:
         return str(value)
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.data.catalogue import Layout, Request, add_dataset
-from fedaudit.data.cells import DecimalPoint, Empty
+from fedaudit.data.cells import DecimalPoint, Empty, decimal_of
 from fedaudit.data.dataset import Dataset
-from fedaudit.data.files import read_parquet, reading, within
+from fedaudit.data.files import reading, within
 from fedaudit.data.own import from_frame
-from fedaudit.modalities.columns import ColumnKind
-from fedaudit.utils.bounds import CSV, read_bytes
+from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind
+from fedaudit.utils.bounds import CSV, PARQUET, check_file, read_bytes
 from fedaudit.utils.errors import BadInput, MissingData
 
 TABLE_FILE = "table-file"
@@ -69,6 +69,8 @@ def table_file(
         MissingData: what reads such a file isn't installed.
     """
     columns = read_columns(path, separator, encoding)
+    if decimal is None and _suffix(path) in TEXT:
+        decimal = decimal_of(columns.values())
     try:
         return from_frame(
             columns,
@@ -104,7 +106,7 @@ def read_columns(path: Path, separator: str | None = None, encoding: str | None 
     if separator is not None or encoding is not None:
         raise BadInput(f"{path} is no text: separator and encoding are for {', '.join(TEXT)}; leave them out")
     if suffix in (".parquet", ".pq"):
-        return read_parquet(path)
+        return _parquet(path)
     if suffix in OTHERS:
         return _by_pandas(path, *OTHERS[suffix])
     known = ", ".join((*TEXT, ".parquet", *OTHERS))
@@ -118,6 +120,21 @@ def is_table(path: Path) -> bool:
 
 def _suffix(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingData(f"reading {path} needs pyarrow; pip install 'PATH_OF_THE_CLONE[parquet]'") from error
+    with reading(path):
+        check_file(path, PARQUET)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            within(file.metadata.num_rows, PARQUET.items, "rows")
+            within(len(file.schema_arrow), MOST_COLUMNS, "columns")
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            within(sum(group.total_byte_size for group in groups), PARQUET.unpacked, "bytes")
+            return file.read()
 
 
 def _by_pandas(path: Path, function: str, needs: str) -> Any:

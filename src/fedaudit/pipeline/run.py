@@ -535,7 +535,8 @@ def _out_of_scope(scenario: Scenario, attacks: Sequence[Attack], kind: str) -> l
 def _how_to_repeat(scenario: Scenario) -> str:
     if "custom" in (scenario.data.name, scenario.model.name, scenario.model.loss):
         return "fedaudit.audit('scenario.yaml', out='DIR', …) from Python, with the same model, data and loss"
-    where = "" if DATASETS[scenario.data.name].info["embedded"] else " --data-dir DATA"
+    here = scenario.data.path is not None or DATASETS[scenario.data.name].info["embedded"]
+    where = "" if here else " --data-dir DATA"
     return f"fedaudit audit scenario.yaml --out DIR{where}"
 
 

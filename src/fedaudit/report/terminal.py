@@ -115,7 +115,7 @@ def next_step(result: AuditResult, report: Path) -> str:
     defended = any(not f.undefended for f in result.federations) or without_updates(result)
     if headline(result).verdict in _NOTHING or defended or not result.repeat.startswith(_KNOWN):
         return text
-    return f"{text}; to compare defences: {_again(result, report, '--compare-defences', 'what-if')}"
+    return f"{text}; to compare defences: {_again(result, report, '--compare-defences', 'defences')}"
 
 
 def deployed_step(result: AuditResult, report: Path) -> str:
