@@ -214,6 +214,9 @@ def test_init_asks_for_columns_and_writes_an_audit_of_the_table(command: Command
         "evaluation.controls=false",
     ]
     assert command("audit", "scenario.yaml", *less, "--out", "audit").code == 0
+    assert command("share", "audit", "--out", "shared").code == 0
+    assert command("audit", "scenario.yaml", *less, "--set", "name=Haus Aachen", "--out", "named").code == 0
+    assert "the name of a client" in command("share", "named", "--out", "again").err
     result = json.loads((tmp_path / "audit" / "results.json").read_text())
     assert "clients by 'Klinik': 0: Aachen" in result["data"]["summary"]
     shared_out = command(

@@ -17,8 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fedaudit.data.table_file import read_columns
 from fedaudit.results import AuditResult
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, FedAuditError
 
 _WORDS = 6  # in a row, of a row of a table or a text
 _DIFFERENT = 4  # words that are enough to be somebody's, though all of them are ours
@@ -73,6 +74,8 @@ def phrases_of(result: AuditResult, folder: Path) -> Phrases:
     for federation in result.federations:
         for client in federation.recording.clients if federation.recording else []:
             _add_name(found, client, "the name of a client")
+    for client in _clients_of_table(result):
+        _add_name(found, client, "the name of a client")
     for name in result.data.class_names or []:
         if len(name) >= 4:
             _add_name(found, name, "the name of a class")
@@ -82,6 +85,20 @@ def phrases_of(result: AuditResult, folder: Path) -> Phrases:
     with suppress(Exception):  # no such user, in a container
         _add_name(found, getpass.getuser(), "the name of a user")
     return found
+
+
+def _clients_of_table(result: AuditResult) -> set[str]:
+    """Return the values of the column that says whose a table's rows are; of a file that is gone, those that are named
+    in the data's summary.
+    """
+    data = result.scenario.get("data", {})
+    if not data.get("client"):
+        return set()
+    named = set(re.findall(r"\d+: (.+?) \([\d,]+\)", result.data.summary))
+    with suppress(FedAuditError, KeyError, TypeError):
+        columns = read_columns(Path(data["path"]), data.get("separator"), data.get("encoding"))
+        named |= {str(value) for value in columns[data["client"]]}
+    return named
 
 
 def refuse_traces(files: Mapping[str, str], phrases: Phrases) -> None:
