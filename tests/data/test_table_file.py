@@ -139,6 +139,7 @@ def test_a_word_for_nothing_is_a_category_and_no_empty_cell(tmp_path):
     ("content", "says"),
     [
         (text() + "a;b\n", "line 242: 2 cells, and the first row has 8 names"),
+        (text(table=rows(40)).replace("\n", "\na;b\n", 12).replace("a;b\n", "", 11), "line 13: 2 cells"),
         ("1,2,3\n" * 30, "is of numbers; put the columns' names above it"),
         ("a b\nc d\n", "say which separator"),
         ("a,b;c\n1,2;3\n" * 3, "',' (2 columns) or ';' (2 columns)"),

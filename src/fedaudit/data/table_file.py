@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import re
 import unicodedata
 from collections import Counter
@@ -37,6 +38,7 @@ OTHERS = {
 }
 _SEPARATORS = {",": "','", ";": "';'", "\t": "a tab ('\\t')", "|": "'|'"}
 _LOOKED_AT = 200  # rows by which the separator is told
+_NEARLY_ALL = 0.9  # of them
 _BOMS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 
 
@@ -225,20 +227,20 @@ def _rows(text: str, separator: str, where: str) -> list[tuple[int, list[str]]]:
 
 
 def _told(text: str, where: str) -> str:
-    """Return the separator by which the first rows have as many cells each, more than one."""
-    lines = text.splitlines(keepends=True)
-    sample = "".join(lines[:_LOOKED_AT])
+    """Return the separator by which nearly all of the first rows have as many cells each, more than one."""
     counts: dict[str, int] = {}
     for separator in _SEPARATORS:
+        rows = itertools.islice(csv.reader(io.StringIO(text, newline=""), delimiter=separator), _LOOKED_AT)
         try:
-            widths = {len(row) for row in csv.reader(io.StringIO(sample, newline=""), delimiter=separator) if any(row)}
+            widths = Counter(len(row) for row in rows if any(row))
         except csv.Error:
             continue
-        if len(widths) == 1 and (width := widths.pop()) > 1:
-            counts[separator] = width
+        for width, times in widths.most_common(1):
+            if width > 1 and times >= _NEARLY_ALL * widths.total():  # a row that differs is named later, by its line
+                counts[separator] = width
     if not counts:
         shown = ", ".join(_SEPARATORS.values())
-        raise BadInput(f"{where}: by none of {shown} do all rows have as many cells; say which separator it is")
+        raise BadInput(f"{where}: by none of {shown} do nearly all rows have as many cells; say which separator it is")
     best = max(counts, key=lambda separator: counts[separator])
     others = [s for s in counts if s != best and counts[s] == counts[best]]
     if others or (best == "," and len(counts) > 1):  # decimal commas
