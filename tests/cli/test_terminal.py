@@ -177,7 +177,7 @@ def test_the_terminal_ends_with_the_report_s_sentences_and_a_next_step_that_work
     assert found
     after = command(*shlex.split(found[1]), "--workers", "1")
     assert after.code == 0
-    assert after.out.splitlines()[-1] == "next: open audit-what-if/report.html"  # defences were compared
+    assert after.out.splitlines()[-1] == "next: open audit-defences/report.html"  # defences were compared
 
 
 # --- a folder that holds another audit -------------------------------------------------------------------------------
