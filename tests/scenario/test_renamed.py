@@ -53,6 +53,11 @@ NEW: dict[str, Any] = {
 }
 
 
+COMPARED = {"federation": "f", "metric": "membership_auc", "unit": "", "outcome": "undecided", "p_value": 1.0} | {
+    "difference": {"mean": 0.0, "median": 0.0, "low": -1.0, "high": 1.0, "n": 2}
+}
+
+
 @pytest.fixture(autouse=True)
 def _untold() -> None:
     renamed.say.cache_clear()
@@ -109,7 +114,7 @@ def test_python_names_and_flags_of_before_are_found(command: Command, caplog: py
     assert "what-if" not in command("audit", "--help").out
 
 
-def test_results_of_schema_2_are_read_with_every_value_under_its_new_name() -> None:
+def test_results_of_schema_2_are_read_with_every_value_under_its_new_name(tmp_path: Path) -> None:
     records, images = (DATA / f"results-2-{name}.json" for name in ("records", "images"))
     old, new = json.loads(records.read_text()), AuditResult.load(records)
     assert (old["schema_version"], new.schema_version) == (2, 3)
@@ -127,6 +132,10 @@ def test_results_of_schema_2_are_read_with_every_value_under_its_new_name() -> N
     assert [s["evidence"] and s["evidence"]["by_guessing"] for s in old["summaries"]] == [
         s.evidence and s.evidence.baseline for s in new.summaries
     ]
+    values = {**old, "comparisons": [{**COMPARED, "a": "span", "b": "loss-threshold"}]}
+    records = tmp_path / "results.json"
+    records.write_text(json.dumps(values))
+    assert [(c.a, c.b) for c in AuditResult.load(records).comparisons] == [("projection-residual", "loss-threshold")]
     (was,), (now,) = json.loads(images.read_text())["findings"], AuditResult.load(images).findings
     assert (was["things"], was["images"][0]["by_luck"]) == (now.example_noun, now.images[0].chance_level)
     assert was["images"][0]["nearer_to_other"] == now.images[0].distractor_margin_db

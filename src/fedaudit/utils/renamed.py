@@ -153,8 +153,9 @@ def of_result(owner: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return a part of a result as it was read, its fields by their names of today."""
     names = RESULTS.get(owner, {})
     made = {names.get(key, key): value for key, value in values.items()}
-    if isinstance(made.get("attack"), str):  # by name, wherever a part has one
-        made["attack"] = of_plugin("fedaudit.attacks", made["attack"], tell=False)
+    for key in ("a", "b") if owner == "Comparison" else ("attack",):  # by name, wherever a part has one
+        if isinstance(made.get(key), str):
+            made[key] = of_plugin("fedaudit.attacks", made[key], tell=False)
     return made
 
 
