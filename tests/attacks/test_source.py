@@ -19,7 +19,7 @@ import fedaudit
 from fedaudit.attacks import ATTACKS, Finding, SourceFinding, make_attack
 from fedaudit.evaluation import FINDING_TYPES
 from fedaudit.evaluation.source import expected, permutation_test
-from fedaudit.pipeline.control_cases import each_by_heart
+from fedaudit.pipeline.control_cases import memorised_by_client
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.task.info import TaskInfo
@@ -367,7 +367,7 @@ def test_the_control_is_clients_that_learnt_their_own_by_heart():
     assert control.won
     assert "by heart" in control.case
     seen = fedaudit.simulate(frozen, progress=False)
-    case = each_by_heart(seen)
+    case = memorised_by_client(seen)
     assert case is not None
     records, owners = seen.transcript.records, seen.truth.owners
     assert records is not None
@@ -375,7 +375,7 @@ def test_the_control_is_clients_that_learnt_their_own_by_heart():
     for client in range(3):
         assert case.recording.truth.inputs[0, client].equal(records.inputs[owners == client])
     alone = dataclasses.replace(seen.truth, owners=torch.where(owners == 0, 0, NOBODY))
-    assert each_by_heart(dataclasses.replace(seen, truth=alone)) is None
+    assert memorised_by_client(dataclasses.replace(seen, truth=alone)) is None
 
 
 def test_it_is_the_only_one_of_its_kind():

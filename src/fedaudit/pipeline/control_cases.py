@@ -129,7 +129,7 @@ def memorised(recording: Recording) -> Case | None:
     return _recorded(recording, rounds, held, text, records=transcript.records, owners=owners)
 
 
-def each_by_heart(recording: Recording) -> Case | None:
+def memorised_by_client(recording: Recording) -> Case | None:
     """Return a round in which every client's model has learnt its own members by heart; None with fewer than two.
 
     The five clients with most members hold these alone; each trains the audited model on its own.

@@ -25,8 +25,8 @@ from fedaudit.evaluation.statistics import SURE
 from fedaudit.evaluation.verdicts import by_victims, share_of
 from fedaudit.pipeline.control_cases import (
     Case,
-    each_by_heart,
     memorised,
+    memorised_by_client,
     one_client,
     one_example,
     reference,
@@ -50,7 +50,7 @@ _PROGRESS = 0.05
 _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
     "client": (one_client, ""),
     "records": (memorised, "there are no records to learn by heart"),
-    "sources": (each_by_heart, "there are no records of two clients to learn by heart"),
+    "sources": (memorised_by_client, "there are no records of two clients to learn by heart"),
     "property": (with_and_without, "too few examples are known with the property and without"),
     "canaries": (without_noise, "there are no canaries"),
 }
