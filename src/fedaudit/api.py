@@ -305,7 +305,9 @@ def audit_transcript(
     Args:
         transcript, attacks, threat, seed, device, truth, module, model, loss, task, rounds, records, clients: as of
             :func:`attack`.
-        max_minutes: attacks get half of so long, controls the rest; the report says what is missing.
+        max_minutes: for an answer: one question after the other, the cheapest first, each with its control, and ``out``
+            is renewed after each. Attacks on images without a chance on known examples are run last, or not. None: all
+            is run, however long it takes.
         out: folder for the report; an interrupted audit goes on from there.
         controls: run a positive control beside every attack that found nothing.
         workers, fail_above, fail_on, fail_below, overwrite, progress: as of :func:`audit`.

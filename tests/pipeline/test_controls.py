@@ -16,8 +16,7 @@ from torch import nn
 import fedaudit
 from fedaudit.attacks import ATTACKS, Attack, make_attack
 from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
-from fedaudit.pipeline import calibrations, offline, power
-from fedaudit.pipeline import controls as controls_module
+from fedaudit.pipeline import calibrations
 from fedaudit.pipeline.control_cases import memorised, one_example, reference
 from fedaudit.pipeline.controls import Conditions, Controls, _winner, judged_by_control
 from fedaudit.pipeline.prepare import resolve
@@ -216,27 +215,6 @@ def test_a_time_that_is_over_ends_attacks_and_the_report_says_so(tmp_path: Path)
     for wrong in (0, -1, float("nan"), True):
         with pytest.raises(fedaudit.BadInput, match="give minutes above 0"):
             fedaudit.audit_transcript(made, max_minutes=wrong)
-
-
-def test_within_a_time_half_is_the_controls_and_those_of_seconds_come_first(monkeypatch):
-    federation = {**FEDSGD, "algorithm": "fedavg", "local_epochs": 1, "clients": 2, "examples": 20}
-    made = fedaudit.simulate(scenario(invg(), federations=[federation], threat={"target_records": 20}), progress=False)
-    began, ends = time.time(), list[tuple[str, float]]()
-
-    def noted(where: str) -> Any:
-        def run(trials: Any, means: Any, title: str = "") -> Any:
-            ends.append((where, means.deadline - began))
-            return run_trials(trials, means, title)
-
-        return run
-
-    for module in (offline, controls_module, power):
-        monkeypatch.setattr(module, "run_trials", noted(module.__name__.rpartition(".")[2]))
-    attacks: list[Any] = [{"name": "invg", "iterations": 2}, "loss-threshold"]
-    result = fedaudit.audit_transcript(made, attacks, max_minutes=60, progress=False).result
-    assert {s.attack: s.verdict for s in result.summaries}["loss-threshold"] == "not demonstrated"
-    assert [where for where, _ in ends] == ["offline", "controls", *["power"] * (len(ends) - 2)]
-    assert [end for _, end in ends] == [pytest.approx(1800, abs=60), *[pytest.approx(3600, abs=60)] * (len(ends) - 1)]
 
 
 def test_within_a_time_the_shortest_attack_is_run_first_and_calibrations_leave_half_of_it(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EXCEEDED = 1
 NOT_TESTED = 3
+MINUTES = 10.0  # for an answer, where nobody says otherwise
 
 
 # What errors below the command line tell a Python caller to give, and the flag that gives it.
@@ -166,10 +167,12 @@ Records = Annotated[
     ),
 ]
 MaxMinutes = Annotated[
-    float | None,
+    str | None,
     typer.Option(
         "--max-minutes",
-        help="Begin no attack after so long, stop those that run, say in the report what is missing; an app gets half.",
+        metavar="MINUTES|none",
+        help="Time for an answer, 10 unless told otherwise: the cheapest questions first, each with its control; an "
+        "app gets half. More narrows intervals and plays dear attacks; none: no limit.",
     ),
 ]
 
@@ -212,6 +215,18 @@ def scenario_of(path: Path | None, settings: list[str] | None, seed: int | None)
     from fedaudit.scenario.scenario import scenario_from
 
     return scenario_from(values, where=describe_source(path, settings))
+
+
+def minutes_of(given: str | None) -> float | None:
+    """Return the time for an answer, in minutes: ten, or as asked; None: no limit."""
+    if given is None:
+        return MINUTES
+    if given == "none":
+        return None
+    try:
+        return float(given)
+    except ValueError:
+        raise BadInput(f"--max-minutes is {given!r}; give minutes, such as {MINUTES:g}, or none") from None
 
 
 def number_of_workers(workers: int | None) -> int:

@@ -18,6 +18,8 @@ from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
 
 TIME_IS_UP = "not run: the time that this audit was given (--max-minutes) was spent"
+NOT_YET = "not run: the audit was stopped before it, or is still at work"
+POWERLESS = "not run: at small effort it recovered no known example under the same conditions"
 POLICY_FILE = "fedaudit.yaml"
 MARGIN = "margin"  # the one metric of which less is worse
 
@@ -118,7 +120,7 @@ def check_limits(
     rows = [_above(name, limit, findings, summaries, kind) for name, limit in limits.fail_above.items()]
     rows = [*rows, _on(limits.fail_on, summaries, kind)] if limits.fail_on else rows
     rows += [_below(limit, summaries, margins, findings) for limit in limits.fail_below.values()]
-    late = sum(f.reason == TIME_IS_UP for f in findings)
+    late = sum(f.reason in (TIME_IS_UP, NOT_YET) for f in findings)
     reason = f"{late} of {len(findings)} runs of attacks were not done: the time that was given was spent"
     return [
         row.model_copy(update={"outcome": "not tested", "reason": reason}) if late and row.outcome == "pass" else row

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from fedaudit.attacks import Attack, Finding
 from fedaudit.attacks.base import own_failures
 from fedaudit.evaluation import evaluate
-from fedaudit.evaluation.finding_types import type_of
+from fedaudit.evaluation.finding_types import FindingType, known_type, type_of
 from fedaudit.evaluation.images import visible
 from fedaudit.evaluation.statistics import SURE
 from fedaudit.evaluation.verdicts import by_victims, share_of
@@ -56,6 +56,14 @@ _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
 }
 
 
+class Known(NamedTuple):
+    """What an attack got out of known examples under the audited conditions, as a control's result."""
+
+    result: ControlResult
+    files: dict[str, Tensor]
+    power: Power | None = None  # of attacks whose examples come out one by one
+
+
 @dataclass
 class Controls:
     """The controls of an audit.
@@ -82,6 +90,24 @@ class Controls:
         for owner in owners:
             self.of[owner.federation, owner.attack] = len(self.results) - 1
 
+    def drop(self, places: Collection[tuple[str, str]]) -> None:
+        """Forget the controls of these attacks on these federations."""
+        self.of = {place: i for place, i in self.of.items() if place not in places}
+        left = sorted(set(self.of.values()))
+        self.results = [self.results[i] for i in left]
+        self.sizes = {left.index(i): size for i, size in self.sizes.items() if i in left}
+        self.of = {place: left.index(i) for place, i in self.of.items()}
+
+    def keep(self, federation: str, known: Known) -> None:
+        """Add what an attack got out of known examples, in place of any control that it has there."""
+        place = federation, known.result.attack
+        self.drop([place] if place in self.of else [])
+        self.of[place] = len(self.results)
+        self.results.append(known.result)
+        self.image_files |= known.files
+        if known.power is not None:
+            self.powers[place] = known.power
+
 
 def run_controls(
     summaries: Sequence[AttackSummary],
@@ -90,8 +116,9 @@ def run_controls(
     recordings: Sequence[Recording],
     means: Means,
     trials: Sequence[Trial] = (),
+    found: Controls | None = None,
 ) -> Controls:
-    """Run a control for every attack that found nothing.
+    """Run a control for every attack that found nothing; those that ``found`` has are taken from there.
 
     First choice: the same federation without its defences, if it is in this audit and the same attack got the worst out
     of it that it can; that costs nothing. Else, for images, known examples under the very same conditions: the attack's
@@ -100,25 +127,8 @@ def run_controls(
     together take a quarter of the attacks' time at most, but one always runs. Time is counted in iterations, not by the
     clock: a busy machine runs the same controls.
     """
-    found = Controls()
-    # within a time, what is decided in seconds isn't kept waiting by examples that come out one by one
-    asked = [summary for summary in summaries if summary.verdict == "not demonstrated"]
-    groups = [asked] if means.deadline is None else [[s for s in asked if _each(s) is dear] for dear in (False, True)]
-    for group in groups:
-        _add_controls(found, group, summaries, findings, scenario, recordings, means, trials)
-    return found
-
-
-def _add_controls(
-    found: Controls,
-    asked: Sequence[AttackSummary],
-    summaries: Sequence[AttackSummary],
-    findings: Sequence[FindingResult],
-    scenario: Scenario,
-    recordings: Sequence[Recording],
-    means: Means,
-    trials: Sequence[Trial],
-) -> None:
+    found = Controls() if found is None else found
+    asked = [s for s in summaries if s.verdict == "not demonstrated" and (s.federation, s.attack) not in found.of]
     attacks = scenario.attacks
     runs = {name: (spec, defences.undefended) for name, spec, defences in scenario.runs()}
     open_ones: dict[str, list[AttackSummary]] = {}
@@ -137,14 +147,13 @@ def _add_controls(
                 ),
                 [summary],
             )
-        elif known := _by_known(summary, findings, trials, by_name[summary.federation], scenario, means):
-            found.add(known.result, [summary])
-            found.image_files |= known.files
-            if known.power is not None:
-                found.powers[summary.federation, summary.attack] = known.power
+        elif known := _of_summary(summary, findings, trials, by_name[summary.federation], scenario, means):
+            found.keep(summary.federation, known)
         else:
             open_ones.setdefault(summary.attack, []).append(summary)
     allowed = _SHARE * sum(work_of(a, f.num_examples) for a in attacks for f in findings if _ran(a, f))
+    if means.deadline is not None:
+        allowed = math.inf  # it is the clock that counts
     spent = 0.0
     for model in ("same", "reference"):
         cases: dict[str, tuple[Case, list[Trial]]] = {}
@@ -171,57 +180,65 @@ def _add_controls(
             found.image_files |= files
             if result.won or result.won is None:
                 open_ones.pop(name)
+    return found
 
 
-class _Known(NamedTuple):
-    """What an attack got out of known examples under the audited conditions, as a control's result."""
-
-    result: ControlResult
-    files: dict[str, Tensor]
-    power: Power | None = None  # of attacks whose examples come out one by one
-
-
-def _by_known(
+def _of_summary(
     summary: AttackSummary,
     findings: Sequence[FindingResult],
     trials: Sequence[Trial],
     recording: Recording,
     scenario: Scenario,
     means: Means,
-) -> _Known | None:
+) -> Known | None:
+    """Return what the attack of a summary gets out of known examples, see :func:`by_known`."""
+    place = summary.federation, summary.attack
+    ran = [t for t in trials if (t.observation.federation, t.attack.name) == place and isinstance(t.outcome, Finding)]
+    done = [f for f in findings if (f.federation, f.attack) == place and f.status == "done"]
+    runs = [(trial.attack, trial.observation) for trial in ran]
+    return by_known(type_of(summary), runs, len(by_victims(done)), recording, scenario, means)
+
+
+def by_known(
+    kind: FindingType,
+    runs: Sequence[tuple[Attack, Observation]],
+    victims: int,
+    recording: Recording,
+    scenario: Scenario,
+    means: Means,
+) -> Known | None:
     """Return what an attack gets out of known examples in updates that are made under the same conditions.
 
     If that is too little, and clients defend themselves: what it gets without the defence alone. None where nobody can
     repeat the clients' training, or nothing is known of findings of its kind.
-    """
-    kind = type_of(summary).known
-    if not (kind.each or kind.clients) or recording.transcript.sent.no_updates:
-        return None
-    runs = [
-        (trial.attack, trial.observation)
-        for trial in trials
-        if (trial.observation.federation, trial.attack.name) == (summary.federation, summary.attack)
-        and isinstance(trial.outcome, Finding)
-    ]
-    done = [f for f in findings if (f.attack, f.federation) == (summary.attack, summary.federation)]
-    clients = min(len(by_victims([f for f in done if f.status == "done"])), kind.clients)
 
-    def tried(runs: Sequence[tuple[Attack, Observation]], bare: bool) -> _Known | None:
-        name = f"{summary.federation}-power-{'undefended-' * bare}{summary.attack}"
+    Args:
+        runs: the attack, and each observation that it is for.
+        victims: how many clients it was run on.
+    """
+    if not (kind.known.each or kind.known.clients) or recording.transcript.sent.no_updates or not runs:
+        return None
+    attack, federation = runs[0][0].name, runs[0][1].federation
+
+    def tried(runs: Sequence[tuple[Attack, Observation]], bare: bool) -> Known | None:
+        name = f"{federation}-power-{'undefended-' * bare}{attack}"
         try:
-            made = KnownClients(runs, recording.truth, seed=scenario.seed, device=scenario.device, name=name)
-            if kind.each:
+            whole = not kind.known.each
+            made = KnownClients(
+                runs, recording.truth, seed=scenario.seed, device=scenario.device, name=name, mixed=whole
+            )
+            if kind.known.each:
                 power = power_of(made, means)
-                return _Known(_of_power(summary.attack, power), power.files, power)
-            own, truth = made.drawn(clients)
+                return Known(of_power(attack, power), power.files, power)
+            own, truth = made.drawn(min(victims, kind.known.clients))
         except NotApplicable:
             return None
         own = run_trials(own, means, f"known examples under the same conditions: {name}")
         case = Case(dataclasses.replace(recording, truth=truth), "same", _same_conditions(made.source), alike=True)
-        result, _ = _result(summary.attack, case, own, scenario.seed)
-        return None if result.won is None else _Known(result, {})
+        result, _ = _result(attack, case, own, scenario.seed)
+        return None if result.won is None else Known(result, {})
 
-    known = tried(runs, bare=False) if runs else None
+    known = tried(runs, bare=False)
     if known is None or known.result.won:
         return known
     unlike = [(a, undefended(o)) for a, o in runs if all(m.update.sanitised is not None for m in o.messages)]
@@ -233,16 +250,16 @@ def _by_known(
         power = dataclasses.replace(power, work=power.work + bare.power.work)
     if not bare.result.won:
         return known._replace(power=power)
-    return _Known(_of_defence(known, bare), known.files | bare.files, power)
+    return Known(_of_defence(known, bare), known.files | bare.files, power)
 
 
 def _same_conditions(source: str) -> str:
     return f"{source} in updates made under the same conditions"
 
 
-def _of_power(attack: str, power: Power) -> ControlResult:
-    """Return an attack's power as a control's result."""
-    text = f"{attack} recovered {power.recovered} of {power.images} {power.source}"
+def of_power(attack: str, power: Power, effort: str = "") -> ControlResult:
+    """Return an attack's power as a control's result; ``effort``: with how little of its own it was measured."""
+    text = f"{attack}{effort and f', with {effort},'} recovered {power.recovered} of {power.images} {power.source}"
     return ControlResult(
         attack=attack,
         model="same",
@@ -256,7 +273,7 @@ def _of_power(attack: str, power: Power) -> ControlResult:
     )
 
 
-def _of_defence(known: _Known, bare: _Known) -> ControlResult:
+def _of_defence(known: Known, bare: Known) -> ControlResult:
     """Return as a control's result that the defence takes from an attack what it gets without it."""
     result, timing = bare.result, bare.result.timing
     text = f"{result.text}; with the defence it doesn't: the defence stops it"
@@ -435,6 +452,9 @@ def judged_by_control(
         things: the examples, in the plural.
         wrong: why the recorded local training doesn't give the federation's updates; None: it does.
     """
+    place = controls.of.get((summary.federation, summary.attack)) if controls else None
+    if summary.verdict == "not applicable" and controls is not None and place is not None:
+        return _set_aside(summary, attack, controls.results[place], place, _inside(who), things)
     if summary.verdict in LEAKS or summary.verdict == "not applicable":
         return summary
     kind = type_of(summary)
@@ -445,7 +465,6 @@ def judged_by_control(
         return _inconclusive(summary, open_question, wrong)
     if summary.verdict == "inconclusive":
         return summary.model_copy(update={"headline": open_question})
-    place = controls.of.get((summary.federation, summary.attack)) if controls else None
     if controls is None or place is None:
         advice = f"positive controls were turned off, and {summary.attack} found nothing: turn them on"
         return _inconclusive(summary, open_question, advice)
@@ -493,6 +512,20 @@ def judged_by_control(
     else:
         advice = f"even in the easiest case {summary.attack} fails: {_more_effort(attack)}"
     return _inconclusive(base, open_question, advice)
+
+
+def _set_aside(
+    summary: AttackSummary, attack: Attack, control: ControlResult, place: int, who: str, things: str
+) -> AttackSummary:
+    """Return the summary of an attack that wasn't run on the clients: known examples showed that it has no power."""
+    kind = known_type(attack.finds.kind)
+    question = kind.question.replace("{things}", things)
+    advice = (
+        f"{control.text}, so it was not run on the clients' updates; it is if it is named (--attack), or where there is "
+        "more time (--max-minutes)"
+    )
+    base = summary.model_copy(update={"control": place, "kind": attack.finds.kind, "verdict_text": control.text})
+    return _inconclusive(base, f"Can {who} {question}? This audit leaves it open.", advice)
 
 
 def _average(attack: Attack, conditions: Conditions, summary: AttackSummary) -> str:

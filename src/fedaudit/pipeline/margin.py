@@ -209,13 +209,15 @@ def margin_of(
     first = next(small, len(steps))
     try:
         place = nearest(steps, has_power, max(first, int(known is not None)))
-    except OutOfTime as error:
-        return str(error)
-    except _Spent:
+    except (OutOfTime, _Spent) as error:
+        late = isinstance(error, OutOfTime)
+        if late and not any(i for i in tried):
+            return str(error)
         place = min((i for i, power in tried.items() if power.enough), default=None)
         end = len(steps) if place is None else place
         hardest = max((i for i, power in tried.items() if i < end and not power.enough), default=-1)
-        failed |= {i: NotApplicable(_SPENT) for i in range(max(first, hardest + 1), end) if i not in tried | failed}
+        why = NotApplicable(str(error).removeprefix("not run: ") if late else _SPENT)
+        failed |= {i: why for i in range(max(first, hardest + 1), end) if i not in tried | failed}
     if not tried:
         return str(next(iter(failed.values()), "no easier conditions are known"))
     here = steps[0]

@@ -26,12 +26,13 @@ from fedaudit.modalities import ExampleKind
 from fedaudit.models import has_batch_norm
 from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.choice import choose_for
+from fedaudit.pipeline.in_turn import InTurn
 from fedaudit.pipeline.ledger import in_a_line
 from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recorded_records import OF_RECORDS, with_records
 from fedaudit.pipeline.recordings import about, check_replay, with_known_victims, with_labels, with_truth
-from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan
+from fedaudit.pipeline.run import Audit, Opened, check_public_examples, plan
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
@@ -234,9 +235,18 @@ def audited(request: AttackRequest, limits: Limits, *, controls: bool = True) ->
     """Run attacks on a transcript, evaluate what they found, and write the report into the folder, if there is one."""
     without = NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH
     with request.means() as means:
-        # what attacks find is worth little without controls: these get half of the time
-        found = attack_transcript(request, means.within(0.5) if controls else means, without_truth=without)
-        finished = evaluate_findings(found, means=means, controls=controls)
+        found = planned_attacks(request, means, without_truth=without)
+        if means.deadline is None:
+            found = replace(found, trials=run_trials(calibrated(found.trials, means), means))
+            finished = evaluate_findings(found, means=means, controls=controls)
+        else:
+            finished = InTurn(
+                found.trials,
+                lambda: opened(found, means=means, controls=controls),
+                replace(means, store=found.store),
+                named=bool(attacks_of(request.attacks)),
+                ready=lambda so_far: written(so_far.held_to(limits), found, request.out),
+            ).run()
     return written(finished.held_to(limits), found, request.out)
 
 
@@ -249,7 +259,14 @@ def written(finished: Audit, found: Findings, out: Path | str | None) -> Audit:
 
 
 def attack_transcript(request: AttackRequest, means: Means, *, without_truth: str | None = None) -> Findings:
-    """Run attacks on a transcript; of the ground truth they get nothing.
+    """Run attacks on a transcript, as :func:`planned_attacks` plans them; of the ground truth they get nothing."""
+    found = planned_attacks(request, means, without_truth=without_truth)
+    means = replace(means, store=found.store)
+    return replace(found, trials=run_trials(calibrated(found.trials, means), means))
+
+
+def planned_attacks(request: AttackRequest, means: Means, *, without_truth: str | None = None) -> Findings:
+    """Return what is to be run on a transcript: no trial has been, but what doesn't apply has its reason.
 
     A recording's records are drawn first (:mod:`fedaudit.pipeline.recorded_records`), where an attack may ask about
     some. Findings are kept in the request's folder where ``means`` have no other store. ``without_truth``: what to say
@@ -308,7 +325,6 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
         attacks = [make_attack(s.name, s.settings()) for s in choose_for(transcript, adversary)]
     adversary = _granted(adversary, transcript)
     seed = seed or 0
-    means = replace(means, store=means.store or (out / "findings" if out else None))
     seen = transcript
     members: dict[tuple[int, int], list[Update]] = {}
     if adversary.group_size > 1 and adversary.clients is None and not _sums(transcript):
@@ -329,13 +345,13 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
         trials=planned,
         truth=truth,
         folder=folder,
-        store=means.store,
+        store=means.store or (out / "findings" if out else None),
         started=started,
         asked=request,
     )
     if out:
         holds_another(out, found.request(), overwrite=request.overwrite)
-    return replace(found, trials=run_trials(calibrated(planned, means), means))
+    return found
 
 
 def _of_first(trials: Sequence[Trial], count: int) -> list[Trial]:
@@ -360,6 +376,11 @@ def evaluate_findings(
 
     It must be that of the transcript. With ``controls`` attacks that found nothing get a positive control.
     """
+    return opened(found, truth, means=means, controls=controls).audit(found.trials, replace(means, store=found.store))
+
+
+def opened(found: Findings, truth: Path | Truth | None = None, *, means: Means, controls: bool = True) -> Opened:
+    """Return the transcript with the truth to evaluate by; see :func:`evaluate_findings`."""
     transcript, attacks, adversary = found.transcript, found.attacks, found.threat
     drawn = transcript.recording is not None and transcript.records is not None  # from the truth that the attack had
     truth = found.truth if truth is None or drawn else truth
@@ -406,12 +427,10 @@ def evaluate_findings(
         )
     recording = Recording(transcript, loaded)
     check_public_examples([recording], attacks)
-    return assess(
+    return Opened(
         ResolvedScenario(attacked, data, model_record),
-        [recording],
-        [found.observation],
-        found.trials,
-        replace(means, store=found.store),
+        recording,
+        found.observation,
         started=found.started,
         repeat=" ".join(["fedaudit attack TRANSCRIPT", *_flags(found), *["--no-controls"] * (not controls)]),
     )
@@ -463,6 +482,7 @@ def _flags(found: Findings) -> list[str]:
         flags += [] if rounds is None else [f"--rounds {','.join(map(str, sorted(rounds)))}"]
     flags += [] if asked.clients is None else [f"--clients {asked.clients}"]
     flags += [f"--truth {shlex.quote(str(asked.truth))}"] * isinstance(asked.truth, str | Path)
+    flags += ["--max-minutes none" if asked.max_minutes is None else f"--max-minutes {asked.max_minutes:.3g}"]
     flags += [f"--device {found.device}"] * (found.device != "cpu")
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)

@@ -7,7 +7,8 @@ examples, made under the very same conditions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,10 @@ LEAST = 0.8  # share of known examples that an attack with power recovers
 SURELY = 0.5  # what the interval's lower end must reach, too: six of six, eight of nine
 _IMAGES = 10  # known ones that decide, about
 HELD_OUT = "held-out examples"
+MIXED = "examples of all clients, dealt out anew,"
 _MARGINAL = 0.1  # of an iteration's time on one example, for each further one: 16 cost 1.5 to 2.7 times as much as one
+_PART = 20  # an attack's iterations are divided by, where it is only looked whether it has a chance
+_FEWEST = 200  # iterations, that this leaves
 _WAVE = 3  # clients that are attacked before it is looked whether more are needed
 
 
@@ -101,20 +105,29 @@ class KnownClients:
     Args:
         runs: the attack, and what it was run on; taken in turn.
         name: of the condition, for the names of images.
+        mixed: whether, where too few are held out, the clients' own will do, drawn anew from all of them together: for
+            what is told of an update as a whole.
 
     Raises:
         NotApplicable: nobody can repeat such training; there are too few examples.
     """
 
     def __init__(
-        self, runs: Sequence[tuple[Attack, Observation]], truth: Truth, *, seed: int, device: str, name: str
+        self,
+        runs: Sequence[tuple[Attack, Observation]],
+        truth: Truth,
+        *,
+        seed: int,
+        device: str,
+        name: str,
+        mixed: bool = False,
     ) -> None:
         for _, observation in runs:
             for single in observation.split():
                 check_repeatable(single)
         self.runs, self.seed, self.device, self.name = runs, seed, device, name
         self.size = max(distinct(observation) for _, observation in runs)
-        self.inputs, self.labels, self.source = _known(truth, *runs[0], self.size)
+        self.inputs, self.labels, self.source = _known(truth, *runs[0], self.size, mixed)
         self.rng = generator(seed, "power", name)
         self._truth = replace(truth, candidates=self.inputs, candidate_labels=self.labels)
 
@@ -143,7 +156,7 @@ class KnownClients:
 
         NotApplicable: there are too few held-out examples; the attack refuses such updates.
         """
-        if self.source != HELD_OUT:
+        if self.source not in (HELD_OUT, MIXED):
             raise NotApplicable("there are too few held-out examples, and others have no labels")
         trials, truths = [], []
         for number in range(clients):
@@ -158,11 +171,25 @@ class KnownClients:
         return trials, replace(self._truth, inputs=inputs, labels=labels, rows=rows_of)
 
 
-def power_of(known: KnownClients, means: Means) -> Power:
+def at_small_effort(attack: Attack, observation: Observation) -> Attack | None:
+    """Return the attack with a small part of its iterations and its own settings; None: it has none to spare."""
+    names = {field.name for field in fields(attack)}  # type: ignore[arg-type]
+    if "iterations" not in names:
+        return None
+    base: Any = attack.with_settings({}) if attack.calibration(observation) is not None else attack
+    few = max(_FEWEST, base.iterations // _PART)
+    return (
+        replace(base, iterations=few, **({"restarts": 1} if "restarts" in names else {}))
+        if few < base.iterations
+        else None
+    )
+
+
+def power_of(known: KnownClients, means: Means, most: int | None = None) -> Power:
     """Return what attacks recover of known examples in updates that were made as the observed ones were.
 
-    Clients are attacked three by three, until it is plain whether there is power. An attack that needs calibration gets
-    it on the first.
+    Clients are attacked three by three, until it is plain whether there is power; ``most``: so many at most. An attack
+    that needs calibration gets it on the first.
 
     Raises:
         Refused: the attack refuses such updates.
@@ -170,7 +197,7 @@ def power_of(known: KnownClients, means: Means) -> Power:
     """
     size, attacks = known.size, [attack for attack, _ in known.runs]
     work, recovered, results, done, files = 0.0, 0, list[ImageResult](), list[FindingResult](), dict[str, Tensor]()
-    clients = min(-(-_IMAGES // size), len(known.inputs) // size)
+    clients = min(-(-_IMAGES // size), len(known.inputs) // size, *([most] if most else []))
     for first in range(0, clients, _WAVE):
         trials, truths = [], []
         for number in range(first, min(first + _WAVE, clients)):
@@ -214,8 +241,12 @@ def _came_out(image: ImageResult) -> bool:
     return visible(image) or (moved is not None and visible(moved))
 
 
-def _known(truth: Truth, attack: Attack, observation: Observation, needed: int) -> tuple[Tensor, Tensor, str]:
+def _known(
+    truth: Truth, attack: Attack, observation: Observation, needed: int, mixed: bool
+) -> tuple[Tensor, Tensor, str]:
     """Return known examples with labels: held-out ones of the same data, where there are enough, else photographs.
+
+    ``mixed``: all of the clients' and the held-out ones, before photographs.
 
     What the attack may have been fitted to isn't among them: the adversary's public examples, and what its files were
     made from. NotApplicable: there are too few of either.
@@ -232,6 +263,8 @@ def _known(truth: Truth, attack: Attack, observation: Observation, needed: int) 
         order = torch.randperm(len(rows), generator=generator(0, "known examples"))
         chosen = torch.tensor(rows)[order]
         return truth.candidates[chosen], truth.candidate_labels[chosen], HELD_OUT
+    if mixed and len(truth.candidates) >= max(needed, _IMAGES):
+        return truth.candidates, truth.candidate_labels, MIXED
     own = own_images(observation, held_out=True)
     if len(own.inputs) < needed:
         raise NotApplicable(f"an update like theirs is over {needed} examples, and there are {len(own.inputs)} others")

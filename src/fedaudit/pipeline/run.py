@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from fedaudit.attacks.inversion.calibration import CalibrationFinding
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import FINDING_TYPES, check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation import Limits as Limits
+from fedaudit.evaluation.finding_types import Evaluation, known_type
 from fedaudit.evaluation.image_metrics import lpips_missing
+from fedaudit.evaluation.limits import NOT_YET
 from fedaudit.modalities import example_kind, save_png
 from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged_by_control, run_controls
@@ -38,6 +40,7 @@ from fedaudit.pipeline.recordings import why_contradicted, worst_replay
 from fedaudit.pipeline.trials import Kept, Means, Trial, run_trials
 from fedaudit.pipeline.untested import left_out, not_asked
 from fedaudit.results import (
+    LEAKS,
     AttackRecord,
     AttackSummary,
     AuditResult,
@@ -294,6 +297,21 @@ def plan(
     return trials
 
 
+@dataclass
+class SoFar:
+    """What is known of an audit whose report is written more than once: none of it is worked out again.
+
+    Attributes:
+        evaluated: findings with their scores, by the trial's place.
+        controls: that have been run.
+        margins: that were measured, and their images; None: not yet.
+    """
+
+    evaluated: dict[int, Evaluation] = field(default_factory=dict)
+    controls: Controls = field(default_factory=Controls)
+    margins: tuple[list[MarginResult], dict[str, Tensor]] | None = None
+
+
 @one_thread()  # transforms by several threads end in other bits
 def assess(
     resolved: ResolvedScenario,
@@ -304,9 +322,18 @@ def assess(
     *,
     started: float,
     repeat: str | None = None,
+    so_far: SoFar | None = None,
+    margins_too: bool = True,
 ) -> Audit:
-    """Open the truth, now that every attack has run, evaluate, run controls; ``observed``: what of each is seen."""
+    """Open the truth, now that these attacks have run, evaluate, run controls.
+
+    Args:
+        observed: what of each recording is seen.
+        so_far: of the same trials, when some had no outcome yet; it is brought up to date.
+        margins_too: whether margins are measured; they cost most.
+    """
     scenario, attacks, means = resolved.scenario, resolved.scenario.attacks, means or Means()
+    so_far = so_far or SoFar()
     replayed = {r.transcript.name: worst_replay(r) for r in recordings if r.history is None}
     recordings = [
         dataclasses.replace(r, truth=truth_for(r, seen)) for r, seen in zip(recordings, observed, strict=True)
@@ -314,12 +341,15 @@ def assess(
     truths = {r.transcript.name: r.truth for r in recordings}
     findings: list[FindingResult] = []
     image_files: dict[str, Tensor] = {}
-    for trial in trials:
+    for place, trial in enumerate(trials):
         seen = trial.observation
         if not isinstance(trial.outcome, Finding):
-            findings.append(entry(trial.attack.name, seen, status="not applicable", reason=str(trial.outcome)))
+            reason = NOT_YET if trial.outcome is None else str(trial.outcome)
+            findings.append(entry(trial.attack.name, seen, status="not applicable", reason=reason))
             continue
-        evaluated = evaluate(trial.outcome, seen, truths[seen.federation], seed=scenario.seed)
+        if place not in so_far.evaluated:
+            so_far.evaluated[place] = evaluate(trial.outcome, seen, truths[seen.federation], seed=scenario.seed)
+        evaluated = so_far.evaluated[place]
         shown = evaluated.result.most_exposed[: scenario.evaluation.most_exposed]
         findings.append(_with_calibration(evaluated.result.model_copy(update={"most_exposed": shown}), trial))
         image_files |= evaluated.image_files
@@ -337,7 +367,7 @@ def assess(
     summaries = [settings.of_all(_judged(s, accuracy, least)) for s in summaries]
     controls: Controls | None = None
     if scenario.evaluation.controls:
-        controls = run_controls(summaries, findings, scenario, recordings, means, trials)
+        controls = run_controls(summaries, findings, scenario, recordings, means, trials, so_far.controls)
         image_files |= controls.image_files
     wrong = {
         r.transcript.name: why_contradicted(r, replay)
@@ -359,9 +389,12 @@ def assess(
         for s in summaries
     ]
     margins: list[MarginResult] = []
-    if controls is not None:
-        margins, pictures = run_margins(summaries, trials, recordings, scenario, controls, means, wrong)
-        image_files |= pictures
+    if controls is not None and (margins_too or so_far.margins is not None):
+        if so_far.margins is None:
+            so_far.margins = run_margins(summaries, trials, recordings, scenario, controls, means, wrong)
+        leaking = {s.federation for s in summaries if s.verdict in LEAKS and known_type(s.kind).margin}
+        margins = [margin for margin in so_far.margins[0] if margin.federation not in leaking]
+        image_files |= so_far.margins[1] if margins else {}
         summaries = [with_margin(summary, margins) for summary in summaries]
     unverified = {
         r.transcript.name
@@ -413,6 +446,39 @@ def assess(
         ),
     )
     return Audit(result, image_files, scenario.to_yaml())
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A recording with its truth, to evaluate by what attacks find in it.
+
+    Attributes:
+        observation: what the adversary sees of it.
+        started: seconds since 1970.
+        repeat: the command that does the same again.
+    """
+
+    resolved: ResolvedScenario
+    recording: Recording
+    observation: Observation
+    started: float
+    repeat: str
+
+    def audit(
+        self, trials: Sequence[Trial], means: Means, so_far: SoFar | None = None, *, margins_too: bool = True
+    ) -> Audit:
+        """Return the audit of what trials found; see :func:`assess`."""
+        return assess(
+            self.resolved,
+            [self.recording],
+            [self.observation],
+            trials,
+            means,
+            started=self.started,
+            repeat=self.repeat,
+            so_far=so_far,
+            margins_too=margins_too,
+        )
 
 
 # --- what attacks found out about themselves --------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedaudit.evaluation.finding_types import known_type, metric
-from fedaudit.evaluation.limits import TIME_IS_UP
+from fedaudit.evaluation.limits import NOT_YET, TIME_IS_UP
 from fedaudit.modalities import example_kind
 from fedaudit.report.frontier import defence_tables, strongest
 from fedaudit.report.wording import count, counted, noun, number, sentence, shared, short, words_of
@@ -70,7 +70,7 @@ def headline(result: AuditResult) -> Headline:
             lines += [sentence(f"{whom}: {text}") for whom, text, _ in shared(told)]
             setting = setting_text(result, next(s for s in result.summaries if s.federation in used))
             return Headline(_so_far(margin, result), setting, "", " ".join(lines), "inconclusive")
-        late = [f for f in result.findings if f.federation in used and f.reason == TIME_IS_UP]
+        late = [f for f in result.findings if f.federation in used and f.reason in (TIME_IS_UP, NOT_YET)]
         if not result.summaries:
             detail = "The scenario named no attack, or nothing was observed."
         elif late:

@@ -86,8 +86,8 @@ def audit_flower(
             used, or the server's where clients have none, and no training did. Of boosted trees: other people's rows,
             with which what is found is compared, beside those of the other clients.
         clients: of how many clients the updates are attacked, the first ones; default: of all.
-        max_minutes: the app gets half of so long, then it is stopped; attacks get half of what is left, controls the
-            rest. The report says what is missing.
+        max_minutes: the app gets half of so long, then it is stopped; the rest is the audit's, as of
+            :func:`fedaudit.audit_transcript`.
         attacks, threat, workers, fail_above, fail_on, fail_below, controls: as of
             :func:`fedaudit.audit_transcript`; without ``attacks`` those that fit.
         loss: that clients minimise, where it isn't recognised: a registered name, or a function of (outputs, targets).
