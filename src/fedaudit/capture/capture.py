@@ -55,7 +55,7 @@ from fedaudit.capture.unhooked import Listener, forget, listen, listen_to_traine
 from fedaudit.modalities import Packing
 from fedaudit.models import logits_of, unwrapped
 from fedaudit.models.own import InOrder
-from fedaudit.task.losses import SIGNATURES, LossCall, LossOptions, read_loss, recognise
+from fedaudit.task.losses import KNOWN, SIGNATURES, LossCall, LossOptions, read_loss, recognise
 from fedaudit.task.targets import observed_task
 from fedaudit.task.training import BCE, UNMODELLED, UNREPEATABLE, Pass, TrainingConfig
 from fedaudit.transcript.update import PrivateSteps
@@ -626,6 +626,8 @@ class Capture:
         seen, way = tagged(outputs, self._key)
         if not isinstance(seen, ForwardPass):
             return
+        if function not in KNOWN and self._criterion is not None:
+            return  # the module around it, nn.BCELoss() for one, is kept as a loss of the user's own
         if seen.heads is not None:
             self._lost_on_head(seen, outputs, dict(zip(SIGNATURES[function], args, strict=False)) | kwargs, result)
             return

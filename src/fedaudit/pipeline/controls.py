@@ -521,8 +521,8 @@ def _set_aside(
     kind = known_type(attack.finds.kind)
     question = kind.question.replace("{things}", things)
     advice = (
-        f"{control.text}, so it was not run on the clients' updates; it is if it is named (--attack), or where there is "
-        "more time (--max-minutes)"
+        f"{control.text}, so it was not run on the clients' updates; it is where it is named (--attack) or "
+        "there is more time (--max-minutes)"
     )
     base = summary.model_copy(update={"control": place, "kind": attack.finds.kind, "verdict_text": control.text})
     return _inconclusive(base, f"Can {who} {question}? This audit leaves it open.", advice)

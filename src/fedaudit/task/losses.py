@@ -23,7 +23,7 @@ from fedaudit.task.training import BCE, CROSS_ENTROPY, MSE, Loss, loss_function
 from fedaudit.utils.plain_tensors import plain, plain_copy
 
 _F = nn.functional
-_KNOWN: dict[Callable[..., Any], str] = {
+KNOWN: dict[Callable[..., Any], str] = {
     _F.cross_entropy: CROSS_ENTROPY,
     _F.nll_loss: CROSS_ENTROPY,  # of logarithms of probabilities, on which both are the same
     _F.binary_cross_entropy_with_logits: BCE,
@@ -34,7 +34,7 @@ _OTHERS = (
     "multilabel_margin_loss multilabel_soft_margin_loss multi_margin_loss hinge_embedding_loss"
 )
 SIGNATURES: dict[Callable[..., Any], list[str]] = {
-    f: [*inspect.signature(f).parameters] for f in (*_KNOWN, *(getattr(_F, name) for name in _OTHERS.split()))
+    f: [*inspect.signature(f).parameters] for f in (*KNOWN, *(getattr(_F, name) for name in _OTHERS.split()))
 }
 
 
@@ -63,7 +63,7 @@ def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     """Return what a call of one of ``SIGNATURES`` computes."""
     call = dict(zip(SIGNATURES[function], args, strict=False)) | kwargs
     outputs, targets = plain(call["input"]), plain_copy(call["target"])
-    name = _KNOWN.get(function)
+    name = KNOWN.get(function)
     if name is None:
         return LossCall("custom", targets, mismatch=f"the loss is {function.__name__}")
     if name == CROSS_ENTROPY:
@@ -174,7 +174,7 @@ def recognise(
     """
     asked = task_named(task) if task else REGRESSION if classes is None else CLASSIFICATION
     batches = [_trial(asked, outputs, axes, count, classes) for count in (*_TRIED, min(max(classes or 0, 5), _MOST))]
-    others = [LossOptions(name) for name in asked.losses if name not in _KNOWN.values()]
+    others = [LossOptions(name) for name in asked.losses if name not in KNOWN.values()]
     ways = _ways(loss, asked, outputs)
     return next((read for way in ways if (read := _recognised(way, batches, others)) is not None), None)
 
