@@ -284,15 +284,16 @@ class _Watcher:
             raise Enough
 
     def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:
+        module = self.module or seen.module
+        names = None if module is None else list(module.state_dict())
+        weights, state = state_in(sent, names, MODEL), state_in(content, names, MODEL)
+        seen.choose(state)
         if self.module is None and seen.module is not None:
             self.module = self.server.module = without_opacus(copy.deepcopy(seen.module)).cpu()
             self.loss = copy.deepcopy(seen.criterion)
-        names = None if self.module is None else list(self.module.state_dict())
-        weights = state_in(sent, names, MODEL)
         if index != self._round:
             self._recorder.begin_round(weights, index)
             self._round = index
-        state = state_in(content, names, MODEL)
         if len(content.array_records) > 1:
             self._note(f"clients send {len(content.array_records)} ArrayRecords; only '{MODEL}' is recorded")
         check_names(state, weights)
