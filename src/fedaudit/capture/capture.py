@@ -292,6 +292,12 @@ class Capture:
         return self._start if self._own else self._watched[0].start if self._watched else {}
 
     @property
+    def trained(self) -> set[str]:
+        """Names of the module's parameters that had a gradient at a step, of other trainings, too."""
+        own = self._own.parameters.items() if self._own else ()
+        return {name for name, p in own if id(p) in self._moving} | self.elsewhere
+
+    @property
     def steps(self) -> int:
         """Steps that were taken."""
         return len(self._recorded)
@@ -480,9 +486,13 @@ class Capture:
         chosen, own = min(seen, key=lambda each: _apart(each[0], each[1], difference), default=(self._now, {}))
         self._turn_to(chosen)
         moved = {i for one, _ in seen for i in one["_moving"]} - self._moving
-        if self._own is not None:
-            self.elsewhere = frozenset(name for name, p in self._own.parameters.items() if id(p) in moved)
+        if self._own is None:
+            return
+        self.elsewhere = frozenset(name for name, p in self._own.parameters.items() if id(p) in moved)
         line = [one for one, _ in seen if one["_own"] is self._own and one["_reloads"] == self._reloads]
+        others = [one["_own"] for one, _ in seen if one["_own"] is not self._own or one["_reloads"] != self._reloads]
+        if any(alike(other.module, self._own.module) for other in others):
+            self._note("clients train another such model beside it, which isn't sent")
         if len(line) > 1 and self.elsewhere & own.keys():
             self._start = line[0]["_start"]
             self._note("several optimisers train the model, one after another", "optimiser")
