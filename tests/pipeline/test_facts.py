@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedaudit
+from fedaudit.capture.capture import Capture
 from fedaudit.pipeline.recordings import check_replay, facts_in_words, facts_of
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import load_truth, truth_beside
@@ -136,6 +137,51 @@ def two_optimisers(model: Any, batches: Loader, other: Any = torch.optim.SGD) ->
 def in_turn(model: Any, batches: Loader) -> None:
     for part in (model.head, model.body):
         descend(model, batches, torch.optim.SGD(part.parameters(), lr=0.05))
+
+
+def frozen_in_turn(model: Any, batches: Loader) -> None:
+    opt = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for head in (True, False):
+        for name, value in model.named_parameters():
+            value.requires_grad_(name.startswith("head") == head)
+        descend(model, batches, opt)
+    model.requires_grad_(True)
+
+
+def probed(model: Any, batches: Loader) -> None:
+    with torch.no_grad():
+        features = [(model.body(x), y) for x, y in batches]
+    descend(model.head, features, torch.optim.SGD(model.head.parameters(), lr=0.05))
+    descend(model, batches, torch.optim.SGD(model.body.parameters(), lr=0.05))
+
+
+def near(model: Any, batches: Loader, to: Any) -> None:
+    opt = torch.optim.SGD(model.parameters(), lr=0.03)
+    for x, y in batches:
+        opt.zero_grad()
+        apart = sum(((p - q.detach()) ** 2).sum() for p, q in zip(model.parameters(), to.parameters(), strict=True))
+        (cross_entropy(model(x), y) + 0.1 * apart).backward()
+        opt.step()
+
+
+def personal_first(model: Any, batches: Loader) -> None:
+    near(new(type(model), 5), batches, copy.deepcopy(model))
+    descend(model, batches)
+
+
+def personal_after(model: Any, batches: Loader) -> None:
+    start = copy.deepcopy(model)
+    descend(model, batches)
+    near(new(type(model), 5), batches, start)
+
+
+def personal_within(model: Any, batches: Loader) -> None:
+    start = copy.deepcopy(model)
+    descend(model, batches)
+    shared = copy.deepcopy(model.state_dict())
+    model.load_state_dict(new(type(model), 5).state_dict())
+    near(model, batches, start)
+    model.load_state_dict(shared)
 
 
 def grouped(model: Any, batches: Loader) -> None:
@@ -289,7 +335,20 @@ LOOPS = {
         send=lambda trained, sent: {**trained, **{k: v for k, v in sent.items() if "head" in k}},
     ),
     "a head, then a body": Loop(
-        "or by several", in_turn, receive=own_head, server=without("head"), send=without("head"), state="unverified"
+        "head.weight, head.bias stay with each", in_turn, receive=own_head, server=without("head"), send=without("head")
+    ),
+    "a head, then a body, by one optimiser": Loop(
+        "head.weight, head.bias stay", frozen_in_turn, receive=own_head, server=without("head"), send=without("head")
+    ),
+    "a head on ready features, then a body": Loop(
+        "head.weight, head.bias stay", probed, receive=own_head, server=without("head"), send=without("head")
+    ),
+    "a head, then a body, both sent": Loop("or by several", in_turn, state="unverified"),
+    "a personal model first": Loop("The facts are verified", personal_first),
+    "a personal model after": Loop("The facts are verified", personal_after),
+    "a personal model in the same module": Loop("The facts are verified", personal_within),
+    "a personal model first, differences": Loop(
+        "The facts are verified", personal_first, send=moved(lambda state: state), form="difference"
     ),
     "norms reset": Loop("The facts are verified", kind=Normed, send=without_norms_memory),
     "norms' memory not sent": Loop("The facts are verified", kind=Normed, send=without("running")),
@@ -392,6 +451,46 @@ def test_others_have_a_clients_module_without_its_own_layers(tmp_path: Path) -> 
     others, own = recorder.without_personal(model).state_dict(), model.state_dict()
     assert others["body.1.weight"].equal(own["body.1.weight"])
     assert not any(torch.isclose(others[name], own[name]).any() for name in ("head.weight", "head.bias"))
+
+
+def test_layers_that_are_trained_in_turn_again_and_again_arent_modelled() -> None:
+    model = new(Net, 1)
+    with Capture() as seen:
+        in_turn(model, loader(0))
+        in_turn(model, loader(0))
+    seen.choose(without("head")(model.state_dict()))
+    assert seen.elsewhere == {"head.weight", "head.bias"}
+    assert "optimiser" in seen.training().unmodelled
+
+
+@pytest.mark.parametrize("train", [in_turn, frozen_in_turn, probed])
+def test_a_head_that_is_trained_first_is_in_the_truth_alone(train: Any, tmp_path: Path) -> None:
+    loop = Loop("", train, receive=own_head, server=without("head"), send=without("head"))
+    checked, truth = recorded(tmp_path, loop)
+    assert checked.replays[0, 0].error == 0
+    for client in range(2):
+        model = new(Net, 1)
+        own_head(model, checked.rounds[0].weights, client)
+        assert truth.starts[0, client].keys() == {"head.weight", "head.bias"}
+        assert not truth.starts[0, client]["head.weight"].equal(model.state_dict()["head.weight"])  # trained by then
+    with fedaudit.Recorder(tmp_path / "again") as recorder, recorder.round(without("head")(new(Net).state_dict())):
+        with recorder.capture() as seen:
+            train(model, loader(0))
+        recorder.update("a", without("head")(model.state_dict()), seen)
+    others = recorder.without_personal(model).state_dict()
+    assert not torch.isclose(others["head.weight"], model.state_dict()["head.weight"]).any()
+
+
+def test_norms_memory_that_stays_at_home_is_nobody_elses(tmp_path: Path) -> None:
+    model = new(Normed, 1)
+    with fedaudit.Recorder(tmp_path) as recorder, recorder.round(without("running")(new(Normed).state_dict())):
+        descend(model, loader(1))  # of rounds before
+        with recorder.capture() as seen:
+            descend(model, loader(0))
+        recorder.update("a", without("running")(model.state_dict()), seen)
+    others = recorder.without_personal(model).state_dict()
+    assert not any(others["body.2.running_mean"])
+    assert others["body.2.weight"].equal(model.state_dict()["body.2.weight"])
 
 
 def test_labels_are_granted_to_a_recording_whose_head_stays_at_home(tmp_path: Path) -> None:

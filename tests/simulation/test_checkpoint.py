@@ -30,6 +30,7 @@ DEFENCES: dict[str, dict[str, Any]] = {
     "top-k that remembers": {"client_defence": {"name": "top-k", "ratio": 0.2}},
     "dgc": {"client_defence": {"name": "dgc", "ratio": 0.3, "warmup": 3}},
     "ffl": {"client_defence": {"name": "ffl", "ratio": 0.5}},
+    "layers that stay": {"client_defence": {"name": "exclude-vars", "exclude_vars": "bias", "keep": True}},
     "ffl at random": {"client_defence": {"name": "ffl-random", "ratio": 0.5}},
     "local privacy": {"client_defence": {"name": "dp", "noise": 0.5, "epsilon": None}},
     "central privacy": {

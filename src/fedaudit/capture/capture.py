@@ -53,11 +53,12 @@ from fedaudit.capture.passes import (
 from fedaudit.capture.private import goes_on, poisson_rate, private_step
 from fedaudit.capture.unhooked import Listener, forget, listen, listen_to_trainer
 from fedaudit.modalities import Packing
-from fedaudit.models import logits_of, unwrapped
+from fedaudit.models import adapters_names, logits_of, unwrapped
 from fedaudit.models.own import InOrder
 from fedaudit.task.losses import KNOWN, SIGNATURES, LossCall, LossOptions, read_loss, recognise
 from fedaudit.task.targets import observed_task
 from fedaudit.task.training import BCE, UNMODELLED, UNREPEATABLE, Pass, TrainingConfig
+from fedaudit.transcript.reading import by_own_names
 from fedaudit.transcript.update import PrivateSteps
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.plain_tensors import plain_copy
@@ -67,6 +68,13 @@ _BY_HAND = 0  # in place of an optimiser's id
 _HEAD = "-head"  # after the key that marks outputs: which of several
 _EMPTY = "every batch that was drawn was empty: there is no example in this update"
 _WAITING = 100  # forward passes without a backward pass that are kept; evaluation with gradients on makes many
+_WAITING_BESIDE = 4  # likewise of a module beside the one that is trained, a teacher say
+
+# What belongs to one training, of several that follow each other.
+_OF_ONE = (
+    *("module", "notes", "_own", "_start", "_moving", "_end", "_reloads", "_settings", "_optimiser", "_frozen"),
+    *("_recorded", "_unmodelled", "_kept_state"),
+)
 
 
 # not in torch's documentation; where it isn't there, nothing is paused
@@ -102,6 +110,21 @@ def _copied(value: Any) -> Any:
 def _common(packings: list[Packing | None]) -> Packing | None:
     """Return the one packing of all passes; None where they differ, or there is none."""
     return packings[0] if packings and all(packing == packings[0] for packing in packings) else None
+
+
+def _by_own_names(sent: Mapping[str, Tensor], watched: Watched) -> dict[str, Tensor]:
+    return by_own_names(sent, watched.start, adapters_names(watched.module, watched.start))
+
+
+def _apart(one: Mapping[str, Any], sent: Mapping[str, Tensor], difference: bool | None) -> float:
+    """Return how far a training (``_OF_ONE``) ended from what was sent, in one tensor; infinity: it changed none."""
+    name, end = one["_end"]
+    if not any(id(p) in one["_moving"] for n, p in one["_own"].parameters.items() if n in sent):
+        return math.inf
+    if name not in sent or sent[name].shape != end.shape or difference is None:
+        return 0.0
+    reached = end.cpu() - one["_start"][name] if difference else end.cpu()
+    return float((sent[name] - reached).norm())
 
 
 class _Functions(TorchFunctionMode):
@@ -154,7 +177,9 @@ class Capture:
     >>> seen.training()  # doctest: +SKIP
 
     It sees what happens in the thread that entered the block. What it reads is there during the block, too, and after
-    an exception, which goes on as it would without. An error of its own becomes a note.
+    an exception, which goes on as it would without. An error of its own becomes a note. Where several trainings follow
+    each other (a personal model beside the shared one; the head, then the body), it tells of the first until
+    :meth:`choose` says which is meant.
 
     Args:
         module: whose training, or that of a copy of it, to watch; None: the first module with parameters that is called
@@ -168,15 +193,17 @@ class Capture:
         seconds: wall time of the block so far.
         label_smoothing, class_weights: of the cross-entropy.
         notes: what else a reader should know, in words.
+        elsewhere: names of the module's parameters that other trainings changed, before or after the chosen one.
     """
 
     def __init__(self, module: nn.Module | None = None, known: Mapping[str, Tensor] | None = None) -> None:
-        self.module: nn.Module | None = None
+        self._begin_training()
+        self._now: dict[str, Any] = {}  # keeps _OF_ONE of the training under way when another begins
+        self._trainings = [self._now]
+        self.elsewhere: frozenset[str] = frozenset()
         self._known = known or {}
-        self.notes: list[str] = []
         self._only = None if module is None else unwrapped(module)
         self._watched: list[Watched] = []
-        self._own: Watched | None = None
         self._calls: list[tuple[int, ForwardPass | None]] = []  # modules that are being called, the outermost first
         self._running_module: nn.Module | None = None  # the watched one, while it is called
         self._depth = 0  # of its calls of itself
@@ -184,12 +211,6 @@ class Capture:
         self._read: dict[nn.Module, LossOptions | None] = {}  # losses of the user's own of masks: which they are
         self._criterion: nn.Module | None = None  # the outermost module that is called on the model's output
         self._in_step = False
-        self._kept_state = False  # whether the optimiser had momentum or moments before its step
-        self._recorded: list[Step] = []
-        self._settings: dict[int, Settings] = {}  # of each optimiser, by its id
-        self._optimiser: Optimizer | None = None  # the first, kept so that no other gets its id
-        self._frozen: list[bool] = []
-        self._unmodelled: set[str] = set()
         self._thread = 0
         self._began = self._seconds = 0.0
         self._running = False
@@ -204,6 +225,31 @@ class Capture:
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
         self._rate: float | None = None  # of Poisson sampling
+
+    def _begin_training(self) -> None:
+        """Know of no training yet."""
+        self.module: nn.Module | None = None
+        self.notes: list[str] = []
+        self._own: Watched | None = None
+        self._start: dict[str, Tensor] = {}
+        self._moving: set[int] = set()  # parameters that had a gradient at a step, by id
+        self._end: tuple[str, Tensor] | None = None  # the smallest of them, as the last step left it
+        self._reloads = 0  # how often weights had been loaded into its module
+        self._settings: dict[int, Settings] = {}  # of each optimiser, by its id
+        self._optimiser: Optimizer | None = None  # the first, kept so that no other gets its id
+        self._frozen: list[bool] = []
+        self._recorded: list[Step] = []
+        self._unmodelled: set[str] = set()
+        self._kept_state = False  # whether the optimiser had momentum or moments before its step
+
+    def _turn_to(self, one: dict[str, Any] | None) -> None:
+        """Put the training under way aside, and go on with another; None: with a new one."""
+        self._now |= {name: getattr(self, name) for name in _OF_ONE}
+        if one is None:
+            self._begin_training()
+            self._trainings.append(one := {})
+        vars(self).update(one)
+        self._now = one
 
     def __enter__(self) -> Self:
         if self._running or self._began:
@@ -233,13 +279,23 @@ class Capture:
         for watched in self._watched:
             self._changed_by_hand(watched)
             watched.passes = []
-        self._running_module = self._optimiser = None
+        self._turn_to(self._trainings[0])
+        self._running_module = None
+        for one in self._trainings:
+            one["_optimiser"] = None
+        self._optimiser = None
         self._running, self._seconds = False, time.perf_counter() - self._began
 
     @property
     def start(self) -> dict[str, Tensor]:
         """The module's state before the first pass."""
-        return self._own.start if self._own else self._watched[0].start if self._watched else {}
+        return self._start if self._own else self._watched[0].start if self._watched else {}
+
+    @property
+    def trained(self) -> set[str]:
+        """Names of the module's parameters that had a gradient at a step, of other trainings, too."""
+        own = self._own.parameters.items() if self._own else ()
+        return {name for name, p in own if id(p) in self._moving} | self.elsewhere
 
     @property
     def steps(self) -> int:
@@ -414,6 +470,33 @@ class Capture:
         noise = min(one.noise for one in made)
         return dataclasses.replace(made[0], noise=noise, steps=len(made), rate=self._rate, empty=tuple(empty))
 
+    def choose(self, sent: Mapping[str, Tensor], *, difference: bool | None = False) -> None:
+        """Tell of the training whose work is ``sent``, where several were seen.
+
+        It changed some of these tensors, and of such trainings left the one that comes nearest.
+
+        Args:
+            sent: tensors by name.
+            difference: whether they are changes of weights; None: they are gradients.
+        """
+        if len(self._trainings) == 1:
+            return
+        self._turn_to(self._now)
+        seen = [(one, _by_own_names(sent, one["_own"])) for one in self._trainings if one["_end"] is not None]
+        chosen, own = min(seen, key=lambda each: _apart(each[0], each[1], difference), default=(self._now, {}))
+        self._turn_to(chosen)
+        moved = {i for one, _ in seen for i in one["_moving"]} - self._moving
+        if self._own is None:
+            return
+        self.elsewhere = frozenset(name for name, p in self._own.parameters.items() if id(p) in moved)
+        line = [one for one, _ in seen if one["_own"] is self._own and one["_reloads"] == self._reloads]
+        others = [one["_own"] for one, _ in seen if one["_own"] is not self._own or one["_reloads"] != self._reloads]
+        if any(alike(other.module, self._own.module) for other in others):
+            self._note("clients train another such model beside it, which isn't sent")
+        if len(line) > 1 and self.elsewhere & own.keys():
+            self._start = line[0]["_start"]
+            self._note("several optimisers train the model, one after another", "optimiser")
+
     def _passes(self) -> Iterator[ForwardPass]:
         return (p for step in self._recorded for p in step.passes if p.examples)
 
@@ -565,7 +648,7 @@ class Capture:
         if self._own is not None and isinstance(self._own.module, InOrder):
             names = [name for name, _ in self._own.module.order]
             return self._own if any(self._own.module.get_submodule(name) is module for name in names) else None
-        if self._own is not None or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return None
         parameters = dict(module.named_parameters())
         if not any(p.requires_grad for p in parameters.values()):
@@ -580,7 +663,11 @@ class Capture:
     def _begin(self, watched: Watched, called: nn.Module, args: tuple[Any, ...]) -> ForwardPass:
         self._changed_by_hand(watched)
         if watched.versions != (now := versions(watched.parameters)):
-            if watched is self._own or any(p.backward for p in watched.passes):  # its training has begun
+            trained = [self._own, *(one.get("_own") for one in self._trainings)]
+            if watched in trained and _BY_HAND not in self._settings:
+                if _MOVED not in self.notes and not watched.loaded:  # what it was, the next step tells
+                    watched.loaded = state_of(watched.module, self._known)
+            elif watched is self._own or any(p.backward for p in watched.passes):  # its training has begun
                 self._note(_MOVED, "optimiser")
             else:  # they were loaded after a first look at the model
                 watched.start = state_of(watched.module, self._known)
@@ -598,7 +685,7 @@ class Capture:
             before, seen.way = tagged(args[0], self._key)
             seen.after = before if isinstance(before, ForwardPass) else None
         waiting = [p for p in watched.passes if not p.backward]
-        if len(waiting) >= _WAITING:
+        if len(waiting) >= (_WAITING if self._own in (None, watched) else _WAITING_BESIDE):
             watched.passes.remove(waiting[0])
         watched.passes.append(seen)
         return seen
@@ -807,10 +894,12 @@ class Capture:
             self._count(optimiser)
         for watched in self._watched:
             watched.versions = versions(watched.parameters)
+        self._keep_end()
         self._in_step = self._in_closure = False  # nothing is to be told until the next forward pass has ended
 
     def _count(self, optimiser: Optimizer) -> None:
         held = {id(p) for g in optimiser.param_groups for p in g["params"]}
+        self._find_training(optimiser, held)
         for watched in self._watched if self._own is None else [self._own]:
             own = {id(p) for p in watched.parameters.values()} & held
             passes = [p for p in watched.passes if p.backward]
@@ -831,6 +920,7 @@ class Capture:
                 self._note(f"clients train by {type(optimiser).__name__}, whose steps can't be repeated here")
             if self._kept_state:
                 self._note(UNMODELLED["optimiser-state"], "optimiser-state")
+        self._moving |= {id(p) for p in watched.parameters.values() if p.grad is not None} & held
         first = id(optimiser) == next(iter(self._settings))
         if not first and not (self._recorded and not passes and self._beside(optimiser, watched, own)):
             self._note("several optimisers train the model", "optimiser")
@@ -853,6 +943,46 @@ class Capture:
                 del seen.weights[1:]
         scale = None if scale is None else scale.detach().clone()
         self._keep(watched, Step(rates(optimiser), passes, edits, scale, private))
+
+    def _find_training(self, optimiser: Optimizer, held: set[int]) -> None:
+        """Turn to the training that a step is of: of another module, of other layers, or from weights loaded since."""
+        if self._own is None or isinstance(self._own.module, InOrder) or _BY_HAND in self._settings:
+            return
+        for watched in (self._own, *self._watched):
+            stepped = {id(p) for p in watched.parameters.values() if p.grad is not None} & held
+            if stepped and any(p.backward for p in watched.passes):
+                break
+        else:
+            return
+        loaded, watched.loaded = watched.loaded, {}
+        if watched is self._own and stepped & self._moving and not loaded:
+            return
+        self._turn_to(self._now)
+        before = [one for one in self._trainings if one["_own"] is watched]
+        known = next((one for one in reversed(before) if one["_moving"] & stepped), None)
+        if known is not None and (not loaded or id(optimiser) in known["_settings"]):
+            self._turn_to(known)
+            if loaded:
+                self._note(_MOVED, "optimiser")
+            elif any(one["_reloads"] == self._reloads for one in before if one is not known):
+                self._note("layers are trained in turn, again and again", "optimiser")
+            watched.gradients.turn(i for i, p in enumerate(watched.parameters.values()) if id(p) in self._moving)
+            return
+        start = loaded or watched.start
+        if before and not loaded:  # other layers, after the last ones; what norms remember has moved along
+            now, start = state_of(watched.module, self._known), before[-1]["_start"]
+            start = {name: now[name] if name in watched.parameters else value for name, value in start.items()}
+        self._turn_to(None)
+        self._kept_state = not self._in_closure and has_state(optimiser, stepped)
+        self._start, self._reloads = start, len(before) if loaded else before[-1]["_reloads"] if before else 0
+
+    def _keep_end(self) -> None:
+        """Keep what a step left of the smallest tensor that is trained, by which trainings are told apart."""
+        if self._own is not None:
+            own = [(p.numel(), name) for name, p in self._own.parameters.items() if id(p) in self._moving]
+            if own:
+                name = self._end[0] if self._end else min(own)[1]
+                self._end = name, self._own.parameters[name].detach().clone()
 
     def _keep(self, watched: Watched, step: Step) -> None:
         self._recorded.append(step)
@@ -883,11 +1013,13 @@ class Capture:
 
     def _choose(self, watched: Watched, settings: Settings, optimiser: Optimizer | None, own: set[int]) -> None:
         self._own, self.module = watched, watched.module
-        self._watched = [watched]
+        self._start = self._start or watched.start
+        others = [one["_own"] for one in self._trainings if one.get("_own") not in (None, watched)]
+        self._watched = [*dict.fromkeys(others), watched]
         self._optimiser, self._settings = optimiser, {_BY_HAND if optimiser is None else id(optimiser): settings}
         self._frozen = still(watched)
         positions = [i for i, p in enumerate(watched.parameters.values()) if id(p) in own and p.requires_grad]
-        watched.gradients.trained = frozenset(positions)
+        watched.gradients.turn(positions)
 
     def _beside(self, optimiser: Optimizer, watched: Watched, own: set[int]) -> bool:
         """Take an optimiser that steps other parameters after the same passes for more groups of the first, if so."""

@@ -94,6 +94,7 @@ class GradientWatch:
         self._accumulated = False
         self._spent = False  # a step has used what is there
         self._under_way = False  # a backward pass, which may have come to several outputs
+        self._clear: frozenset[int] = frozenset()  # positions whose gradients were, before the last backward pass
         self.trained: frozenset[int] | None = None  # positions of those that the optimiser holds; None: not known yet
 
     @classmethod
@@ -117,7 +118,8 @@ class GradientWatch:
             return False
         self._under_way = True
         _at_end_of_backward(self._end)
-        if all(map(self._cleared, self._own())):
+        self._clear = frozenset(filter(self._cleared, range(len(self._parameters))))
+        if self._clear.issuperset(self._own()):
             void = self._accumulated
             self._now, self._accumulated, self._spent = Edits(), False, False
             self._known.clear()
@@ -157,6 +159,13 @@ class GradientWatch:
     def edited(self) -> bool:
         """Whether something changed the gradients since the last step used them."""
         return bool(self._now.edits) or self._now.changed
+
+    def turn(self, positions: Iterable[int]) -> None:
+        """From the backward pass on that was just made, these parameters are trained."""
+        self.trained = frozenset(positions)
+        if self.trained <= self._clear:
+            own = [edit for edit in self._now.edits if edit.touched & self.trained]
+            self._now = Edits(own)
 
     def also(self, positions: Iterable[int]) -> None:
         """Another optimiser steps these parameters, beside the others."""

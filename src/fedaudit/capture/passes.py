@@ -131,6 +131,7 @@ class Watched:
     passes: list[ForwardPass] = field(default_factory=list)
     before: dict[str, Tensor] = field(default_factory=dict)  # parameters, as the last step by hand left them
     taken: tuple[list[Tensor | None], Edits] | None = None  # gradients by which weights are changed by hand
+    loaded: dict[str, Tensor] = field(default_factory=dict)  # its state, where weights were changed since the last step
     norms: list[nn.Module] = field(init=False)  # found once: a module may hold hundreds
     drops: list[_DropoutNd] = field(init=False)
 

@@ -287,6 +287,9 @@ class Recorder:
             self.canaries.read(self._tensors(state), canary, difference=form == "difference")
         if canary is not None:
             return
+        tensors = self._tensors(state)
+        if captured is not None:
+            captured.choose(tensors, difference=None if form == "gradient" else form == "difference")
         name = _printable(str(client))
         number = self._clients.setdefault(name, len(self._clients))
         if any(m.client == number for m in entry.messages):
@@ -298,7 +301,7 @@ class Recorder:
         stem = f"round-{entry.index:05d}-client-{number:05d}"
         file = f"{stem}.safetensors"
         message = MessageEntry(client=number, name=name, form=form, file=file, training=config, sanitised=sanitised)
-        self._save(message.file, self._tensors(state))
+        self._save(message.file, tensors)
         start = captured.start if captured is not None else {}
         received = self._weights if sent is None else self._weights | self._tensors(sent)
         if sent is None and _another_model(start, received):
@@ -402,6 +405,12 @@ class Recorder:
                     continue
                 for name in self._personal & own.keys():
                     nn.init.normal_(own[name], std=0.02)
+                kept = dict(part.named_buffers(place, recurse=False))
+                if callable(reset := getattr(part, "reset_running_stats", None)) and self._personal & kept.keys():
+                    reset()
+                    continue
+                for name in self._personal & kept.keys():
+                    kept[name].zero_()
         return made
 
     # --- what is known ----------------------------------------------------------------------------------------------
@@ -645,7 +654,8 @@ def _another_model(start: Mapping[str, Tensor], received: Mapping[str, Tensor]) 
 
     A constant tensor tells nothing: norms and biases begin so. What was sent may be rounded at home.
     """
-    told = {key: start[key] for key, value in received.items() if key in start and len(value.unique()) > 1}
+    varied = {key: value for key, value in received.items() if (value != value.flatten()[:1]).any()}
+    told = {key: start[key] for key in varied if key in start}
     halves = (torch.float16, torch.bfloat16)
     rounded = any(all(v.equal(received[key].to(kind).to(v.dtype)) for key, v in told.items()) for kind in halves)
     return bool(told) and not rounded and all(_differs(value, received[key]) for key, value in told.items())
@@ -665,6 +675,7 @@ def _at_home(
         name for group in (config.groups if config else ()) if not group.learning_rate for name in group.parameters
     }
     start = captured.start.items()
+    still -= captured.elsewhere
     own = {name: v for name, v in start if (_differs(v, sent[name]) if name in sent else name not in still)}
     return own, {*sent}
 

@@ -157,6 +157,18 @@ Clients = Annotated[
     int | None,
     typer.Option("--clients", min=1, help="Of a recording or an app: attack only the first so many clients' updates."),
 ]
+KeepRounds = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-rounds",
+        metavar="0,5-9|all",
+        help="Of an app: record these rounds beside the attacked ones; default: all of up to 200 updates, else the "
+        "first and the last.",
+    ),
+]
+KeepClients = Annotated[
+    int | None, typer.Option("--keep-clients", min=1, help="Of an app: record only the first so many clients' updates.")
+]
 Records = Annotated[
     Path | None,
     typer.Option(
@@ -388,7 +400,7 @@ def loss_of(text: str) -> Any:
     return found
 
 
-def rounds_of(text: str | None) -> list[int] | None:
+def rounds_of(text: str | None, flag: str = "--rounds") -> list[int] | None:
     """Return the rounds in ``0,5-9``."""
     if text is None:
         return None
@@ -396,7 +408,7 @@ def rounds_of(text: str | None) -> list[int] | None:
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
         if not match:
-            raise BadInput(f"--rounds is '{text}'; give rounds such as 0,5-9")
+            raise BadInput(f"{flag} is '{text}'; give rounds such as 0,5-9")
         first, last = int(match[1]), int(match[2] or match[1])
         found += range(first, last + 1)
     return found

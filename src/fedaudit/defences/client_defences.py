@@ -92,6 +92,10 @@ class ClientDefence(Plugin, ABC):
     needs_examples: ClassVar[bool] = False
     augments: ClassVar[bool] = False
 
+    def at_home(self, names: Collection[str]) -> set[str]:  # noqa: ARG002
+        """Return which tensors of a model's state stay with the client from round to round; as it stands, none."""
+        return set()
+
     def check(self, plan: LocalPlan, aggregator: Aggregator) -> None:
         """Refuse, before anything is simulated, a federation that it isn't made for.
 

@@ -213,8 +213,13 @@ class ExcludeVars(ClientDefence):
     Names are those of the model's state dict. What is sent is sent as it is: no differential privacy is promised.
     Departure: where nothing is excluded, NVFlare goes on without a word (of a list), or with a warning.
 
+    With ``keep`` it is a federation with personal layers: FedPer (the head), FedBN (the norms), LG-FedAvg (the body).
+    NVFlare has no such setting: its clients decide that.
+
     Args:
         exclude_vars: the names, or a regular expression that is searched for in them.
+        keep: what isn't sent stays with the client, which trains it on from round to round; false: clients begin each
+            round with what the server has.
 
     Raises:
         BadInput: it isn't a regular expression.
@@ -225,6 +230,7 @@ class ExcludeVars(ClientDefence):
     paper = "NVFlare"
 
     exclude_vars: list[str] | str | None = None
+    keep: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.exclude_vars, str):
@@ -236,9 +242,15 @@ class ExcludeVars(ClientDefence):
                     "as it stands"
                 ) from None
 
+    def at_home(self, names: Collection[str]) -> set[str]:
+        """Return what isn't sent, where it is kept."""
+        return self._excluded(names) if self.keep else set()
+
     def check(self, plan: LocalPlan, aggregator: Aggregator) -> None:  # noqa: ARG002
-        """Refuse to be used without names."""
+        """Refuse to be used without names, and to keep what no local training changes."""
         self._check_names()
+        if self.keep and plan.sends_gradient:
+            raise BadInput("exclude-vars: what clients keep is trained by them (fedavg or fedprox); leave keep out")
 
     def check_alone(self, given: Collection[str], clients: int | None) -> int | None:  # noqa: ARG002
         """Refuse to be used without names.
@@ -253,12 +265,16 @@ class ExcludeVars(ClientDefence):
         if not self.exclude_vars:
             raise BadInput("exclude-vars excludes nothing: give exclude_vars, names or a regular expression")
 
+    def _excluded(self, names: Collection[str]) -> set[str]:
+        asked = self.exclude_vars or []
+        return {name for name in names if (re.search(asked, name) if isinstance(asked, str) else name in asked)}
+
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return the update without the excluded tensors; BadInput where none has such a name, or none is left."""
         asked, names = self.exclude_vars, dict.fromkeys([*context.weights, *update.tensors])
         if not asked:  # check() refuses it
             return update
-        found = {name for name in names if (re.search(asked, name) if isinstance(asked, str) else name in asked)}
+        found = self._excluded(names)
         tensors = {name: tensor for name, tensor in update.tensors.items() if name not in found}
         if not found or not tensors:
             what = "leaves nothing to send" if found else "is the name of no tensor"

@@ -25,7 +25,7 @@ from fedaudit.task.training import UNMODELLED, TrainingConfig
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
-from fedaudit.transcript.update import ClientDefenceInfo
+from fedaudit.transcript.update import AT_HOME, ClientDefenceInfo
 from fedaudit.transcript.view import view
 from fedaudit.utils.registry import Plugin
 from fedaudit.utils.words import many, one_of
@@ -80,7 +80,7 @@ def federation_record(
         sends = "its gradient" if transcript.update_kind == "gradient" else "its weights"
         trains = f"trains by {recording.training[0]}" if recording.training else "trains in a way that wasn't recorded"
         more = f" (or {len(recording.training) - 1} other ways)" if len(recording.training) > 1 else ""
-        what = f"each {trains}{more} ({sizes}) and sends {sends}"
+        what = f"each {trains}{more} ({sizes}) and sends {sends}{_part_of_model(transcript)}"
     stopped = _stopped(transcript, history, spec)
     if stopped is not None:
         rounds = (
@@ -120,6 +120,18 @@ def federation_record(
         summed=summed[-1] if summed else 1,
         history=course,
     )
+
+
+def _part_of_model(transcript: Transcript) -> str:
+    """Return which part of the model travels, and who has the rest."""
+    updates = [u for r in transcript.rounds for u in r.updates]
+    trained = [name for name, p in transcript.module.named_parameters() if p.requires_grad]
+    sent = max((len(u.tensors) for u in updates), default=len(trained))
+    part = f", {sent} of {len(trained)} trained tensors" if sent < len(trained) else ""
+    if frozen := len(list(transcript.module.parameters())) - len(trained):
+        part += f"; {frozen} more are frozen, and everybody has them"
+    home = next((one.home for one in transcript.replays.values() if AT_HOME in one.home), "")
+    return part + (f"; {home.partition(AT_HOME)[0]}{AT_HOME}, and no other sees them" if home else "")
 
 
 def _part(seen: Observation) -> str:

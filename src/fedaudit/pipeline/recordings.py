@@ -27,7 +27,7 @@ from fedaudit.task.training import TOLD, UNMODELLED, UNREPEATABLE
 from fedaudit.transcript.files import write_replay
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, truth_file
-from fedaudit.transcript.update import BEYOND_ROUNDING, CONTRADICTED, PrivateSteps, Replay, Update
+from fedaudit.transcript.update import AT_HOME, BEYOND_ROUNDING, CONTRADICTED, PrivateSteps, Replay, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import Display
 from fedaudit.utils.seeds import generator
@@ -286,7 +286,7 @@ def _home_in_words(own: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> st
     for kind in (torch.float16, torch.bfloat16):
         if all(value.equal(start[name].to(kind).to(value.dtype)) for name, value in own.items()):
             return f"clients round what they receive to {str(kind).removeprefix('torch.')}"
-    return f"{named([*own])} {'stays' if len(own) == 1 else 'stay'} with each client, and the replay has its own"
+    return f"{named([*own])} {'stays' if len(own) == 1 else 'stay'} {AT_HOME}, and the replay has its own"
 
 
 def _unrepeatable(transcript: Transcript, update: Update) -> str:

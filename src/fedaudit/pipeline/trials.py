@@ -15,11 +15,13 @@ from fedaudit.pipeline.pretraining import trained_before
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable, OutOfTime
 from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint
-from fedaudit.utils.machine import one_thread
+from fedaudit.utils.machine import interrupted, one_thread
 from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import WorkerDied, run_tasks, tell
 from fedaudit.utils.progress import Display, Quiet, Report
 from fedaudit.utils.seeds import generator
+
+_GRACE = 5.0  # seconds after a deadline in which an attack that reports its progress ends by itself
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,15 @@ def _with(outcomes: Sequence[Finding | NotApplicable | None], trials: Sequence[T
 def _run_and_keep(trial: Trial, path: Path | None, report: Report, deadline: float | None) -> Finding | NotApplicable:
     if deadline is not None and time.time() > deadline:
         return OutOfTime(TIME_IS_UP)
-    outcome = trial.outcome or trial.run(_in_time(report, deadline))
+    outcome = trial.outcome
+    if outcome is None:
+        try:
+            with interrupted(None if deadline is None else deadline + _GRACE, OutOfTime):
+                outcome = trial.run(_in_time(report, deadline))
+        except OutOfTime as error:
+            outcome = error
+        if isinstance(outcome, OutOfTime):
+            return OutOfTime(TIME_IS_UP)
     if path and isinstance(outcome, Finding):
         try:
             outcome.save(path, path.stem)

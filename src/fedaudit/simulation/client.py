@@ -127,6 +127,7 @@ class Client:
         self.noise = generator(seed, spec.name, "sanitiser", number)
         self.client_defence = federation.defences.client_defence.anew()
         self.layers = layers
+        self.own: dict[str, Tensor] = {}  # layers that stay here
         malicious = number >= spec.honest
         self.behaviour = behaviour if malicious else None
         self.records = federation.drawn.records if malicious and federation.during_training else None
@@ -151,6 +152,7 @@ class Client:
             "riding": [self.riding, self.canaries.generator.get_state()] if self.canaries else None,
             "used": self.used,
             "client_defence": self.client_defence.state_dict(),
+            "own": self.own,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -164,6 +166,7 @@ class Client:
             self.canaries.generator.set_state(places)
         self.used = state["used"]
         self.client_defence.load_state_dict(state["client_defence"])
+        self.own = state.get("own", {})
 
     def _next(self) -> Tensor:
         """Return the row numbers of the next mini-batch: pass after pass, each shuffled anew.
@@ -271,8 +274,12 @@ class Client:
         """Return the update of round ``index`` as it arrives, and the rows of the examples it was made of, in order."""
         spec = self.spec
         began = time.perf_counter()
+        if self.own:
+            model.load_state_dict(start | self.own)
         tensors, rows = self.train(model, index, start)
         history.training_seconds += time.perf_counter() - began
+        home = self.client_defence.at_home(list(start))
+        self.own = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items() if name in home}
         buffers = {name for name, _ in model.named_buffers()}
         end = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items() if name in buffers}
         moved = {name: value for name, value in end.items() if not value.equal(start[name])}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -80,14 +80,14 @@ class History:
 
     def measure(
         self,
-        model: nn.Module,
+        models: Iterable[nn.Module],
         task_info: TaskInfo,
         held_out: Split,
         client_data: Sequence[Split],
         finished: int,
         last: bool,
     ) -> None:
-        """Measure the model's accuracy if it is time; its mode and buffers stay as they were.
+        """Measure the accuracy of the model, or the mean of each client's, if it is time; they stay as they were.
 
         It is over what no client holds, of the clients' classes alone.
         """
@@ -95,13 +95,14 @@ class History:
         if task_info.task_kind.real or not due:
             return
         self.measured_on = min(self.examples, len(held_out))
-        right = answers(model, task_info, held_out[torch.arange(self.measured_on)])
+        each = [answers(model, task_info, held_out[torch.arange(self.measured_on)]) for model in models]
+        right = torch.stack(each).sum(dim=0)
         total = right.sum(dim=0)
-        by_class = right[1] / total.clamp(min=1)
         self.rounds.append(finished)
         self.accuracy.append(float(right[1].sum() / total.sum()))
         per_client = []
-        for data in client_data:
+        for data, (_, mine) in zip(client_data, each * (len(client_data) // len(each)), strict=True):
+            by_class = mine * len(each) / total.clamp(min=1)
             held = torch.ones(len(total), dtype=torch.float64)  # of labels a client has each
             if not data.targets.is_floating_point():
                 held = torch.bincount(data.targets[data.targets >= 0], minlength=len(total)).double()

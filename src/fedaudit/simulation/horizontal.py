@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
 from fedaudit.defences.privacy import DifferentialPrivacy, refuse_batch_norm
@@ -199,7 +199,14 @@ class _Running:
     def _measure(self, finished: int, last: bool) -> None:
         federation = self.federation
         held_out = federation.drawn.held_out
-        self.history.measure(self.model, federation.task_info, held_out, federation.client_data, finished, last)
+        models = map(self._of_client, self.clients) if any(client.own for client in self.clients) else [self.model]
+        self.history.measure(models, federation.task_info, held_out, federation.client_data, finished, last)
+
+    def _of_client(self, client: Client) -> nn.Module:
+        """Return the model as a client has it: with the layers that stay there."""
+        made = copy.deepcopy(self.model)
+        made.load_state_dict(made.state_dict() | client.own)
+        return made
 
     def recording(self) -> Recording:
         """Return what travelled, the truth that belongs to it, and how it went."""

@@ -42,7 +42,7 @@ def play(federation: Federation, report: Callable[[float], None] | None = None) 
     def after(finished: int, module: VerticalModel, sent: int) -> None:
         history.bytes.append(4 * sent)
         history.parameters.append(sent)
-        history.measure(module, info, federation.drawn.held_out, [held], finished, finished == spec.rounds)
+        history.measure([module], info, federation.drawn.held_out, [held], finished, finished == spec.rounds)
         if report:
             report(finished * spec.clients)
 

@@ -14,6 +14,7 @@ from fedaudit.utils.errors import BadInput
 
 UpdateKind = Literal["gradient", "weights"]
 
+AT_HOME = "with each client"  # what a replay's ``home`` says of layers that aren't sent
 CONTRADICTED = 0.05  # relative error from which the facts aren't those that the update was made with
 _ANYTHING = 0.5  # relative error of an update that says nothing of the facts
 _MOST_STEPS = 10**6

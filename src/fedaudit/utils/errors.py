@@ -37,6 +37,9 @@ class NotApplicable(FedAuditError):
 class OutOfTime(NotApplicable):
     """The time that was given is spent: what was stopped says nothing, and isn't kept."""
 
+    def __init__(self, message: str = "the time that was given is spent") -> None:
+        super().__init__(message)
+
 
 def in_words(error: Exception) -> str:
     """Return an error as one line."""

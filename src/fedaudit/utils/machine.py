@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import platform
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +26,32 @@ _NEVER, _LARGEST = 2**31 - 1, 32 * 2**20
 _OPERATORS = ("nms", "qnms")
 _declared: list[Any] = []  # torch forgets a declaration with its object
 _own = False
+
+
+@contextmanager
+def interrupted(at: float | None, kind: type[BaseException]) -> Iterator[None]:
+    """Raise an exception in this block, even if it waits or computes, at a time in seconds since 1970; None: never."""
+    if at is None:
+        yield
+        return
+    import ctypes
+
+    thread, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+
+    def stop() -> None:
+        with lock:
+            if not over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(kind))
+
+    timer = threading.Timer(max(0.0, at - time.time()), stop)
+    timer.daemon = True
+    try:
+        timer.start()
+        yield
+    finally:
+        with lock:
+            over = True
+        timer.cancel()
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def play(federation: Federation, report: Callable[[float], None] | None = None) 
         history.bytes.append(sent)
         history.parameters.append(0)
         held_out = federation.drawn.held_out
-        history.measure(model, info, held_out, federation.client_data, finished, finished == spec.rounds)
+        history.measure([model], info, held_out, federation.client_data, finished, finished == spec.rounds)
         if report:
             report(finished * spec.clients)
 

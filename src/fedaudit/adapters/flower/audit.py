@@ -22,6 +22,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from fedaudit import api
+from fedaudit.adapters.flower.app_file import NODES
 from fedaudit.adapters.flower.in_process import App, Call, Enough, Run, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, bytes_in, check_names, is_training, num_examples, state_in
 from fedaudit.attacks.base import Attacks, attacks_of
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 RECORDING = "recording"  # the folder in OUT
 SENT = "boosters"  # likewise, of an app that sends no arrays: what travelled, of which the recording is made
+_ALL = 200  # updates up to which all are recorded where nobody says
+_LATE = 0.8  # of an app's time, after which a round that begins may be its last
 _TESTED, _OF_NODE = 2000, 200  # most examples that are kept of all nodes' evaluations, and of one's
 
 
@@ -58,6 +61,8 @@ def audit_flower(
     attacked: Sequence[int] | Literal["last"] | None = "last",
     records: Any | None = None,
     clients: int | None = None,
+    keep_rounds: Collection[int] | Literal["all"] | None = None,
+    keep_clients: int | None = None,
     max_minutes: float | None = None,
     attacks: Attacks | None = None,
     threat: Mapping[str, Any] | ThreatModel | None = None,
@@ -86,6 +91,10 @@ def audit_flower(
             used, or the server's where clients have none, and no training did. Of boosted trees: other people's rows,
             with which what is found is compared, beside those of the other clients.
         clients: of how many clients the updates are attacked, the first ones; default: of all.
+        keep_rounds: which rounds are recorded beside the ``attacked`` ones, from 0; all others cost nothing. Default:
+            all of an app of up to 200 updates, else the first and the last, and those that begin when the time of an
+            app that it may stop is nearly over.
+        keep_clients: of how many clients updates are recorded, the first ones; default: of all.
         max_minutes: the app gets half of so long, then it is stopped; the rest is the audit's, as of
             :func:`fedaudit.audit_transcript`.
         attacks, threat, workers, fail_above, fail_on, fail_below, controls: as of
@@ -135,6 +144,10 @@ def audit_flower(
             raise BadInput(f"attacked is {attacked!r}; give a list of rounds, such as [0, 1], or leave it out")
         attacked = sorted(attacked)
         rounds = rounds or attacked[-1] + 1
+    if keep_rounds not in (None, "all") and (isinstance(keep_rounds, str) or not isinstance(keep_rounds, Collection)):
+        raise BadInput(f"keep_rounds is {keep_rounds!r}; give a list of rounds, such as [0, 19], or 'all'")
+    if keep_clients is not None and keep_clients < 1:
+        raise BadInput(f"keep_clients is {keep_clients}; it must be 1 or more")
     with contextlib.suppress(Exception):
         import_torchvision()  # apps read images with it, and only here it is made to fit
     with loaded(app) as found, _sent_by_value(found):
@@ -150,7 +163,12 @@ def audit_flower(
                 total = float(planned) if isinstance(planned, int) and planned > 0 else math.inf
                 report = display.stage(f"the Flower app {found.name}", total)
                 others = {e.name: o for e in PROTOCOLS if (o := e.value.recorder(folder / SENT, found.name, **named))}
-                watcher = _Watcher(recorder, list(others.values()), report)
+                until = None if deadline is None else (began + deadline) / 2
+                keeps = _Keeps.of(keep_rounds, attacked, total * (nodes or found.nodes or NODES), total)
+                keeps.clients = keep_clients
+                if keep_rounds is None and until is not None:
+                    keeps.late = began + _LATE * (until - began)
+                watcher = _Watcher(recorder, list(others.values()), report, keeps)
                 try:
                     with one_thread(), watcher.server:  # one thread as the replay, so that it can give the same bits
                         _seed(seed)
@@ -159,7 +177,7 @@ def audit_flower(
                             nodes=nodes,
                             config=config,
                             rounds=rounds,
-                            until=None if deadline is None else (began + deadline) / 2,
+                            until=until,
                             watch=watcher,
                         )
                     watcher.keep_tested()
@@ -176,6 +194,9 @@ def audit_flower(
                 others[sent].close(records)
                 watcher.notes += PROTOCOLS[sent].value.convert(folder / SENT, folder / RECORDING)
                 attacked = records = None
+            if not sent and len(watcher.rounds) < run.rounds:
+                some = f"rounds {', '.join(map(str, sorted(watcher.rounds)))} of {run.rounds}"
+                watcher.notes.append(f"only {some} are recorded: keep_rounds says which, or 'all'")
             for note in watcher.notes:
                 display.say(f"note: {note}")
             module = None if sent else recorder.without_personal(_module(watcher, run, folder / RECORDING))
@@ -201,10 +222,39 @@ def audit_flower(
     )
 
 
-class _Watcher:
-    """Watches every client's training and records it."""
+@dataclasses.dataclass
+class _Keeps:
+    """Which updates are recorded: of these rounds (None: all), or of one that begins late; of so many clients."""
 
-    def __init__(self, recorder: Recorder, others: Sequence[MessageRecorder], report: Report) -> None:
+    rounds: Collection[int] | None = None
+    clients: int | None = None
+    late: float = math.inf  # seconds since 1970
+    _rounds: dict[int, bool] = dataclasses.field(default_factory=dict)
+    _nodes: set[int] = dataclasses.field(default_factory=set)
+
+    @classmethod
+    def of(cls, asked: Any, attacked: Sequence[int] | Literal["last"] | None, updates: float, rounds: float) -> _Keeps:
+        """Return what is kept where rounds were ``asked`` for, or by default, of so many updates and rounds."""
+        if asked == "all" or attacked is None or (asked is None and (updates <= _ALL or rounds == math.inf)):
+            return cls()
+        last = {int(rounds) - 1} if rounds < math.inf else set()
+        return cls({*(attacked if attacked != "last" else {0, *last} if asked is None else ()), *(asked or ())})
+
+    def __call__(self, index: int, node: int) -> bool:
+        """Whether a node's update of a round is recorded."""
+        if index not in self._rounds:
+            self._rounds[index] = self.rounds is None or index in self.rounds or time.time() > self.late
+        if self._rounds[index] and (self.clients is None or len(self._nodes) < self.clients):
+            self._nodes.add(node)
+        return self._rounds[index] and node in self._nodes
+
+
+class _Watcher:
+    """Watches clients' training and records it."""
+
+    def __init__(
+        self, recorder: Recorder, others: Sequence[MessageRecorder], report: Report, keeps: _Keeps | None = None
+    ) -> None:
         self.module: nn.Module | None = None
         self.loss: nn.Module | None = None  # of the app's own
         self.updates = 0
@@ -212,6 +262,7 @@ class _Watcher:
         self.notes: list[str] = []
         self.refused: BadInput | None = None  # what was asked for, or the app, doesn't fit: it was stopped
         self._recorder, self._others, self._report = recorder, others, report
+        self._keeps = keeps or _Keeps()
         self._round: int | None = None
         self._tested: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by node, what its first evaluation used
         self.server = Evaluation(None, _TESTED)  # the ServerApp's own, between the clients' answers
@@ -223,8 +274,10 @@ class _Watcher:
     def _answered(self, index: int, message: Message, context: Context, call: Call) -> Message:
         if not is_training(message):
             return self._evaluated(message, context, call)
-        sent = copy.deepcopy(message.content)  # the client may change what it is given
         self._report(index)
+        if not self._keeps(index, context.node_id) and not any(other.messages for other in self._others):
+            return call(message, context)
+        sent = copy.deepcopy(message.content)  # the client may change what it is given
         with Capture() as seen, contextlib.ExitStack() as watched:
             others = [(other, watched.enter_context(other.watch())) for other in self._others]
             reply = call(message, context)
@@ -284,15 +337,18 @@ class _Watcher:
             raise Enough
 
     def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:
+        module = self.module or seen.module
+        names = None if module is None else list(module.state_dict())
+        weights, state = state_in(sent, names, MODEL), state_in(content, names, MODEL)
+        seen.choose(state)
         if self.module is None and seen.module is not None:
             self.module = self.server.module = without_opacus(copy.deepcopy(seen.module)).cpu()
+            for name, parameter in self.module.named_parameters():  # some freeze the head, and then the body
+                parameter.requires_grad_(parameter.requires_grad or name in seen.trained)
             self.loss = copy.deepcopy(seen.criterion)
-        names = None if self.module is None else list(self.module.state_dict())
-        weights = state_in(sent, names, MODEL)
         if index != self._round:
             self._recorder.begin_round(weights, index)
             self._round = index
-        state = state_in(content, names, MODEL)
         if len(content.array_records) > 1:
             self._note(f"clients send {len(content.array_records)} ArrayRecords; only '{MODEL}' is recorded")
         check_names(state, weights)
@@ -327,6 +383,8 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
         why = f": {run.failures[0]}" if run.failures else ""
         over = " before the time was over: give more (max_minutes=…), or fewer examples" if run.stopped else ""
         raise BadInput(f"no client sent an update{over}{why}")
+    if not watcher.updates and not watcher.notes:
+        raise BadInput(f"none of the {run.rounds} rounds that were run is to be kept: keep_rounds=…, from 0")
     if not watcher.updates:
         first, *more = watcher.notes
         raise BadInput(f"no update could be recorded: {first}" + f" (and {len(more)} notes more)" * bool(more))

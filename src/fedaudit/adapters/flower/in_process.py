@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
@@ -29,6 +28,7 @@ from fedaudit.adapters.flower.app_file import NODES, Config, flat, read_app
 from fedaudit.adapters.flower.messages import is_training, server_round
 from fedaudit.defences.client_defences import ClientDefence
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.machine import interrupted
 
 Call = Callable[[Message, Context], Message]
 Watch = Callable[[int, Message, Context, Call], Message]  # the round from 0, and what a mod of Flower's gets
@@ -43,6 +43,10 @@ KNOWN = ((1, 41), (1, 43))  # the versions whose private parts are as below
 
 class Enough(BaseException):
     """The rounds that were asked for are done, or nothing more is wanted: it ends the app's ServerApp."""
+
+
+class Late(Enough):
+    """The time that an app has is over."""
 
 
 @dataclass
@@ -142,8 +146,10 @@ def run_app(
             logger.setLevel(logging.ERROR)
         try:
             now = time.time()
-            with _stopped(grid.seen, None if until is None else max(2 * until - now, now + _AT_LEAST)):
+            with interrupted(None if until is None else max(2 * until - now, now + _AT_LEAST), Late):
                 app.server(grid, Context(RUN, SERVER, {}, RecordDict(), dict(fused)))
+        except Late:
+            grid.seen.stopped = True
         except Enough:
             pass
         except Exception as error:
@@ -152,29 +158,6 @@ def run_app(
         finally:
             logger.setLevel(level)
     return grid.seen
-
-
-@contextlib.contextmanager
-def _stopped(seen: Run, at: float | None) -> Iterator[None]:
-    """Raise :class:`Enough` in this block, even if it waits or trains, at a time in seconds since 1970; None: never."""
-    thread, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
-
-    def stop() -> None:
-        with lock:
-            if not over:
-                seen.stopped = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Enough))
-
-    timer = threading.Timer(max(0.0, (at or 0.0) - time.time()), stop)
-    timer.daemon = True
-    try:
-        if at is not None:
-            timer.start()
-        yield
-    finally:
-        with lock:
-            over = True
-        timer.cancel()
 
 
 def parse_config(texts: Iterable[str]) -> Config:
