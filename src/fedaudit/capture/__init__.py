@@ -2,6 +2,7 @@
 
 from fedaudit.capture.canaries import CanaryClients
 from fedaudit.capture.capture import Capture
+from fedaudit.capture.estimators import Estimator, module_of
 from fedaudit.capture.recorder import Recorder
 
-__all__ = ["CanaryClients", "Capture", "Recorder"]
+__all__ = ["CanaryClients", "Capture", "Estimator", "Recorder", "module_of"]

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimiser_hooks
 from torch.overrides import TorchFunctionMode
 
+from fedaudit.capture import estimators
 from fedaudit.capture.gradients import IN_PLACE, NORMS, Edits, GradientWatch, clipping
 from fedaudit.capture.language import TransformersCall, read_by_value, transformers_call
 from fedaudit.capture.optimisers import (
@@ -201,6 +202,9 @@ class Capture:
         self._in_closure = False  # of an optimiser that makes the passes itself
         self._handles: list[Any] = []
         self._listener: Listener | None = None
+        self._fits: list[estimators.Fit] = []  # of scikit-learn
+        self._estimators = estimators.Listener(fitted=self._fitted)
+        self._how = "weights are changed by hand, and not by a rate times the gradient"
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
         self._rate: float | None = None  # of Poisson sampling
@@ -217,10 +221,13 @@ class Capture:
         ]
         self._listener = Listener(self._enters, self._leaves, self._smoothed)
         listen(self._listener)
+        estimators.listen(self._estimators)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
+        estimators.forget(self._estimators)
+        self._echo()
         self._mode.stop()
         if self._listener is not None:
             forget(self._listener)
@@ -426,6 +433,20 @@ class Capture:
     def _misunderstood(self, error: Exception) -> None:
         why = f"{type(error).__name__}: {error}"
         self._note(f"something of the training wasn't understood, so that it {UNREPEATABLE}: {why}")
+
+    # Estimators of scikit-learn.
+
+    @_quiet
+    def _fitted(self, fit: estimators.Fit) -> None:
+        self._fits.append(fit)
+
+    @_quiet
+    def _echo(self) -> None:
+        """Watch with torch what was trained without it, where nothing was trained with it."""
+        fits, self._fits = self._fits, []
+        if fits and not self._watched:
+            self._how = fits[-1].how
+            estimators.echo(fits)
 
     # Forward passes.
 
@@ -757,7 +778,7 @@ class Capture:
             self._choose(watched, settings, None, set(settings.groups[0].parameters))
         known = self._settings.get(_BY_HAND)
         if settings.kind == "other" or known is None:
-            self._note("weights are changed by hand, and not by a rate times the gradient", "optimiser")
+            self._note(self._how, "optimiser")
             self._settings = {_BY_HAND: dataclasses.replace(known or settings, kind="other")}
         elif settings != known:
             self._note("by hand now these weights are changed and then others", "optimiser-settings")

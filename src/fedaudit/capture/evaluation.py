@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
+from fedaudit.capture import estimators
 from fedaudit.capture.capture import current_mode
 from fedaudit.capture.language import transformers_call
 from fedaudit.capture.passes import alike, tensors
@@ -54,10 +55,12 @@ class Evaluation(TorchFunctionMode):
         self._thread = 0
         self._resting = False
         self._hook: Any = None
+        self._estimators = estimators.Listener(tested=self._tested)
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
         self._hook = module_hooks.register_module_forward_hook(self._after, with_kwargs=True)
+        estimators.listen(self._estimators)
         super().__enter__()
         return self
 
@@ -67,6 +70,7 @@ class Evaluation(TorchFunctionMode):
     def stop(self) -> None:
         """Keep no more, and leave the thread alone as far as that can be done from here and now."""
         self._hook.remove()
+        estimators.forget(self._estimators)
         self._left, self._given = 0, None
         if self.here and current_mode() is self:
             super().__exit__(None, None, None)
@@ -115,6 +119,10 @@ class Evaluation(TorchFunctionMode):
             if not guesses.is_floating_point() and isinstance(targets, Tensor) and guesses.shape == targets.shape:
                 self._keep(self._given, targets.flatten())
         return result
+
+    def _tested(self, inputs: Tensor, targets: Tensor) -> None:
+        if isinstance(self.module, estimators.Estimator) and not self.full and self.here and not self._resting:
+            self._keep(inputs, targets)
 
     def _is_output(self, value: Any) -> bool:
         return any(value is known for known in self._outputs)

@@ -105,7 +105,7 @@ def _of_updates(transcript: Transcript) -> AsScenario:
     norms = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in transcript.module.modules())
     drops = any(isinstance(part, nn.modules.dropout._DropoutNd) for part in transcript.module.modules())
     model = ModelRecord(
-        name=type(transcript.module).__name__,
+        name=transcript.module._get_name(),
         parameters=sum(p.numel() for p in transcript.module.parameters()),
         initialisation="given",
         batch_norm=info.batch_norm if norms else "none",

@@ -26,6 +26,7 @@ from fedaudit.adapters.flower.in_process import App, Call, Enough, Run, lies_in,
 from fedaudit.adapters.flower.messages import MODEL, bytes_in, check_names, is_training, num_examples, state_in
 from fedaudit.attacks.base import Attacks, attacks_of
 from fedaudit.capture.capture import Capture
+from fedaudit.capture.estimators import Estimator
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.models import without_opacus
@@ -288,11 +289,12 @@ class _Watcher:
             self.module = self.server.module = without_opacus(copy.deepcopy(seen.module)).cpu()
             self.loss = copy.deepcopy(seen.criterion)
         names = None if self.module is None else list(self.module.state_dict())
-        weights = state_in(sent, names, MODEL)
+        arranged = self.module.state if isinstance(self.module, Estimator) else None
+        weights = state_in(sent, names, MODEL, arranged)
         if index != self._round:
             self._recorder.begin_round(weights, index)
             self._round = index
-        state = state_in(content, names, MODEL)
+        state = state_in(content, names, MODEL, arranged)
         if len(content.array_records) > 1:
             self._note(f"clients send {len(content.array_records)} ArrayRecords; only '{MODEL}' is recorded")
         check_names(state, weights)
