@@ -149,12 +149,14 @@ def test_an_app_of_scikit_learn_is_asked_for_labels_and_members(tmp_path, model,
     assert done.model.name == name
     status = {(f.attack, f.status) for f in done.findings}
     assert status == {("labels", "done"), ("loss-threshold", "done"), ("tableak", "not applicable")}
-    assert "train by another optimiser" in next(f.reason for f in done.findings if f.attack == "tableak")
+    assert any("train by another optimiser" in (f.reason or "") for f in done.findings if f.attack == "tableak")
     (membership,) = (f for f in done.findings if f.attack == "loss-threshold")
     assert {m.of for m in membership.metrics} >= {"records"}
     kept = load_file(tmp_path / "out/recording/truth/candidates.safetensors")
     assert len(kept["seen/candidates/inputs"]) == 180
-    assert done.federations[0].recording.facts == "unverified"
+    recorded = done.federations[0].recording
+    assert recorded is not None
+    assert recorded.facts == "unverified"
 
 
 def test_what_trains_without_anything_that_is_watched_is_one_line(tmp_path):

@@ -2,7 +2,8 @@
 
 from fedaudit.capture.canaries import CanaryClients
 from fedaudit.capture.capture import Capture
+from fedaudit.capture.described import AppModel
 from fedaudit.capture.estimators import Estimator, module_of
 from fedaudit.capture.recorder import Recorder
 
-__all__ = ["CanaryClients", "Capture", "Estimator", "Recorder", "module_of"]
+__all__ = ["AppModel", "CanaryClients", "Capture", "Estimator", "Recorder", "module_of"]

@@ -169,6 +169,7 @@ class Capture:
         seconds: wall time of the block so far.
         label_smoothing, class_weights: of the cross-entropy.
         notes: what else a reader should know, in words.
+        how: what is noted where a change of the weights is no step along a gradient, and its key of ``UNMODELLED``.
     """
 
     def __init__(self, module: nn.Module | None = None, known: Mapping[str, Tensor] | None = None) -> None:
@@ -204,7 +205,7 @@ class Capture:
         self._listener: Listener | None = None
         self._fits: list[estimators.Fit] = []  # of scikit-learn
         self._estimators = estimators.Listener(fitted=self._fitted)
-        self._how = "weights are changed by hand, and not by a rate times the gradient"
+        self.how = "weights are changed by hand, and not by a rate times the gradient", "optimiser"
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
         self._rate: float | None = None  # of Poisson sampling
@@ -445,7 +446,7 @@ class Capture:
         """Watch with torch what was trained without it, where nothing was trained with it."""
         fits, self._fits = self._fits, []
         if fits and not self._watched:
-            self._how = fits[-1].how
+            self.how = fits[-1].how, "optimiser"
             estimators.echo(fits)
 
     # Forward passes.
@@ -778,7 +779,7 @@ class Capture:
             self._choose(watched, settings, None, set(settings.groups[0].parameters))
         known = self._settings.get(_BY_HAND)
         if settings.kind == "other" or known is None:
-            self._note(self._how, "optimiser")
+            self._note(*self.how)
             self._settings = {_BY_HAND: dataclasses.replace(known or settings, kind="other")}
         elif settings != known:
             self._note("by hand now these weights are changed and then others", "optimiser-settings")

@@ -145,7 +145,8 @@ def _test(method: Any, estimator: Any, inputs: Any, *args: Any, **options: Any) 
 
 def _compared(check: Any, *arrays: Any) -> Any:
     """A metric of scikit-learn's is given answers and targets."""
-    estimator, inputs, result = getattr(_inside, "answered", (None, None, None))
+    answered: tuple[Any, Any, Any] = getattr(_inside, "answered", (None, None, None))
+    estimator, inputs, result = answered
     given: list[Any] = [array for array in arrays if array is not None]
     own = [np.shape(array) == np.shape(result) and np.array_equal(array, result) for array in given]
     if estimator is not None and any(own) and len(given) == 2:

@@ -411,6 +411,7 @@ _REMEDIES = {  # of each of UNMODELLED
     "several-inputs": "Call the model with tensors (n, …) of real values, or one tuple or dictionary of such.",
     "several-losses": "Train one model by one loss a step, without penalties, in one process.",
     "loss": "Give the loss: --loss package.module:function, or loss=… in Python.",
+    "no-gradient": "Describe the model by a torch.nn.Module.",
     "nothing-seen": "Train in the process and thread that record.",
 }
 
