@@ -1,6 +1,8 @@
-"""A Flower app in the form of Lightning's first example: an autoencoder whose parts are called, with x as its target."""
+"""A Flower app in the form of Lightning's first example, an autoencoder: its parts are called, and x is the target."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -61,7 +63,7 @@ def test_rows_and_members_of_an_autoencoder_are_asked(tmp_path):
     task = TASK[: TASK.index("def net")] + NET
     server = replaced(SERVER, "fraction_evaluate=0.0", "fraction_evaluate=1.0")
     app = write_app(tmp_path / "app", task=task, client=CLIENT + TESTS, server=server)
-    attacks = ["loss-threshold", {"name": "tableak", "iterations": 2}]
+    attacks: list[Any] = ["loss-threshold", {"name": "tableak", "iterations": 2}]
     done = audit_flower(
         app, nodes=2, rounds=2, attacks=attacks, controls=False, progress=False, out=tmp_path / "out"
     ).result
