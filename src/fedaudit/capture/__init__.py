@@ -1,8 +1,8 @@
 """Recording real federations: what travels, and local training as it is seen from outside."""
 
+from fedaudit.capture.answers import AppModel
 from fedaudit.capture.canaries import CanaryClients
 from fedaudit.capture.capture import Capture
-from fedaudit.capture.described import AppModel
 from fedaudit.capture.estimators import Estimator, module_of
 from fedaudit.capture.recorder import Recorder
 

@@ -192,7 +192,7 @@ class Capture:
         self._optimiser: Optimizer | None = None  # the first, kept so that no other gets its id
         self._frozen: list[bool] = []
         self._unmodelled: set[str] = set()
-        self._thread = 0
+        self._thread = self._home = 0  # whose calls are seen; 0: nobody's for now
         self._began = self._seconds = 0.0
         self._running = False
         told: dict[Any, Callable[..., None]] = dict.fromkeys(IN_PLACE, self._edited)
@@ -204,7 +204,7 @@ class Capture:
         self._handles: list[Any] = []
         self._listener: Listener | None = None
         self._fits: list[estimators.Fit] = []  # of scikit-learn
-        self._estimators = estimators.Listener(fitted=self._fitted)
+        self._estimators = estimators.Listener(self._rests, self._fitted)
         self.how = "weights are changed by hand, and not by a rate times the gradient", "optimiser"
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
@@ -214,6 +214,7 @@ class Capture:
         if self._running or self._began:
             raise BadInput("a Capture watches one training; make another for the next")
         self._thread, self._began, self._running = threading.get_ident(), time.perf_counter(), True
+        self._home = self._thread
         self._handles = [
             module_hooks.register_module_forward_pre_hook(self._enters),
             module_hooks.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True),
@@ -435,7 +436,12 @@ class Capture:
         why = f"{type(error).__name__}: {error}"
         self._note(f"something of the training wasn't understood, so that it {UNREPEATABLE}: {why}")
 
-    # Estimators of scikit-learn.
+    # Models of scikit-learn and Keras.
+
+    def _rests(self, begins: bool) -> None:
+        """See nothing of what torch does inside their calls."""
+        if threading.get_ident() == self._home:
+            self._thread = 0 if begins else self._home
 
     @_quiet
     def _fitted(self, fit: estimators.Fit) -> None:
@@ -445,9 +451,11 @@ class Capture:
     def _echo(self) -> None:
         """Watch with torch what was trained without it, where nothing was trained with it."""
         fits, self._fits = self._fits, []
-        if fits and not self._watched:
+        if fits and self._own is None and all(watched.taken is None for watched in self._watched):
+            self._watched, self.module = [], None
             self.how = fits[-1].how, "optimiser"
-            estimators.echo(fits)
+            if getattr(estimators.echo(fits), "by_answers", False):
+                self.how = self.how[0], "no-gradient"
 
     # Forward passes.
 

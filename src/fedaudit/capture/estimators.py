@@ -1,4 +1,4 @@
-"""What scikit-learn's linear models and networks fit and are tested on, as a torch module of the same outputs."""
+"""What models of scikit-learn and Keras fit and are tested on, as torch modules of the same outputs."""
 
 from __future__ import annotations
 
@@ -6,30 +6,22 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedaudit.task.training import Loss, bce_with_logits
+from fedaudit.capture import keras_models
+from fedaudit.capture.answers import Answers, Arrays
+from fedaudit.capture.keras_models import KerasModel, is_keras
+from fedaudit.task.training import LOSSES, Loss, bce_with_logits
 from fedaudit.utils.errors import BadInput
 
-Arrays = list[NDArray[Any]]
-
-_LINEAR = (
-    "LogisticRegression",
-    "SGDClassifier",
-    "Perceptron",
-    "LinearSVC",
-    "LinearRegression",
-    "Ridge",
-    "SGDRegressor",
-)
-_NETWORKS = ("MLPClassifier", "MLPRegressor")
+_LINEAR = "LogisticRegression SGDClassifier Perceptron LinearSVC LinearRegression Ridge SGDRegressor".split()
+_NETWORKS = ["MLPClassifier", "MLPRegressor"]
 _ANSWERS = ("predict", "predict_proba", "predict_log_proba", "decision_function")
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU, "tanh": nn.Tanh, "logistic": nn.Sigmoid, "identity": nn.Identity
@@ -51,8 +43,9 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Listener:
-    """Whom to tell of fits, and of examples that an estimator was tested on: inputs and targets."""
+    """Whom to tell of fits, before and after, and of examples that a model was tested on: inputs and targets."""
 
+    fits: Callable[[bool], None] = lambda _begins: None
     fitted: Callable[[Fit], None] = lambda _fit: None
     tested: Callable[[Tensor, Tensor], None] = lambda _inputs, _targets: None
 
@@ -82,11 +75,16 @@ def forget(listener: Listener) -> None:
 
 def _replace_all() -> None:
     found = [vars(module) for place in _PLACES if (module := sys.modules.get(f"sklearn.{place}")) is not None]
-    for kind in [own[name] for own in found for name in (*_LINEAR, *_NETWORKS) if name in own]:
+    for kind in [own[name] for own in found for name in [*_LINEAR, *_NETWORKS] if name in own]:
         for name in ("fit", "partial_fit", "score", *_ANSWERS):
             owner = next((base for base in kind.__mro__ if name in vars(base)), None)
             if owner is not None and not isinstance(before := vars(owner)[name], _Method):
                 _replace(owner, name, _Method(before, _fit if name.endswith("fit") else _test))
+    keras = getattr(sys.modules.get("keras"), "Model", None)
+    for name, instead in {"fit": _fit, "train_on_batch": _fit, "evaluate": _test, "test_on_batch": _test}.items():
+        if keras is not None:
+            owner = next(base for base in keras.__mro__ if name in vars(base))
+            _replace(owner, name, _Method(vars(owner)[name], instead))
     for place in ("_classification", "_regression"):
         if (metrics := sys.modules.get(f"sklearn.metrics.{place}")) is not None:
             _replace(metrics, "check_consistent_length", functools.partial(_compared, metrics.check_consistent_length))
@@ -121,25 +119,39 @@ def _within() -> Iterator[None]:
         _inside.call = False
 
 
-def _fit(method: Any, estimator: Any, inputs: Any, targets: Any = None, *args: Any, **options: Any) -> Any:
-    with _within():
-        before = _parameters(estimator)
-        result = method(inputs, targets, *args, **options)
-    if (after := _parameters(estimator)) is not None:
-        how, rows = _how(estimator, method.__name__, options), _rows(inputs)
-        seen = Fit(estimator, before, after, rows, targets_of(estimator, targets), how)
+def _given(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+    """Return inputs and targets of a call, however they were given."""
+    inputs = args[0] if args else options.get("X", options.get("x"))
+    return inputs, args[1] if len(args) > 1 else options.get("y")
+
+
+def _fit(method: Any, estimator: Any, *args: Any, **options: Any) -> Any:
+    for listener in [*_listeners]:
+        listener.fits(True)
+    try:
+        with _within():
+            before = _parameters(estimator)
+            result = method(*args, **options)
+    finally:
         for listener in [*_listeners]:
+            listener.fits(False)
+    with suppress(Exception):  # what can't be read isn't seen
+        inputs, targets = _given(args, options)
+        how, after = _how(estimator, method.__name__, options), _parameters(estimator)
+        seen = Fit(estimator, before, after or [], _rows(estimator, inputs), targets_of(estimator, targets), how)
+        for listener in [*_listeners] if after else []:
             listener.fitted(seen)
     return result
 
 
-def _test(method: Any, estimator: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+def _test(method: Any, estimator: Any, *args: Any, **options: Any) -> Any:
     with _within():
-        result = method(inputs, *args, **options)
-    if method.__name__ == "score":
-        _tell_tested(estimator, inputs, args[0] if args else options.get("y"))
-    else:
+        result = method(*args, **options)
+    inputs, targets = _given(args, options)
+    if method.__name__ in _ANSWERS:
         _inside.answered = estimator, inputs, result
+    else:
+        _tell_tested(estimator, inputs, targets)
     return result
 
 
@@ -156,18 +168,23 @@ def _compared(check: Any, *arrays: Any) -> Any:
 
 
 def _tell_tested(estimator: Any, inputs: Any, targets: Any) -> None:
-    for listener in [*_listeners]:
-        listener.tested(_rows(inputs), targets_of(estimator, targets))
+    with suppress(Exception):
+        for listener in [*_listeners]:
+            listener.tested(_rows(estimator, inputs), targets_of(estimator, targets))
 
 
 def _kind(estimator: Any) -> str | None:
-    """Return as which of scikit-learn's an estimator or a class of the user's own counts; None: none that is known."""
+    """Return as which of scikit-learn's an estimator or a class of the user's own counts, or ``keras``; None: none."""
+    if is_keras(estimator):
+        return "keras"
     names = (kind.__name__ for kind in type(estimator).__mro__)
-    return next((name for name in names if name in (*_LINEAR, *_NETWORKS)), None)
+    return next((name for name in names if name in [*_LINEAR, *_NETWORKS]), None)
 
 
 def _parameters(estimator: Any) -> Arrays | None:
     """Return an estimator's parameters, in the order in which apps send them; None: it has none yet."""
+    if is_keras(estimator):
+        return [np.array(value) for value in estimator.get_weights()] or None
     if hasattr(estimator, "coefs_"):
         return [np.array(value) for value in (*estimator.coefs_, *estimator.intercepts_)]
     if not hasattr(estimator, "coef_"):
@@ -179,7 +196,7 @@ def _parameters(estimator: Any) -> Arrays | None:
 def _how(estimator: Any, name: str, options: dict[str, Any]) -> str:
     solver = getattr(estimator, "solver", None)
     weighs = getattr(estimator, "class_weight", None) is not None or options.get("sample_weight") is not None
-    anew = name == "fit" and not getattr(estimator, "warm_start", False)
+    anew = name == "fit" and not getattr(estimator, "warm_start", is_keras(estimator))
     return (
         f"clients train by {type(estimator).__name__}.{name}"
         + (f" (solver {solver})" if isinstance(solver, str) else "")
@@ -189,13 +206,17 @@ def _how(estimator: Any, name: str, options: dict[str, Any]) -> str:
     )
 
 
-def _rows(inputs: Any) -> Tensor:
+def _rows(estimator: Any, inputs: Any) -> Tensor:
+    if is_keras(estimator):
+        return keras_models.inputs_of(estimator, inputs)
     whole = inputs.toarray() if hasattr(inputs, "toarray") else np.asarray(inputs)
     return torch.from_numpy(np.array(whole, dtype=np.float64))
 
 
 def targets_of(estimator: Any, targets: Any) -> Tensor:
     """Return targets as the module's loss takes them: the classes' numbers (n,), or numbers or labels (n, k)."""
+    if is_keras(estimator):
+        return keras_models.targets_of(estimator, targets)
     given = np.asarray(targets)
     classes = getattr(estimator, "classes_", None)
     if classes is None or given.ndim > 1:
@@ -246,6 +267,9 @@ class Estimator(nn.Sequential):
         return found
 
 
+FITTED = (Estimator, Answers)  # modules of which a state is made of arrays as they travel
+
+
 class Margins(nn.Module):
     """The loss of one model a class against all others, on outputs (n, k), or (n, 1) of two classes: the mean."""
 
@@ -267,7 +291,10 @@ class Margins(nn.Module):
 
 def loss_of(estimator: Any) -> Loss | None:
     """Return the loss that an estimator minimises, apart from penalties; None: it isn't one that is known."""
-    name, options = _kind(estimator), estimator.get_params(deep=False)
+    name = _kind(estimator)
+    if name == "keras":
+        return LOSSES[KerasModel(estimator, estimator.get_weights()).calls.loss[0]]
+    options = estimator.get_params(deep=False)
     if not hasattr(estimator, "classes_"):
         squared = options.get("loss", "squared_error") == "squared_error"
         return nn.functional.mse_loss if squared else None
@@ -283,25 +310,27 @@ def loss_of(estimator: Any) -> Loss | None:
     return Margins(margin) if margin in ("log_loss", "hinge", "squared_hinge", "perceptron", "modified_huber") else None
 
 
-def module_of(estimator: Any) -> Estimator:
+def module_of(estimator: Any) -> Estimator | KerasModel:
     """Return a fitted estimator as a torch module with its weights, for ``fedaudit attack --model`` for example.
 
     Raises:
-        BadInput: it isn't one of scikit-learn's linear models or networks, or isn't fitted.
+        BadInput: it isn't one of scikit-learn's linear models or networks or a model of Keras, or isn't fitted.
     """
     arrays = None if _kind(estimator) is None else _parameters(estimator)
+    if arrays is not None and is_keras(estimator):
+        return KerasModel(estimator, arrays)
     if arrays is None:
-        raise BadInput(f"{type(estimator).__name__} is none of {', '.join((*_LINEAR, *_NETWORKS))} that is fitted")
+        raise BadInput(f"{type(estimator).__name__} is none of {', '.join([*_LINEAR, *_NETWORKS])} that is fitted")
     activation = estimator.activation if hasattr(estimator, "coefs_") else None
     made = Estimator(type(estimator).__name__, [value.shape for value in arrays], activation)
     made.load_state_dict(made.state(arrays))
     return made
 
 
-def echo(fits: Sequence[Fit]) -> None:
+def echo(fits: Sequence[Fit]) -> nn.Module:
     """Do with torch what an estimator did, for a Capture that watches: a pass of each fit's examples, and the change.
 
-    Only the last fits count that go on from each other. BadInput: the estimator's loss isn't known.
+    Only the last fits count that go on from each other. Return the module. BadInput: the estimator's loss isn't known.
     """
     chain = [fits[-1]]
     for fit in reversed(fits[:-1]):
@@ -316,9 +345,10 @@ def echo(fits: Sequence[Fit]) -> None:
     module = module_of(estimator)
     fresh = before is None or [value.shape for value in before] != [value.shape for value in chain[-1].after]
     start = [np.zeros_like(value) for value in chain[-1].after] if fresh or before is None else before
-    module.load_state_dict(module.state(start))
+    module.load_state_dict(module.state(list(map(torch.from_numpy, start))))
     for fit in chain:
-        replay_change(module, loss, fit.inputs, fit.targets, module.state(fit.after))
+        replay_change(module, loss, fit.inputs, fit.targets, module.state(list(map(torch.from_numpy, fit.after))))
+    return module
 
 
 def _equal(one: Arrays, other: Arrays) -> bool:
@@ -328,6 +358,8 @@ def _equal(one: Arrays, other: Arrays) -> bool:
 def replay_change(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, after: dict[str, Tensor]) -> None:
     """Pass the examples through a module, and give its parameters the values that they had afterwards."""
     module.zero_grad()
+    setattr(module, "watched", True)  # noqa: B010 (by Answers)
     loss(module(inputs), targets).backward()
+    setattr(module, "watched", False)  # noqa: B010
     for name, parameter in module.named_parameters():
         parameter.data = after[name].clone()

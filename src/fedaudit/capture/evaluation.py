@@ -124,7 +124,7 @@ class Evaluation(TorchFunctionMode):
         return result
 
     def _tested(self, inputs: Tensor, targets: Tensor) -> None:
-        if isinstance(self.module, estimators.Estimator) and not self.full and self.here and not self._resting:
+        if isinstance(self.module, estimators.FITTED) and not self.full and self.here and not self._resting:
             self._keep(inputs, targets)
 
     def _is_output(self, value: Any) -> bool:

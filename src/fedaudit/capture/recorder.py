@@ -17,7 +17,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from fedaudit.capture.estimators import Estimator
+from fedaudit.capture.estimators import FITTED
 from fedaudit.defences.privacy import of_private_steps
 from fedaudit.modalities import fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
@@ -601,7 +601,7 @@ class Recorder:
         """Return a state as tensors by name; a list's names are the global model's, or the module's."""
         if isinstance(state, Mapping):
             return tensors_of(state)
-        if isinstance(self.module, Estimator):
+        if isinstance(self.module, FITTED):
             return tensors_of(self.module.state(state))
         names = list(self._weights) or ([] if self.module is None else list(self.module.state_dict()))
         if not isinstance(state, Sequence) or len(state) != len(names):

@@ -25,9 +25,10 @@ from fedaudit import api
 from fedaudit.adapters.flower.in_process import App, Call, Enough, Run, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, bytes_in, check_names, is_training, num_examples, state_in
 from fedaudit.attacks.base import Attacks, attacks_of
+from fedaudit.capture.answers import FILE, AppModel
 from fedaudit.capture.capture import Capture
-from fedaudit.capture.described import FILE, AppModel
-from fedaudit.capture.estimators import Estimator
+from fedaudit.capture.described import watched
+from fedaudit.capture.estimators import FITTED
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.models import without_opacus
@@ -232,8 +233,8 @@ class _Watcher:
             return self._evaluated(message, context, call)
         sent = copy.deepcopy(message.content)  # the client may change what it is given
         self._report(index)
-        with Capture() as seen, contextlib.ExitStack() as watched:
-            others = [(other, watched.enter_context(other.watch())) for other in self._others]
+        with Capture() as seen, contextlib.ExitStack() as stack:
+            others = [(other, stack.enter_context(other.watch())) for other in self._others]
             reply = call(message, context)
         if not reply.has_error():
             if self._model is not None:
@@ -257,7 +258,7 @@ class _Watcher:
         own, others = model.examples_of(partition, partitions)
         if others is not None:
             self._tested.setdefault(context.node_id, [model.as_seen(others)])
-        return model.watched(before, after, own)
+        return watched(model, before, after, own)
 
     def keep_tested(self) -> None:
         """Write what clients, or else the server, evaluated on; what training used, too, is left out by the reader."""
@@ -309,7 +310,7 @@ class _Watcher:
         arranged: Callable[[list[Tensor]], dict[str, Tensor]] | None = None
         if self._model is not None and self.module is not None:
             arranged = self._model.arranged(self.module)
-        elif isinstance(self.module, Estimator):
+        elif isinstance(self.module, FITTED):
             arranged = self.module.state
         weights = state_in(sent, names, MODEL, arranged)
         if index != self._round:
