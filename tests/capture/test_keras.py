@@ -63,10 +63,9 @@ def test_a_model_is_seen_with_its_loss(keras, case):
     assert tuple(inputs.shape) == (60, 1, 8, 8)
     module = module_of(model)
     module.load_state_dict(module.state([torch.from_numpy(array) for array in before]))
-    loss = {
-        "binary": torch.nn.functional.binary_cross_entropy_with_logits,
-        "numbers": torch.nn.functional.mse_loss,
-    }.get(case, torch.nn.functional.cross_entropy)
+    functional = torch.nn.functional
+    losses: dict[str, Any] = {"binary": functional.binary_cross_entropy_with_logits, "numbers": functional.mse_loss}
+    loss = losses.get(case, functional.cross_entropy)
     wanted = asked.float()[:, None] if case == "binary" else asked
     model.set_weights(before)
     assert loss(module(inputs).float(), wanted).item() == pytest.approx(

@@ -169,7 +169,7 @@ class Answers(nn.Module):
     def _get_name(self) -> str:
         return "the app's own model"
 
-    def state(self, arrays: Sequence[Tensor]) -> dict[str, Tensor]:
+    def state(self, arrays: Sequence[Any]) -> dict[str, Tensor]:
         """Return the state of parameters as they travel. BadInput: there are more or fewer."""
         if len(arrays) != len(self.arrays):
             raise BadInput(f"{len(arrays)} arrays travel, and {len(self.arrays)} did before")

@@ -204,7 +204,7 @@ class Capture:
         self._handles: list[Any] = []
         self._listener: Listener | None = None
         self._fits: list[estimators.Fit] = []  # of scikit-learn
-        self._estimators = estimators.Listener(self._rests, self._fitted)
+        self._estimators: estimators.Listener | None = None
         self.how = "weights are changed by hand, and not by a rate times the gradient", "optimiser"
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
@@ -223,22 +223,22 @@ class Capture:
         ]
         self._listener = Listener(self._enters, self._leaves, self._smoothed)
         listen(self._listener)
+        self._estimators = estimators.Listener(self._rests, self._fitted)
         estimators.listen(self._estimators)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        estimators.forget(self._estimators)
+        if self._estimators is not None:
+            estimators.forget(self._estimators)
         self._echo()
         self._mode.stop()
         if self._listener is not None:
             forget(self._listener)
         for handle in self._handles:
             handle.remove()
-        self._handles, self._listener = (
-            [],
-            None,
-        )  # no circle of references may keep a model's weights until a collection
+        # no circle of references may keep a model's weights until a collection
+        self._handles, self._listener, self._estimators = [], None, None
         for watched in self._watched:
             self._changed_by_hand(watched)
             watched.passes = []

@@ -20,7 +20,8 @@ from fedaudit.capture.keras_models import KerasModel, is_keras
 from fedaudit.task.training import LOSSES, Loss, bce_with_logits
 from fedaudit.utils.errors import BadInput
 
-_LINEAR = "LogisticRegression SGDClassifier Perceptron LinearSVC LinearRegression Ridge SGDRegressor".split()
+_CLASSIFIERS = ["LogisticRegression", "SGDClassifier", "Perceptron", "LinearSVC"]
+_LINEAR = [*_CLASSIFIERS, "LinearRegression", "Ridge", "SGDRegressor"]
 _NETWORKS = ["MLPClassifier", "MLPRegressor"]
 _ANSWERS = ("predict", "predict_proba", "predict_log_proba", "decision_function")
 _ACTIVATIONS: dict[str, type[nn.Module]] = {

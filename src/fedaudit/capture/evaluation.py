@@ -58,11 +58,12 @@ class Evaluation(TorchFunctionMode):
         self._thread = 0
         self._resting = False
         self._hook: Any = None
-        self._estimators = estimators.Listener(tested=self._tested)
+        self._estimators: estimators.Listener | None = None
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
         self._hook = module_hooks.register_module_forward_hook(self._after, with_kwargs=True)
+        self._estimators = estimators.Listener(tested=self._tested)
         estimators.listen(self._estimators)
         super().__enter__()
         return self
@@ -73,7 +74,9 @@ class Evaluation(TorchFunctionMode):
     def stop(self) -> None:
         """Keep no more, and leave the thread alone as far as that can be done from here and now."""
         self._hook.remove()
-        estimators.forget(self._estimators)
+        if self._estimators is not None:
+            estimators.forget(self._estimators)
+            self._estimators = None
         self._left, self._given = 0, None
         if self.here and current_mode() is self:
             super().__exit__(None, None, None)
