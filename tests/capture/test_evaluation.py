@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss
 
 from fedaudit.capture.evaluation import Evaluation, joined
+from fedaudit.models.own import InOrder
 
 BATCHES = [(torch.randn(3, 4), torch.tensor([0, 2, 1])), (torch.randn(2, 4), torch.tensor([1, 1]))]
 
@@ -106,3 +107,25 @@ def test_several_inputs_are_kept_together():
     found = joined(seen.passes)
     assert found is not None
     assert found[0].equal(torch.cat([x, more], dim=1))
+
+
+class Parts(nn.Module):
+    """As Lightning's first example: an autoencoder whose parts are called, and not it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Sequential(nn.Linear(4, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 4))
+
+
+def test_parts_that_are_called_in_turn_are_the_model():
+    whole = InOrder(Parts(), [("encoder", (4,)), ("decoder", (2,))])
+    x = torch.randn(3, 4)
+    with Evaluation(whole, 100) as seen, torch.no_grad():
+        net = Parts()
+        nn.functional.mse_loss(net.decoder(torch.zeros(3, 2)), x)  # not of what the encoder made
+        nn.functional.mse_loss(net.encoder(x), torch.zeros(3, 2))  # nor is this the model's output
+        assert not seen.passes
+        nn.functional.mse_loss(net.decoder(net.encoder(x)), x)
+    ((inputs, targets),) = seen.passes
+    assert inputs.equal(x)
+    assert targets.equal(x)

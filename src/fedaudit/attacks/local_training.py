@@ -79,6 +79,7 @@ _FRESH = "attacked as if it began anew"
 _AS_KNOWN = "attacked with what is recorded"
 _ONE_INPUT = _not("how the model is called isn't known; call it with tensors (n, …) of real values")
 _RECORD = _not("record the training (optimiser, rates, batch sizes) with the update")
+_BY_ANSWERS = _not("describe it by a torch.nn.Module (model, in the file of --model)")
 _NO_SPAN = _not(
     "what is sent element by element doesn't span the inputs any more; train by SGD, or run token-presence (text) or "
     "loss-threshold (records)"
@@ -285,6 +286,10 @@ TABLE: dict[str, Row] = {
     "loss": _unmodelled(
         "loss", _same(_about("attacked with the loss that was given"), *_IMAGES, "r-gap", "spear", "labels")
     ),
+    "no-gradient": _unmodelled(
+        "no-gradient",
+        _same(_BY_ANSWERS, *_IMAGES, "r-gap", "spear", "labels", "span", "rows", "local-model", "local-model-exact"),
+    ),
     "nothing-seen": _unmodelled("nothing-seen", _same(_RECORD, *_IMAGES, "r-gap", "spear", "labels")),
 }
 
@@ -322,7 +327,8 @@ def words(message: Message, task_info: TaskInfo) -> Iterator[str]:
         "groups": bool(training.groups),
         "adam": training.optimiser == "adam",
         "adamw": training.optimiser == "adamw",
-        "optimiser": training.optimiser == "other" or "optimiser" in training.unmodelled,
+        "optimiser": (training.optimiser == "other" or "optimiser" in training.unmodelled)
+        and "no-gradient" not in training.unmodelled,
     }
     if message.update.kind == "weights":  # a gradient has left before the optimiser sees it
         yield from (word for word, holds in local.items() if holds)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimiser_hooks
 from torch.overrides import TorchFunctionMode
 
+from fedaudit.capture import estimators
 from fedaudit.capture.gradients import IN_PLACE, NORMS, Edits, GradientWatch, clipping
 from fedaudit.capture.language import TransformersCall, read_by_value, transformers_call
 from fedaudit.capture.optimisers import (
@@ -194,6 +195,7 @@ class Capture:
         label_smoothing, class_weights: of the cross-entropy.
         notes: what else a reader should know, in words.
         elsewhere: names of the module's parameters that other trainings changed, before or after the chosen one.
+        how: what is noted where a change of the weights is no step along a gradient, and its key of ``UNMODELLED``.
     """
 
     def __init__(self, module: nn.Module | None = None, known: Mapping[str, Tensor] | None = None) -> None:
@@ -211,7 +213,7 @@ class Capture:
         self._read: dict[nn.Module, LossOptions | None] = {}  # losses of the user's own of masks: which they are
         self._criterion: nn.Module | None = None  # the outermost module that is called on the model's output
         self._in_step = False
-        self._thread = 0
+        self._thread = self._home = 0  # whose calls are seen; 0: nobody's for now
         self._began = self._seconds = 0.0
         self._running = False
         told: dict[Any, Callable[..., None]] = dict.fromkeys(IN_PLACE, self._edited)
@@ -222,6 +224,9 @@ class Capture:
         self._in_closure = False  # of an optimiser that makes the passes itself
         self._handles: list[Any] = []
         self._listener: Listener | None = None
+        self._fits: list[estimators.Fit] = []  # of scikit-learn
+        self._estimators: estimators.Listener | None = None
+        self.how = "weights are changed by hand, and not by a rate times the gradient", "optimiser"
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
         self._rate: float | None = None  # of Poisson sampling
@@ -255,6 +260,7 @@ class Capture:
         if self._running or self._began:
             raise BadInput("a Capture watches one training; make another for the next")
         self._thread, self._began, self._running = threading.get_ident(), time.perf_counter(), True
+        self._home = self._thread
         self._handles = [
             module_hooks.register_module_forward_pre_hook(self._enters),
             module_hooks.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True),
@@ -263,19 +269,22 @@ class Capture:
         ]
         self._listener = Listener(self._enters, self._leaves, self._smoothed)
         listen(self._listener)
+        self._estimators = estimators.Listener(self._rests, self._fitted)
+        estimators.listen(self._estimators)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
+        if self._estimators is not None:
+            estimators.forget(self._estimators)
+        self._echo()
         self._mode.stop()
         if self._listener is not None:
             forget(self._listener)
         for handle in self._handles:
             handle.remove()
-        self._handles, self._listener = (
-            [],
-            None,
-        )  # no circle of references may keep a model's weights until a collection
+        # no circle of references may keep a model's weights until a collection
+        self._handles, self._listener, self._estimators = [], None, None
         for watched in self._watched:
             self._changed_by_hand(watched)
             watched.passes = []
@@ -509,6 +518,27 @@ class Capture:
     def _misunderstood(self, error: Exception) -> None:
         why = f"{type(error).__name__}: {error}"
         self._note(f"something of the training wasn't understood, so that it {UNREPEATABLE}: {why}")
+
+    # Models of scikit-learn and Keras.
+
+    def _rests(self, begins: bool) -> None:
+        """See nothing of what torch does inside their calls."""
+        if threading.get_ident() == self._home:
+            self._thread = 0 if begins else self._home
+
+    @_quiet
+    def _fitted(self, fit: estimators.Fit) -> None:
+        self._fits.append(fit)
+
+    @_quiet
+    def _echo(self) -> None:
+        """Watch with torch what was trained without it, where nothing was trained with it."""
+        fits, self._fits = self._fits, []
+        if fits and self._own is None and all(watched.taken is None for watched in self._watched):
+            self._watched, self.module = [], None
+            self.how = fits[-1].how, "optimiser"
+            if getattr(estimators.echo(fits), "by_answers", False):
+                self.how = self.how[0], "no-gradient"
 
     # Forward passes.
 
@@ -846,7 +876,7 @@ class Capture:
             self._choose(watched, settings, None, set(settings.groups[0].parameters))
         known = self._settings.get(_BY_HAND)
         if settings.kind == "other" or known is None:
-            self._note("weights are changed by hand, and not by a rate times the gradient", "optimiser")
+            self._note(*self.how)
             self._settings = {_BY_HAND: dataclasses.replace(known or settings, kind="other")}
         elif settings != known:
             self._note("by hand now these weights are changed and then others", "optimiser-settings")

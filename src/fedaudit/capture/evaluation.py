@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
+from fedaudit.capture import estimators
 from fedaudit.capture.capture import current_mode
 from fedaudit.capture.language import transformers_call
 from fedaudit.capture.passes import alike, tensors
 from fedaudit.modalities import Packing
 from fedaudit.modalities.tokens import of_one_length
 from fedaudit.models import unwrapped
+from fedaudit.models.own import InOrder
 from fedaudit.task.losses import SIGNATURES
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.plain_tensors import plain_copy
@@ -51,13 +53,18 @@ class Evaluation(TorchFunctionMode):
         self._left = most
         self._given: Tensor | None = None  # what the model was last given
         self._outputs: list[Tensor] = []  # what it returned, and what was made of it
+        # Of parts that are called in turn: what the first was given, what the last one returned, how many they are.
+        self._turn: tuple[Tensor, Any, int] | None = None
         self._thread = 0
         self._resting = False
         self._hook: Any = None
+        self._estimators: estimators.Listener | None = None
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
         self._hook = module_hooks.register_module_forward_hook(self._after, with_kwargs=True)
+        self._estimators = estimators.Listener(tested=self._tested)
+        estimators.listen(self._estimators)
         super().__enter__()
         return self
 
@@ -67,6 +74,9 @@ class Evaluation(TorchFunctionMode):
     def stop(self) -> None:
         """Keep no more, and leave the thread alone as far as that can be done from here and now."""
         self._hook.remove()
+        if self._estimators is not None:
+            estimators.forget(self._estimators)
+            self._estimators = None
         self._left, self._given = 0, None
         if self.here and current_mode() is self:
             super().__exit__(None, None, None)
@@ -116,6 +126,10 @@ class Evaluation(TorchFunctionMode):
                 self._keep(self._given, targets.flatten())
         return result
 
+    def _tested(self, inputs: Tensor, targets: Tensor) -> None:
+        if isinstance(self.module, estimators.FITTED) and not self.full and self.here and not self._resting:
+            self._keep(inputs, targets)
+
     def _is_output(self, value: Any) -> bool:
         return any(value is known for known in self._outputs)
 
@@ -125,6 +139,8 @@ class Evaluation(TorchFunctionMode):
         if self.module is None or self.full or self._resting or not self.here:
             return
         own = unwrapped(module)
+        if isinstance(self.module, InOrder) and not (own.training and torch.is_grad_enabled()):
+            self._in_turn(self.module, own, args, output)
         if self._evaluates(own):
             trains = own.training and torch.is_grad_enabled()
             call = None if trains else transformers_call(own, args, kwargs, output)
@@ -137,6 +153,18 @@ class Evaluation(TorchFunctionMode):
             self._given, self._outputs = (None, []) if given is None else (given, [output])
         elif self._given is not None and len(args) == 2 and self._is_output(args[0]) and _is_loss(module):
             self._keep(self._given, args[1])
+
+    def _in_turn(self, whole: InOrder, part: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Take parts of a module that are called one after another for its call."""
+        parts = [whole.get_submodule(name) for name, _ in whole.order]
+        given, turn = args[0] if len(args) == 1 else None, self._turn
+        place = turn[2] if turn is not None and given is turn[1] else 0
+        if not isinstance(given, Tensor) or type(part) is not type(parts[place]) or not alike(part, parts[place]):
+            return
+        first = turn[0] if turn is not None and place else given
+        last = place + 1 == len(parts)
+        self._turn = None if last else (first, output, place + 1)
+        self._given, self._outputs = (first, [output]) if last else (None, [])
 
     def _evaluates(self, module: nn.Module) -> bool:
         if isinstance(self.module, nn.Module):

@@ -17,6 +17,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from fedaudit.capture.estimators import FITTED
 from fedaudit.defences.privacy import of_private_steps
 from fedaudit.modalities import fitting_kind
 from fedaudit.modalities.packed import PACKED, packed_alone
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from fedaudit.modalities.columns import Column
     from fedaudit.transcript.update import ClientDefenceInfo
 
-# Name to a tensor, or to an array that torch takes; or these alone, in the order of the state.
+# Name to a tensor, or to an array that torch takes; or these alone, in the order of the state or of an estimator.
 State = Mapping[str, Any] | Sequence[Any]
 
 _LONGEST_NAME = 200
@@ -609,6 +610,8 @@ class Recorder:
         """Return a state as tensors by name; a list's names are the global model's, or the module's."""
         if isinstance(state, Mapping):
             return tensors_of(state)
+        if isinstance(self.module, FITTED):
+            return tensors_of(self.module.state(state))
         names = list(self._weights) or ([] if self.module is None else list(self.module.state_dict()))
         if not isinstance(state, Sequence) or len(state) != len(names):
             what = f"a list of {len(state)}" if isinstance(state, Sequence) else f"a {type(state).__name__}"

@@ -122,6 +122,12 @@ OwnModel = Annotated[
         "--model", metavar="MODULE:NAME", help="For a recording: the model that clients train, or what makes it."
     ),
 ]
+AppModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--model", metavar="FILE", help="Of a Flower app of NumPy, JAX, …: a Python file that says what its model is."
+    ),
+]
 OwnCheckpoint = Annotated[
     Path | None, typer.Option("--checkpoint", help="Weights of --model, for the parts that clients don't send.")
 ]

@@ -147,6 +147,10 @@ class InOrder(nn.Module):
         for own in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "training"):
             self.__dict__[own] = getattr(whole, own)
         self.order = tuple((name, tuple(shape)) for name, shape in order)
+        self.called: str = whole._get_name()
+
+    def _get_name(self) -> str:
+        return self.called
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the last of the parts makes of it."""

@@ -105,7 +105,7 @@ def _of_updates(transcript: Transcript) -> AsScenario:
     norms = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in transcript.module.modules())
     drops = any(isinstance(part, nn.modules.dropout._DropoutNd) for part in transcript.module.modules())
     model = ModelRecord(
-        name=type(transcript.module).__name__,
+        name=transcript.module._get_name(),
         parameters=sum(p.numel() for p in transcript.module.parameters()),
         initialisation="given",
         batch_norm=info.batch_norm if norms else "none",
@@ -411,6 +411,7 @@ _REMEDIES = {  # of each of UNMODELLED
     "several-inputs": "Call the model with tensors (n, …) of real values, or one tuple or dictionary of such.",
     "several-losses": "Train one model by one loss a step, without penalties, in one process.",
     "loss": "Give the loss: --loss package.module:function, or loss=… in Python.",
+    "no-gradient": "Describe the model by a torch.nn.Module.",
     "nothing-seen": "Train in the process and thread that record.",
 }
 

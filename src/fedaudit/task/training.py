@@ -149,6 +149,7 @@ UNMODELLED = {
     "several-inputs": "the model takes several inputs in a form that isn't recorded",
     "several-losses": "a step's gradient comes from several losses or models",
     "loss": "clients minimise a loss that isn't one of fedaudit's",
+    "no-gradient": "the model is known by its answers alone, without a gradient",
     "nothing-seen": "no training step was seen: the model may be trained in another thread or process",
 }
 TOLD = "counts as it was told and not as it was seen"  # of facts, in notes

@@ -25,7 +25,7 @@ _OF_A_PROCESS = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotati
 # Whose functions and classes are told by their names: a hash of the code, or the version, goes with them.
 _BY_NAME = ("torch", "fedaudit", "builtins")
 # The same of packages whose modules import what is looked for in them: their versions go with the names.
-_BY_VERSION = ("transformers", "peft")
+_BY_VERSION = ("transformers", "peft", "numpy", "jax", "jaxlib", "flax", "keras")
 # Ours beside fedaudit, whose things go by their names, too: with a hash of the package's code.
 _BY_CODE = ("fedaudit_trees",)
 # What a dataclass is given besides, from what its author wrote; pydantic's parts hold addresses.

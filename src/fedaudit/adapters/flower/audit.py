@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +26,10 @@ from fedaudit.adapters.flower.app_file import NODES
 from fedaudit.adapters.flower.in_process import App, Call, Enough, Run, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, bytes_in, check_names, is_training, num_examples, state_in
 from fedaudit.attacks.base import Attacks, attacks_of
+from fedaudit.capture.answers import FILE, AppModel
 from fedaudit.capture.capture import Capture
+from fedaudit.capture.described import watched
+from fedaudit.capture.estimators import FITTED
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.models import without_opacus
@@ -66,6 +69,7 @@ def audit_flower(
     max_minutes: float | None = None,
     attacks: Attacks | None = None,
     threat: Mapping[str, Any] | ThreatModel | None = None,
+    model: AppModel | Path | str | None = None,
     loss: str | Loss | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -99,6 +103,8 @@ def audit_flower(
             :func:`fedaudit.audit_transcript`.
         attacks, threat, workers, fail_above, fail_on, fail_below, controls: as of
             :func:`fedaudit.audit_transcript`; without ``attacks`` those that fit.
+        model: what the app's model is, where no training that fedaudit watches is seen (NumPy, JAX): a description, or
+            the Python file that holds one.
         loss: that clients minimise, where it isn't recognised: a registered name, or a function of (outputs, targets).
         mean, std: of the app's preprocessing, per channel; default: estimated from the range of the inputs. Of boosted
             trees, as the adversary knows them, per column; default: those of the splits.
@@ -150,7 +156,7 @@ def audit_flower(
         raise BadInput(f"keep_clients is {keep_clients}; it must be 1 or more")
     with contextlib.suppress(Exception):
         import_torchvision()  # apps read images with it, and only here it is made to fit
-    with loaded(app) as found, _sent_by_value(found):
+    with loaded(app) as found, contextlib.nullcontext(_described(model)) as described, _sent_by_value(found):
         with live_display(progress) as display:
             started = time.perf_counter()
             _make_room(folder, overwrite=overwrite)
@@ -168,7 +174,7 @@ def audit_flower(
                 keeps.clients = keep_clients
                 if keep_rounds is None and until is not None:
                     keeps.late = began + _LATE * (until - began)
-                watcher = _Watcher(recorder, list(others.values()), report, keeps)
+                watcher = _Watcher(recorder, list(others.values()), report, keeps, described)
                 try:
                     with one_thread(), watcher.server:  # one thread as the replay, so that it can give the same bits
                         _seed(seed)
@@ -253,7 +259,12 @@ class _Watcher:
     """Watches clients' training and records it."""
 
     def __init__(
-        self, recorder: Recorder, others: Sequence[MessageRecorder], report: Report, keeps: _Keeps | None = None
+        self,
+        recorder: Recorder,
+        others: Sequence[MessageRecorder],
+        report: Report,
+        keeps: _Keeps | None = None,
+        described: AppModel | None = None,
     ) -> None:
         self.module: nn.Module | None = None
         self.loss: nn.Module | None = None  # of the app's own
@@ -261,7 +272,7 @@ class _Watcher:
         self.rounds: set[int] = set()  # of which there are updates
         self.notes: list[str] = []
         self.refused: BadInput | None = None  # what was asked for, or the app, doesn't fit: it was stopped
-        self._recorder, self._others, self._report = recorder, others, report
+        self._recorder, self._others, self._report, self._model = recorder, others, report, described
         self._keeps = keeps or _Keeps()
         self._round: int | None = None
         self._tested: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by node, what its first evaluation used
@@ -278,10 +289,12 @@ class _Watcher:
         if not self._keeps(index, context.node_id) and not any(other.messages for other in self._others):
             return call(message, context)
         sent = copy.deepcopy(message.content)  # the client may change what it is given
-        with Capture() as seen, contextlib.ExitStack() as watched:
-            others = [(other, watched.enter_context(other.watch())) for other in self._others]
+        with Capture() as seen, contextlib.ExitStack() as stack:
+            others = [(other, stack.enter_context(other.watch())) for other in self._others]
             reply = call(message, context)
         if not reply.has_error():
+            if self._model is not None:
+                seen = self._changed(self._model, context, sent, reply.content)
             node, model, start = str(context.node_id), bytes_in(reply.content), bytes_in(sent)
             try:
                 if not any(other.message(index, node, model, start, known) for other, known in others):
@@ -293,6 +306,15 @@ class _Watcher:
             except FedAuditError as error:
                 self._note(f"an update of node {context.node_id} isn't recorded: {error}")
         return reply
+
+    def _changed(self, model: AppModel, context: Context, sent: RecordDict, content: RecordDict) -> Capture:
+        """Return what is seen of a change of the weights that the app's description makes sense of."""
+        before, after = (list(state_in(one, [], MODEL, _in_turn).values()) for one in (sent, content))
+        partition, partitions = (int(context.node_config[name]) for name in ("partition-id", "num-partitions"))
+        own, others = model.examples_of(partition, partitions)
+        if others is not None:
+            self._tested.setdefault(context.node_id, [model.as_seen(others)])
+        return watched(model, before, after, own)
 
     def keep_tested(self) -> None:
         """Write what clients, or else the server, evaluated on; what training used, too, is left out by the reader."""
@@ -324,9 +346,9 @@ class _Watcher:
         nameless = [[*record] == [str(i) for i in range(len(record))] for record in content.array_records.values()]
         if self.module is seen.module is None and nameless and all(nameless):
             self.refused = BadInput(
-                "the app trains no torch module that fedaudit can watch (but scikit-learn, NumPy, JAX or TensorFlow, "
-                "or in another process): apps of torch, Lightning, transformers and xgboost can be audited; write the "
-                "model as a torch.nn.Module, or simulate one like it: fedaudit audit SCENARIO"
+                "the app trains nothing that fedaudit can watch (but NumPy, JAX or TensorFlow, or in another process): "
+                "say in a Python file what its model answers (model='FILE'), and who was in can be asked; apps of "
+                "torch, Lightning, transformers, scikit-learn and xgboost need none"
             )
         if bytes_in(content) is not None:
             self.refused = BadInput(
@@ -339,7 +361,12 @@ class _Watcher:
     def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:
         module = self.module or seen.module
         names = None if module is None else list(module.state_dict())
-        weights, state = state_in(sent, names, MODEL), state_in(content, names, MODEL)
+        arranged: Callable[[list[Tensor]], dict[str, Tensor]] | None = None
+        if self._model is not None and module is not None:
+            arranged = self._model.arranged(module)
+        elif isinstance(module, FITTED):
+            arranged = module.state
+        weights, state = (state_in(part, names, MODEL, arranged) for part in (sent, content))
         seen.choose(state)
         if self.module is None and seen.module is not None:
             self.module = self.server.module = without_opacus(copy.deepcopy(seen.module)).cpu()
@@ -362,6 +389,14 @@ class _Watcher:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _described(model: AppModel | Path | str | None) -> AppModel | None:
+    return AppModel.read(model) if isinstance(model, Path | str) else model
+
+
+def _in_turn(arrays: list[Tensor]) -> dict[str, Tensor]:
+    return {str(i): array for i, array in enumerate(arrays)}
 
 
 def _once(notes: Sequence[str]) -> list[str]:
@@ -417,7 +452,8 @@ def _seed(seed: int) -> None:
 def _sent_by_value(app: App) -> Iterator[None]:
     """Let worker processes get the app's classes themselves: they can't import them."""
     # A script in the app's folder is sent by value anyway, and can't be registered.
-    own = [m for name, m in list(sys.modules.items()) if name != "__main__" and lies_in(m, app.folder)]
+    modules = [(name, module) for name, module in sys.modules.items() if name != "__main__"]
+    own = [module for name, module in modules if name == FILE or lies_in(module, app.folder)]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:

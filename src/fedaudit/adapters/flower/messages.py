@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
@@ -43,12 +43,18 @@ def has_model(content: RecordDict, key: str | None = None) -> bool:
     return len(content.array_records) == 1 or key in content.array_records
 
 
-def state_in(content: RecordDict, names: Sequence[str] | None = None, key: str | None = None) -> dict[str, Tensor]:
+def state_in(
+    content: RecordDict,
+    names: Sequence[str] | None = None,
+    key: str | None = None,
+    arranged: Callable[[list[Tensor]], dict[str, Tensor]] | None = None,
+) -> dict[str, Tensor]:
     """Return the model that travels in a message.
 
     Args:
         names: of the module's ``state_dict()``, for arrays that travel without names, in its order.
         key: of the model's ArrayRecord, where others travel beside it (control variates, say).
+        arranged: makes a state of arrays that follow another order than a module's; None: they are a module's.
     """
     records = content.array_records
     if not has_model(content, key):
@@ -59,6 +65,8 @@ def state_in(content: RecordDict, names: Sequence[str] | None = None, key: str |
         raise BadInput(f"a message's ArrayRecord doesn't hold a model's arrays: {error}") from None
     if not state:
         raise BadInput("a message's ArrayRecord is empty")
+    if arranged is not None:
+        return arranged([*state.values()])
     if names is not None and all(name.removeprefix(_WRAPPED) in names for name in state):
         state = {name.removeprefix(_WRAPPED): value for name, value in state.items()}
     if list(state) != [str(i) for i in range(len(state))] or (names is not None and set(state) <= set(names)):
