@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import math
 import random
 import re
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from fedaudit import api
 from fedaudit.adapters.flower.in_process import App, Call, Enough, Run, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, bytes_in, check_names, is_training, num_examples, state_in
+from fedaudit.adapters.flower.secure_sum import TRAINS, UNMASKS, stage_of, unmasked
 from fedaudit.attacks.base import Attacks, attacks_of
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
@@ -35,6 +37,7 @@ from fedaudit.task.training import UNMODELLED, Loss
 from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import truth_beside
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.distributions import lacking
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.folders import check_folder
@@ -46,6 +49,10 @@ if TYPE_CHECKING:
 
 RECORDING = "recording"  # the folder in OUT
 SENT = "boosters"  # likewise, of an app that sends no arrays: what travelled, of which the recording is made
+_SUMS = (
+    "clients mask what they send (SecAgg+): the server reads, and is asked about, the sum of a round's clients alone, "
+    "of numbers that the protocol clips and rounds"
+)
 _TESTED, _OF_NODE = 2000, 200  # most examples that are kept of all nodes' evaluations, and of one's
 
 
@@ -170,12 +177,16 @@ def audit_flower(
                 raise watcher.refused
             if run.stopped:
                 display.say(f"note: half of the time was spent: the app was stopped in round {run.rounds}")
-            watcher.notes = _once([*watcher.notes, *(note for other in others.values() for note in other.notes)])
+            watcher.notes = _once(
+                [*watcher.notes, *run.dropped, *(note for other in others.values() for note in other.notes)]
+            )
             sent = next((name for name, other in others.items() if other.messages), None)
             if sent:  # all that a client sent is attacked together
                 others[sent].close(records)
                 watcher.notes += PROTOCOLS[sent].value.convert(folder / SENT, folder / RECORDING)
                 attacked = records = None
+            if watcher.sums and adversary.group_size == 1:
+                adversary = adversary.model_copy(update={"sees": "sum"})
             for note in watcher.notes:
                 display.say(f"note: {note}")
             module = None if sent else recorder.without_personal(_module(watcher, run, folder / RECORDING))
@@ -189,6 +200,7 @@ def audit_flower(
             loss=None if isinstance(loss, str) else watcher.loss if loss is None else loss,
             rounds=[max(watcher.rounds)] if attacked == "last" else attacked,
             records=records,
+            threat=adversary,
             max_minutes=None if deadline is None else max(1e-3, (deadline - time.time()) / 60),
         )
         if limits or truth_beside(folder / RECORDING) is not None:
@@ -213,6 +225,8 @@ class _Watcher:
         self.refused: BadInput | None = None  # what was asked for, or the app, doesn't fit: it was stopped
         self._recorder, self._others, self._report = recorder, others, report
         self._round: int | None = None
+        self.sums = False  # secure aggregation: the server reads sums
+        self._masked: dict[int, Callable[[], None]] = {}  # by node: record its part of a sum that isn't read yet
         self._tested: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by node, what its first evaluation used
         self.server = Evaluation(None, _TESTED)  # the ServerApp's own, between the clients' answers
 
@@ -223,23 +237,45 @@ class _Watcher:
     def _answered(self, index: int, message: Message, context: Context, call: Call) -> Message:
         if not is_training(message):
             return self._evaluated(message, context, call)
+        if (stage := stage_of(message)) not in (None, TRAINS):
+            if stage == UNMASKS and (record := self._masked.pop(context.node_id, None)):  # what it sent is in the sum
+                self._tried(context, record)
+            return call(message, context)
         sent = copy.deepcopy(message.content)  # the client may change what it is given
         self._report(index)
         with Capture() as seen, contextlib.ExitStack() as watched:
             others = [(other, watched.enter_context(other.watch())) for other in self._others]
             reply = call(message, context)
         if not reply.has_error():
-            node, model, start = str(context.node_id), bytes_in(reply.content), bytes_in(sent)
-            try:
-                if not any(other.message(index, node, model, start, known) for other, known in others):
-                    self._check(reply.content, seen)
-                    self._record(index, context.node_id, sent, seen, reply.content)
-            except WrongApp as error:
-                self.refused = error
-                raise Enough from None
-            except FedAuditError as error:
-                self._note(f"an update of node {context.node_id} isn't recorded: {error}")
+            record = functools.partial(self._sent, index, context, sent, seen, reply.content, others)
+            if stage:
+                self.sums = True
+                self._masked[context.node_id] = record
+            else:
+                self._tried(context, record)
         return reply
+
+    def _tried(self, context: Context, record: Callable[[], None]) -> None:
+        try:
+            record()
+        except WrongApp as error:
+            self.refused = error
+            raise Enough from None
+        except FedAuditError as error:
+            self._note(f"an update of node {context.node_id} isn't recorded: {error}")
+
+    def _sent(
+        self, index: int, context: Context, sent: RecordDict, seen: Capture, content: RecordDict, others: Sequence[Any]
+    ) -> None:
+        node, model, start = str(context.node_id), bytes_in(content), bytes_in(sent)
+        if any(other.message(index, node, model, start, known) for other, known in others):
+            return
+        done = None
+        if self.sums:
+            content, done = unmasked(sent, content, context)
+            seen.notes.append(_SUMS)
+        self._check(content, seen)
+        self._record(index, context.node_id, sent, seen, content, done)
 
     def keep_tested(self) -> None:
         """Write what clients, or else the server, evaluated on; what training used, too, is left out by the reader."""
@@ -264,9 +300,8 @@ class _Watcher:
         """Stop an app of which no update can be recorded, whatever else it does."""
         if not content.array_records and any("secagg" in key for key in content):
             self.refused = BadInput(
-                "the app's clients send masked shares of secure aggregation (SecAgg+), which no audit reads: audit it "
-                "without that workflow and mod, and let the server see sums alone: "
-                "threat={'sees': 'aggregate of 10'}"
+                "the app's clients send masked shares of a secure aggregation that isn't Flower's SecAgg+, which no "
+                "audit reads: audit it without that, and let the server see sums alone: threat={'sees': 'sum'}"
             )
         nameless = [[*record] == [str(i) for i in range(len(record))] for record in content.array_records.values()]
         if self.module is seen.module is None and nameless and all(nameless):
@@ -283,7 +318,15 @@ class _Watcher:
         if self.refused is not None:
             raise Enough
 
-    def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:
+    def _record(
+        self,
+        index: int,
+        node: int,
+        sent: RecordDict,
+        seen: Capture,
+        content: RecordDict,
+        done: ClientDefenceInfo | None,
+    ) -> None:
         if self.module is None and seen.module is not None:
             self.module = self.server.module = without_opacus(copy.deepcopy(seen.module)).cpu()
             self.loss = copy.deepcopy(seen.criterion)
@@ -297,7 +340,7 @@ class _Watcher:
             self._note(f"clients send {len(content.array_records)} ArrayRecords; only '{MODEL}' is recorded")
         check_names(state, weights)
         examples = num_examples(content)
-        self._recorder.update(node, state, seen, num_examples=examples, sent=weights)
+        self._recorder.update(node, state, seen, num_examples=examples, sent=weights, sanitised=done)
         self.updates += 1
         self.rounds.add(index)
         for note in seen.notes if seen.inputs or seen.private else [UNMODELLED["nothing-seen"]]:
@@ -322,13 +365,17 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
         return watcher.module
     if not run.rounds:
         over = " before the time was over (max_minutes=…): what does its ServerApp wait for?" if run.stopped else ""
-        raise BadInput(f"the app asked no client to train{over or ': nothing to audit'}")
+        few = f": nothing to audit (does it want more than {run.nodes} nodes?)"
+        raise BadInput(f"the app asked no client to train{over or few}")
     if not run.replies:
         why = f": {run.failures[0]}" if run.failures else ""
         over = " before the time was over: give more (max_minutes=…), or fewer examples" if run.stopped else ""
         raise BadInput(f"no client sent an update{over}{why}")
     if not watcher.updates:
-        first, *more = watcher.notes
+        halted = (
+            "the app's secure aggregation (SecAgg+) ended before the server could read a sum: too few clients or shares"
+        )
+        first, *more = watcher.notes or [halted]
         raise BadInput(f"no update could be recorded: {first}" + f" (and {len(more)} notes more)" * bool(more))
     raise BadInput(
         "no client's training was seen: it runs in a thread or process of its own, or without torch; what travelled "

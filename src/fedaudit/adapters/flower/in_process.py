@@ -12,6 +12,7 @@ import itertools
 import logging
 import numbers
 import re
+import signal
 import sys
 import threading
 import time
@@ -37,8 +38,13 @@ FIRST_NODE = 1000  # a node's id is this and its partition's
 SERVER, RUN, TASK = 1, 1, 1  # ids; a SuperLink's is 1
 _ASKED = 10  # most times that a ServerApp asks for the nodes, which are always the same, before it sends something
 _AT_LEAST = 10.0  # seconds that an app has, however little time is given: its first client must have answered
+_SIGNAL: Any = getattr(signal, "SIGUSR1", None)  # ends what waits in the main thread, where there are such
 CLIENT_APP_RAISED = 2  # Flower's code of that error
 KNOWN = ((1, 41), (1, 43))  # the versions whose private parts are as below
+
+
+class _DroppedOut(BaseException):
+    """A client waits longer than the server does."""
 
 
 class Enough(BaseException):
@@ -59,12 +65,17 @@ class App:
 
 @dataclass
 class Run:
-    """What a run of an app was like: rounds of training, answers that weren't errors, a line for each client error."""
+    """What a run of an app was like: rounds of training, answers that weren't errors, a line for each client error.
+
+    ``dropped``: a line for each answer that the server, which had a timeout, didn't wait for.
+    """
 
     rounds: int = 0
     replies: int = 0
     failures: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
     stopped: bool = False
+    nodes: int = 0
 
 
 @contextlib.contextmanager
@@ -156,17 +167,29 @@ def run_app(
 
 @contextlib.contextmanager
 def _stopped(seen: Run, at: float | None) -> Iterator[None]:
-    """Raise :class:`Enough` in this block, even if it waits or trains, at a time in seconds since 1970; None: never."""
-    thread, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+    """Raise :class:`Enough` in this block, even if it waits or trains, at a time in seconds since 1970; None: never.
+
+    What waits for a lock ends in the main thread alone, by a signal.
+    """
+    thread, lock, over = threading.get_ident(), threading.Lock(), False
+    waits = _SIGNAL is not None and threading.current_thread() is threading.main_thread()
 
     def stop() -> None:
         with lock:
-            if not over:
-                seen.stopped = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Enough))
+            if over:
+                return
+            seen.stopped = True
+            if waits:
+                signal.pthread_kill(thread, _SIGNAL)
+            else:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Enough))
+
+    def ended(*_: object) -> None:
+        raise Enough
 
     timer = threading.Timer(max(0.0, (at or 0.0) - time.time()), stop)
     timer.daemon = True
+    before = signal.signal(_SIGNAL, ended) if waits else None
     try:
         if at is not None:
             timer.start()
@@ -175,6 +198,36 @@ def _stopped(seen: Run, at: float | None) -> Iterator[None]:
         with lock:
             over = True
         timer.cancel()
+        if waits:
+            signal.signal(_SIGNAL, before)
+
+
+@contextlib.contextmanager
+def _patient(seconds: float | None) -> Iterator[None]:
+    """Raise :class:`_DroppedOut` in place of a sleep of this thread's that is at least as long as the server waits."""
+    clock: Any = time
+    own, here = time.sleep, threading.get_ident()
+
+    def sleep(length: float) -> None:
+        if seconds is not None and length >= seconds and threading.get_ident() == here:
+            raise _DroppedOut
+        own(length)
+
+    clock.sleep = sleep
+    try:
+        yield
+    finally:
+        clock.sleep = own
+
+
+def _waited_for(thread: int) -> int:
+    """Return how many nodes the older API waits for in that thread, which it does for a day; 0: it doesn't."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_name == "wait_for" and isinstance(number := frame.f_locals.get("num_clients"), int):
+            return number
+        frame = frame.f_back
+    return 0
 
 
 def parse_config(texts: Iterable[str]) -> Config:
@@ -238,7 +291,7 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         until: float | None,
         watch: Watch | None,
     ) -> None:
-        self.seen = Run()
+        self.seen = Run(nodes=nodes)
         self._app, self._run, self._rounds, self._until = app, run, rounds, until
         self._watch = watch or (lambda _index, message, context, call: call(message, context))
         self._contexts = {
@@ -250,7 +303,8 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         self._ids = itertools.count(1)
         self._replies: dict[str, Message] = {}
         self._round: object = None
-        self._thread, self._asked = threading.get_ident(), 0
+        self._thread, self._asked, self._wanted = threading.get_ident(), 0, 0
+        self._patience: float | None = None
         # The older API sends from threads. Clients train one after the other, so that each is watched by itself.
         self._lock = threading.RLock()
 
@@ -267,16 +321,22 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        if threading.get_ident() == self._thread:  # the older API's own thread asks as long as it runs
-            self._asked += 1
-            if self._asked > _ASKED:
-                raise BadInput(
-                    f"it waits for more nodes than the {len(self._contexts)} that there are; give more (nodes=…)"
-                )
+        if threading.get_ident() != self._thread:  # the older API's own thread asks as long as it runs
+            self._wanted = max(self._wanted, _waited_for(self._thread))
+            return list(range(FIRST_NODE, FIRST_NODE + max(len(self._contexts), self._wanted)))
+        self._asked += 1
+        self._check_nodes()
         return list(self._contexts)
+
+    def _check_nodes(self) -> None:
+        if self._asked > _ASKED or self._wanted > len(self._contexts):
+            wanted = f"{self._wanted} nodes, but there are {len(self._contexts)}"
+            more = f"more nodes than the {len(self._contexts)} that there are"
+            raise BadInput(f"it waits for {wanted if self._wanted else more}; give more (nodes=…)")
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         with self._lock:
+            self._check_nodes()
             batch = list(messages)
             self._asked = 0
             key = str(next(self._ids))
@@ -286,8 +346,13 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         with self._lock:
             return [self._replies.pop(key) for key in message_ids if key in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:  # noqa: ARG002
-        return self.pull_messages(self.push_messages(messages))
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        with self._lock:
+            self._patience = timeout
+            try:
+                return self.pull_messages(self.push_messages(messages))
+            finally:
+                self._patience = None
 
     def _push(self, message: Message, key: str, batch: str) -> str:
         """Have the client answer, and keep the answer under ``key``."""
@@ -304,7 +369,14 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
             raise BadInput(f"the app sends a message to node {node}, which there isn't")
         try:
             index = max(0, self.seen.rounds - 1) if told is None else told - 1
-            reply = self._watch(index, copy.deepcopy(sent), self._contexts[node], self._app.client)
+            with _patient(self._patience):
+                reply = self._watch(index, copy.deepcopy(sent), self._contexts[node], self._app.client)
+        except _DroppedOut:
+            self.seen.dropped.append(
+                f"client {node} dropped out of round {self.seen.rounds}: it would sleep as long as the server waits "
+                f"({self._patience:g} s), which was not waited for"
+            )
+            return key
         except Exception as error:
             line = f"client {node} failed in round {self.seen.rounds}: {_in_words(error, self._app.folder)}"
             self.seen.failures.append(line)
