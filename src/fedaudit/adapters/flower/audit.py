@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import math
 import random
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +23,9 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from fedaudit import api
-from fedaudit.adapters.flower.in_process import App, Call, Enough, Run, lies_in, loaded, run_app
+from fedaudit.adapters.flower.in_process import App, Call, Enough, Mod, Run, chains_of, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, bytes_in, check_names, is_training, num_examples, state_in
+from fedaudit.adapters.flower.privacy import known_of_mods, strategies
 from fedaudit.adapters.flower.secure_sum import TRAINS, UNMASKS, stage_of, unmasked
 from fedaudit.attacks.base import Attacks, attacks_of
 from fedaudit.capture.capture import Capture
@@ -32,6 +33,7 @@ from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.models import without_opacus
 from fedaudit.pipeline import offline
+from fedaudit.pipeline.ledger import server_noise
 from fedaudit.simulation.protocols import PROTOCOLS, MessageRecorder, WrongApp
 from fedaudit.task.training import UNMODELLED, Loss
 from fedaudit.transcript.files import INDEX
@@ -157,7 +159,7 @@ def audit_flower(
                 total = float(planned) if isinstance(planned, int) and planned > 0 else math.inf
                 report = display.stage(f"the Flower app {found.name}", total)
                 others = {e.name: o for e in PROTOCOLS if (o := e.value.recorder(folder / SENT, found.name, **named))}
-                watcher = _Watcher(recorder, list(others.values()), report)
+                watcher = _Watcher(recorder, list(others.values()), report, chains_of(found))
                 try:
                     with one_thread(), watcher.server:  # one thread as the replay, so that it can give the same bits
                         _seed(seed)
@@ -216,7 +218,9 @@ def audit_flower(
 class _Watcher:
     """Watches every client's training and records it."""
 
-    def __init__(self, recorder: Recorder, others: Sequence[MessageRecorder], report: Report) -> None:
+    def __init__(
+        self, recorder: Recorder, others: Sequence[MessageRecorder], report: Report, mods: Mapping[str, Sequence[Mod]]
+    ) -> None:
         self.module: nn.Module | None = None
         self.loss: nn.Module | None = None  # of the app's own
         self.updates = 0
@@ -224,6 +228,8 @@ class _Watcher:
         self.notes: list[str] = []
         self.refused: BadInput | None = None  # what was asked for, or the app, doesn't fit: it was stopped
         self._recorder, self._others, self._report = recorder, others, report
+        self._mods, self._thread = mods, threading.get_ident()
+        self._looked = False  # whether the server adds noise was looked at
         self._round: int | None = None
         self.sums = False  # secure aggregation: the server reads sums
         self._masked: dict[int, Callable[[], None]] = {}  # by node: record its part of a sum that isn't read yet
@@ -247,7 +253,18 @@ class _Watcher:
             others = [(other, watched.enter_context(other.watch())) for other in self._others]
             reply = call(message, context)
         if not reply.has_error():
-            record = functools.partial(self._sent, index, context, sent, seen, reply.content, others)
+            chosen = f"every node's {message.metadata.message_type}"
+            mods = self._mods.get(chosen) or next(iter(self._mods.values()))
+
+            def record() -> None:
+                node, model, start = str(context.node_id), bytes_in(reply.content), bytes_in(sent)
+                if any(other.message(index, node, model, start, known) for other, known in others):
+                    return
+                content, rounded = unmasked(sent, reply.content, context) if stage else (reply.content, None)
+                self._check(content, seen)
+                self._look_for_noise()
+                self._record(index, context.node_id, sent, seen, content, mods, rounded)
+
             if stage:
                 self.sums = True
                 self._masked[context.node_id] = record
@@ -263,19 +280,6 @@ class _Watcher:
             raise Enough from None
         except FedAuditError as error:
             self._note(f"an update of node {context.node_id} isn't recorded: {error}")
-
-    def _sent(
-        self, index: int, context: Context, sent: RecordDict, seen: Capture, content: RecordDict, others: Sequence[Any]
-    ) -> None:
-        node, model, start = str(context.node_id), bytes_in(content), bytes_in(sent)
-        if any(other.message(index, node, model, start, known) for other, known in others):
-            return
-        done = None
-        if self.sums:
-            content, done = unmasked(sent, content, context)
-            seen.notes.append(_SUMS)
-        self._check(content, seen)
-        self._record(index, context.node_id, sent, seen, content, done)
 
     def keep_tested(self) -> None:
         """Write what clients, or else the server, evaluated on; what training used, too, is left out by the reader."""
@@ -318,6 +322,12 @@ class _Watcher:
         if self.refused is not None:
             raise Enough
 
+    def _look_for_noise(self) -> None:
+        """Record which noise the server adds to what it averages, once."""
+        if not self._looked and (found := server_noise(strategies(self._thread))) is not None:
+            self._note(self._recorder.noise_at_server(found[0], mean=found[1]))
+        self._looked = True
+
     def _record(
         self,
         index: int,
@@ -325,7 +335,8 @@ class _Watcher:
         sent: RecordDict,
         seen: Capture,
         content: RecordDict,
-        done: ClientDefenceInfo | None,
+        mods: Sequence[Mod],
+        rounded: ClientDefenceInfo | None,
     ) -> None:
         if self.module is None and seen.module is not None:
             self.module = self.server.module = without_opacus(copy.deepcopy(seen.module)).cpu()
@@ -339,6 +350,11 @@ class _Watcher:
         if len(content.array_records) > 1:
             self._note(f"clients send {len(content.array_records)} ArrayRecords; only '{MODEL}' is recorded")
         check_names(state, weights)
+        done = None if seen.private else known_of_mods(mods, sent, weights, state, self.module)
+        if rounded is not None:
+            seen.notes.append(_SUMS)
+            clip = done.clip if done else None
+            done = dataclasses.replace(rounded, clip=clip, unclipped=clip is None)
         examples = num_examples(content)
         self._recorder.update(node, state, seen, num_examples=examples, sent=weights, sanitised=done)
         self.updates += 1

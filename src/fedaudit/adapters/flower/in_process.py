@@ -410,21 +410,27 @@ def _fused(app: App, config: Mapping[str, Any]) -> Config:
 Mod = tuple[str, dict[str, Any]]
 
 
-def mods_of(folder: Path | str) -> tuple[str, dict[str, list[Mod]], int | None]:
+def mods_of(app: App | Path | str) -> tuple[str, dict[str, list[Mod]], int | None]:
     """Return an app's name, the mods that its clients' training goes through, and its planned rounds, if it says so.
 
     The mods are those of each function that trains, the first to work on a reply first, by the name of class or
     function, with the module where that isn't Flower's, and the settings.
     """
-    with loaded(folder) as app:
-        trains = {name: train for name, train in app.client._registered_funcs.items() if name.startswith("train")}
-        chains = {f"every node's {name}": _mods(train) for name, train in trains.items()}
-        if len(chains) < 2:
-            chains = {"every node": next(iter(chains.values()), list(app.client._mods))}
-        found = {name: [_described(mod) for mod in reversed(mods)] for name, mods in chains.items()}
+    if not isinstance(app, App):
+        with loaded(app) as found:
+            return mods_of(found)
     rounds = app.config.get("num-server-rounds")
     planned = rounds if isinstance(rounds, int) and not isinstance(rounds, bool) and rounds > 0 else None
-    return app.name, found, planned
+    return app.name, chains_of(app), planned
+
+
+def chains_of(app: App) -> dict[str, list[Mod]]:
+    """Return the mods of each function of an app that trains, as :func:`mods_of` does."""
+    trains = {name: train for name, train in app.client._registered_funcs.items() if name.startswith("train")}
+    chains = {f"every node's {name}": _mods(train) for name, train in trains.items()}
+    if len(chains) < 2:
+        chains = {"every node": next(iter(chains.values()), list(app.client._mods))}
+    return {name: [described(mod) for mod in reversed(mods)] for name, mods in chains.items()}
 
 
 def _mods(train: Any) -> list[Any]:
@@ -440,12 +446,13 @@ def _mods(train: Any) -> list[Any]:
 def mods_behind(call_next: Any) -> list[Mod]:
     """Return the mods between a mod and the client, as :func:`mods_of` does, from what the mod is given to call."""
     try:
-        return [_described(mod) for mod in reversed(_mods(call_next))]
+        return [described(mod) for mod in reversed(_mods(call_next))]
     except (AttributeError, KeyError, TypeError, ValueError):  # another version of Flower's: then none is known
         return []
 
 
-def _described(mod: Any) -> Mod:
+def described(mod: Any) -> Mod:
+    """Return the class's or function's name of a mod or strategy, and its settings that are numbers or text."""
     client_defence = getattr(mod, "client_defence", None)
     if isinstance(client_defence, ClientDefence):
         return client_defence.name, client_defence.settings()
