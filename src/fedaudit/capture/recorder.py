@@ -366,8 +366,12 @@ class Recorder:
         said = aggregator.in_words() + "; of what it averages no ε is known, for it isn't FedAvg's mean" * (not mean)
         if said not in self._header.notes:
             self._header.central = aggregator.written() if mean else None
-            self._header.notes.append(said)
+            self.note(said)
         return said
+
+    def note(self, *notes: str) -> None:
+        """Say what readers must know of the whole recording, a line each; it is written with the next round."""
+        self._header.notes += [note for note in notes if note not in self._header.notes]
 
     def candidates(self, inputs: Any, labels: Any) -> None:
         """Give other examples of the same kind, normalised as the model sees them: victims are looked for among them.

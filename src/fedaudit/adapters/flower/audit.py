@@ -9,24 +9,23 @@ import math
 import random
 import re
 import shutil
-import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import cloudpickle
 import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from fedaudit import api
-from fedaudit.adapters.flower.in_process import App, Call, Enough, Mod, Run, chains_of, lies_in, loaded, run_app
+from fedaudit.adapters.flower.in_process import Call, Enough, Mod, Run, chains_of, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, bytes_in, check_names, is_training, num_examples, state_in
 from fedaudit.adapters.flower.privacy import known_of_mods, strategies
 from fedaudit.adapters.flower.secure_sum import TRAINS, UNMASKS, stage_of, unmasked
+from fedaudit.adapters.own_modules import sent_by_value
 from fedaudit.attacks.base import Attacks, attacks_of
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.evaluation import Evaluation, joined
@@ -146,7 +145,7 @@ def audit_flower(
         rounds = rounds or attacked[-1] + 1
     with contextlib.suppress(Exception):
         import_torchvision()  # apps read images with it, and only here it is made to fit
-    with loaded(app) as found, _sent_by_value(found):
+    with loaded(app) as found, sent_by_value(found.folder):
         with live_display(progress) as display:
             started = time.perf_counter()
             _make_room(folder, overwrite=overwrite)
@@ -416,17 +415,3 @@ def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 (what apps draw from)
     torch.manual_seed(seed)
-
-
-@contextlib.contextmanager
-def _sent_by_value(app: App) -> Iterator[None]:
-    """Let worker processes get the app's classes themselves: they can't import them."""
-    # A script in the app's folder is sent by value anyway, and can't be registered.
-    own = [m for name, m in list(sys.modules.items()) if name != "__main__" and lies_in(m, app.folder)]
-    for module in own:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in own:
-            cloudpickle.unregister_pickle_by_value(module)

@@ -28,6 +28,7 @@ from flwr.serverapp import Grid
 
 from fedaudit.adapters.flower.app_file import NODES, Config, flat, read_app
 from fedaudit.adapters.flower.messages import is_training, server_round
+from fedaudit.adapters.own_modules import lies_in
 from fedaudit.defences.client_defences import ClientDefence
 from fedaudit.utils.errors import BadInput
 
@@ -475,13 +476,6 @@ def _load(ref: str, folder: Path) -> Any:
     except Exception as error:
         raise BadInput(f"{folder}: {ref} can't be imported: {_in_words(error, folder)}") from error
     return found
-
-
-def lies_in(module: Any, folder: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    if file is None:  # a namespace package
-        return any(Path(path).is_relative_to(folder) for path in getattr(module, "__path__", []))
-    return Path(file).resolve().is_relative_to(folder)
 
 
 def _in_words(error: BaseException, folder: Path) -> str:
