@@ -101,6 +101,7 @@ def test_a_job_that_encrypts_runs_without_and_readers_are_told_who_reads_what(tm
     (tmp_path / "place").mkdir()
     copied = _copied(whole, tmp_path / "place")
     assert "the server, which has no key, reads nothing" in copied.notes[0]
+    assert copied.threat == {"adversary": "eavesdropper"}
     written = "".join(one.read_text() for one in copied.folder.rglob("*.json"))
     assert "app_opt.he" not in written
     assert "InTimeAccumulateWeightedAggregator" in written

@@ -150,8 +150,8 @@ def audit_nvflare(
             number = len({one.site for one in each})
             display.say(f"{len(each)} updates of {number} sites recorded in {folder / RECORDING}")
             shown.close()
-            if copied.peers and threat is None:
-                adversary = offline.threat_from({"adversary": "aggregating-client", "clients": [0], "rounds": "from 0"})
+            if not threat:
+                adversary = offline.threat_from(copied.threat)
             own = next((one.seen.criterion for one in each if one.seen.criterion is not None), None)
             last = attacked == "last" and not adversary.partial
             request = dataclasses.replace(
@@ -172,10 +172,10 @@ def audit_nvflare(
 
 @dataclasses.dataclass(frozen=True)
 class _Copy:
-    """A job's copy that is watched; ``peers``: its sites aggregate; ``notes``: what readers must know of who reads."""
+    """A job's copy that is watched; ``threat``: who reads it, unless told otherwise; ``notes``: that in words."""
 
     folder: Path
-    peers: bool
+    threat: dict[str, Any]
     notes: list[str]
 
 
@@ -206,7 +206,10 @@ def _copied(job: Path, place: Path) -> _Copy:
                     there += [] if trains else [{"tasks": ["train"], "filters": [own]}]
             file.unlink()
             file.with_suffix(".json").write_text(json.dumps(config))
-    return _Copy(folder, peers, [_ENCRYPTED] * encrypted + [_PEERS] * peers)
+    threat: dict[str, Any] = {"adversary": "eavesdropper"} if encrypted else {}
+    if peers:
+        threat = {"adversary": "aggregating-client", "clients": [0], "rounds": "from 0"}
+    return _Copy(folder, threat, [_ENCRYPTED] * encrypted + [_PEERS] * peers)
 
 
 def _without_encryption(config: dict[str, Any]) -> bool:
@@ -217,13 +220,15 @@ def _without_encryption(config: dict[str, Any]) -> bool:
             kept = [f for f in one.get("filters") or [] if str(class_of(f)).rpartition(".")[2] not in _WITHOUT]
             found |= len(kept) < len(one.get("filters") or [])
             one["filters"] = kept
+        config[chain] = [one for one in config.get(chain) or [] if one.get("filters")]  # NVFlare takes no empty chain
     for one in list(config.get("components") or []):
         instead = _WITHOUT.get(str(class_of(one)).rpartition(".")[2])
         if instead is not None:
             found = True
             config["components"].remove(one)
             if instead:
-                config["components"].append({"id": one.get("id"), "path": instead, "args": {}})
+                args = {key: value for key, value in (one.get("args") or {}).items() if key == "expected_data_kind"}
+                config["components"].append({"id": one.get("id"), "path": instead, "args": args})
     return found
 
 
