@@ -149,7 +149,7 @@ SLOW = replaced(TASK, "    model.train()\n", "    import time\n    for _ in rang
     ("parts", "words"),
     [
         ({"client": NUMPY, "server": OLD_SERVER}, "trains no torch module that fedaudit can watch"),
-        ({"client": MASKED}, r"masked shares of secure aggregation.*threat={'sees': 'aggregate of"),
+        ({"client": MASKED}, r"masked shares of a secure aggregation.*threat={'sees': 'sum'}"),
     ],
 )
 def test_what_cant_be_audited_says_why_and_what_can(parts, words, tmp_path):

@@ -58,6 +58,7 @@ from fedaudit.utils.validation import explain
 if TYPE_CHECKING:
     from fedaudit.capture.canaries import CanaryClients
     from fedaudit.capture.capture import Capture
+    from fedaudit.defences.clipping import Clipping
     from fedaudit.modalities import TokenInfo
     from fedaudit.modalities.columns import Column
     from fedaudit.transcript.update import ClientDefenceInfo
@@ -360,6 +361,21 @@ class Recorder:
             raise BadInput(explain(error)) from None
         self._save(file, self._tensors(state))
         entry.total = made
+
+    def noise_at_server(self, aggregator: Clipping, *, mean: bool) -> str:
+        """Say which noise the server adds to what it averages, for the ledger and readers, and return that in words.
+
+        ``mean``: it is the clients' mean; of another rule no ε is known.
+        """
+        said = aggregator.in_words() + "; of what it averages no ε is known, for it isn't FedAvg's mean" * (not mean)
+        if said not in self._header.notes:
+            self._header.central = aggregator.written() if mean else None
+            self.note(said)
+        return said
+
+    def note(self, *notes: str) -> None:
+        """Say what readers must know of the whole recording, a line each; it is written with the next round."""
+        self._header.notes += [note for note in notes if note not in self._header.notes]
 
     def candidates(self, inputs: Any, labels: Any) -> None:
         """Give other examples of the same kind, normalised as the model sees them: victims are looked for among them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +39,7 @@ def audit(
     ] = False,
     write: options.Write = None,
     flower: options.App = None,
+    nvflare: options.NVFlareJob = None,
     nodes: options.Nodes = None,
     run_config: options.RunConfig = None,
     attacks: options.AppAttacks = None,
@@ -52,11 +54,12 @@ def audit(
     mean: options.Mean = None,
     std: options.Std = None,
 ) -> None:
-    """Simulate a federation or run a Flower app, attack what the adversary sees, and write a report."""
+    """Simulate a federation, or run a Flower app or NVFlare job; attack what the adversary sees, and write a report."""
     formats = options.formats_of(write)
     options.check_alone(
-        flower,
-        {"SCENARIO": scenario, "--compare-defences": compare_defences},
+        flower or nvflare,
+        {"SCENARIO": scenario, "--compare-defences": compare_defences}
+        | ({} if nvflare is None else {"--flower": flower, "--run-config": run_config}),
         {
             "--nodes": nodes,
             "--run-config": run_config,
@@ -72,15 +75,22 @@ def audit(
             "--mean": mean,
             "--std": std,
         },
+        "--flower" if nvflare is None else "--nvflare",
     )
-    if flower is not None:
-        from fedaudit.adapters import flower as adapter
-
+    app = flower or nvflare
+    if app is not None:
         task, limits = options.task_of(mean, std), options.limits_of(fail_above, fail_on, policy, fail_below)
-        finished = adapter.audit_flower(
-            flower,
-            nodes=nodes,
-            config=adapter.parse_config(run_config or []),
+        audited: Any
+        if nvflare is None:
+            from fedaudit.adapters import flower as adapter
+
+            audited = partial(adapter.audit_flower, nodes=nodes, config=adapter.parse_config(run_config or []))
+        else:
+            from fedaudit.adapters.nvflare import audit_nvflare
+
+            audited = partial(audit_nvflare, sites=nodes)
+        finished = audited(
+            app,
             attacked=options.rounds_of(rounds) or "last",
             records=records,
             clients=clients,

@@ -107,13 +107,24 @@ def _ledgers(
             raise BadInput(f"'{source}' doesn't say how many rounds there are; give --rounds")
         return pipeline.of_filters(job.name, job.sites, planned, parameters, question, job.whole)
     if (source / "pyproject.toml").is_file():
-        from fedaudit.adapters.flower.in_process import mods_of
+        from fedaudit.adapters.flower.app_file import NODES
+        from fedaudit.adapters.flower.in_process import loaded, mods_of
+        from fedaudit.adapters.flower.privacy import strategies_of
 
-        name, mods, planned = mods_of(source)
+        with loaded(source) as app:
+            name, mods, planned = mods_of(app)
+            noise, nodes = pipeline.server_noise(strategies_of(app)), app.nodes or NODES
         planned = question.rounds or planned
         if planned is None:
             raise BadInput("the app's config has no num-server-rounds; give --rounds")
         found = pipeline.of_filters(name, mods, planned, parameters, question)
+        if noise is not None and noise[1]:
+            everybody = dict.fromkeys(map(str, range(nodes)))
+            at_server = pipeline.of_server(
+                name, noise[0], everybody, noise[0].num_sampled_clients or nodes, planned, question
+            )
+            promises = any(one.epsilon is not None for one in found)
+            found = [*(found if promises else []), at_server]
         private = any(b"opacus" in path.read_bytes() for path in source.rglob("*.py"))
         return [replace(one, notes=(*one.notes, _OPACUS)) for one in found] if private else found
     return [pipeline.of_recording(source, question)]

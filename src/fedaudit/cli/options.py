@@ -199,9 +199,18 @@ App = Annotated[
     Path | None,
     typer.Option("--flower", metavar="APP", help="Folder of a Flower app to run here, unchanged, and audit."),
 ]
+NVFlareJob = Annotated[
+    Path | None,
+    typer.Option("--nvflare", metavar="JOB", help="Folder of an NVFlare job to run here by its simulator, and audit."),
+]
 Nodes = Annotated[
     int | None,
-    typer.Option("--nodes", min=1, max=10_000, help="Nodes of the Flower app; default: the app's own number, or 10."),
+    typer.Option(
+        "--nodes",
+        min=1,
+        max=10_000,
+        help="Nodes of the Flower app; default: the app's own number, or 10. Sites of the NVFlare job.",
+    ),
 ]
 RunConfig = Annotated[
     list[str] | None,
@@ -210,7 +219,7 @@ RunConfig = Annotated[
     ),
 ]
 AppAttacks = Annotated[
-    list[str] | None, typer.Option("--attack", help="Attack on the Flower app; repeatable; default: all that fit.")
+    list[str] | None, typer.Option("--attack", help="Attack on the app or job; repeatable; default: all that fit.")
 ]
 
 
@@ -252,11 +261,11 @@ def number_of_workers(workers: int | None) -> int:
     return workers or os.cpu_count() or 1
 
 
-def check_alone(app: Path | None, others: dict[str, Any], own: dict[str, Any]) -> None:
+def check_alone(app: Path | None, others: dict[str, Any], own: dict[str, Any], flag: str = "--flower") -> None:
     """Refuse an app's options beside a scenario's, or without an app; None, False and an empty list aren't given."""
     for name, value in (own if app is None else others).items():
         if value not in (None, [], ()) and value is not False:
-            without = " needs --flower" if app is None else ": not with --flower"
+            without = " needs --flower or --nvflare" if app is None else f": not with {flag}"
             raise BadInput(f"{name}{without}; see fedaudit audit --help")
 
 

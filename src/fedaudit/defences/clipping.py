@@ -45,6 +45,19 @@ class Clipping(Aggregator):
     def norm(self) -> float:
         """Return the norm to which updates are clipped in this round."""
 
+    def in_words(self) -> str:
+        """Return what happens to updates, and who sees what, as a reader of a report is told."""
+        norm = f"{self.norm():.3g}" + " at first, then to one that follows a quantile" * isinstance(
+            self, AdaptiveClipping
+        )
+        over = f"{self.num_sampled_clients} clients" if self.num_sampled_clients else "the clients of a round"
+        noise = f"adds noise of {self.noise_multiplier:.3g} times that norm over {over} to their mean"
+        who, reads = {"server": ("the server clips", "whole"), "client": ("clients clip", "clipped")}[self.side]
+        return (
+            f"{who} updates to a norm of {norm}; the server {noise}: it reads updates {reads} and without noise, "
+            "clients and outsiders models with it"
+        )
+
     @abstractmethod
     def _noise(self, clipped: Sequence[bool], draws: np.random.RandomState) -> float:
         """Return the noise's standard deviation times the clients of a round, and go on to the next round."""

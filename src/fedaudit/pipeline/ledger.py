@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientDefence
+from fedaudit.defences.clipping import Clipping
 from fedaudit.defences.filters import PercentilePrivacy, SVTPrivacy
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.epsilon.accounting import Account, PrivacyAccount, RecordedGaussians, SparseVectorAccount, TakingPart
@@ -20,13 +23,24 @@ from fedaudit.simulation.horizontal import planned_rounds
 from fedaudit.transcript.files import read_header, read_rounds
 from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.registry import make
+from fedaudit.utils.registry import make, settings_of
 
 FILTERS = {  # a framework's class of a filter or mod, and ours that does the same
     "PercentilePrivacy": "percentile-privacy",
     "SVTPrivacy": "svt-privacy",
     "ExcludeVars": "exclude-vars",
     "LocalDpMod": "local-dp",
+}
+CLIPPING_MODS = {"fixedclipping_mod": "fixed-clipping", "adaptiveclipping_mod": "adaptive-clipping"}  # Flower's
+_NO_NOISE_IN = {
+    **dict.fromkeys(CLIPPING_MODS, "clips, and the server adds the noise"),
+    **dict.fromkeys(("secaggplus_mod", "secagg_mod"), "hides single updates from the server, and adds no noise"),
+}
+_STRATEGIES = {  # Flower's, and our aggregator that does the same
+    "DifferentialPrivacyServerSideFixedClipping": ("fixed-clipping", {"side": "server"}),
+    "DifferentialPrivacyClientSideFixedClipping": ("fixed-clipping", {"side": "client"}),
+    "DifferentialPrivacyServerSideAdaptiveClipping": ("adaptive-clipping", {"side": "server", "rule": "flower"}),
+    "DifferentialPrivacyClientSideAdaptiveClipping": ("adaptive-clipping", {"side": "client", "rule": "flower"}),
 }
 Filter = tuple[str, Mapping[str, Any]]
 
@@ -217,7 +231,8 @@ def chain_account(name: str, filters: Sequence[Filter], elements: int | None, si
         known = kind if kind in CLIENT_DEFENCES else FILTERS.get(kind)
         shown.append(_named(known or kind, settings))
         if known is None:
-            notes.append(f"{kind} isn't known here: nothing is counted for it")
+            why = _NO_NOISE_IN.get(kind, "isn't known here")
+            notes.append(f"{kind} {why}: nothing is counted for it")
             continue
         if not {"WEIGHTS", "WEIGHT_DIFF"} <= set(written.get("data_kinds") or ("WEIGHTS", "WEIGHT_DIFF")):
             notes.append(
@@ -253,16 +268,63 @@ def chain_account(name: str, filters: Sequence[Filter], elements: int | None, si
     return Chain(account, shown, notes, searched)
 
 
+def server_noise(strategies: Sequence[Filter]) -> tuple[Clipping, bool] | None:
+    """Return what Flower's strategies, the outermost first, add to what they average, and whether that is a mean.
+
+    None: none that is known adds noise. Of another rule than FedAvg's nobody knows how far one client moves it.
+    """
+    for kind, settings in strategies:
+        if kind not in _STRATEGIES:
+            continue
+        name, own = _STRATEGIES[kind]
+        given: dict[str, Any] = {**own, "num_sampled_clients": int(settings["num_sampled_clients"])}
+        given |= {key: settings[key] for key in settings_of(AGGREGATORS[name].value) if key in settings.keys() - given}
+        z, count, norm = given["noise_multiplier"], given.get("clipped_count_stddev"), settings["clipping_norm"]
+        if count is not None:  # Flower keeps that of the mean alone
+            given |= {"noise_multiplier": (z**-2 + (2 * count) ** -2) ** -0.5 if z else z}
+            given |= {"initial_clipping_norm": norm}
+        with suppress(BadInput):
+            return cast("Clipping", make(AGGREGATORS, name, given)), strategies[-1][0] == "FedAvg"
+    return None
+
+
+def of_server(
+    name: str, noise: Clipping, examples: Mapping[str, int | None], per_round: int, rounds: int, question: Question
+) -> Ledger:
+    """Return the ledger of noise that a server adds to a mean, towards those who see global models alone.
+
+    ``examples``: by client; None: not known, and all are taken to have as many.
+    """
+    held, notes = [n for n in examples.values() if n], [noise.in_words()]
+    if len(held) < len(examples):
+        held = [1] * len(examples)
+        noise = cast("Clipping", make(AGGREGATORS, noise.name, {**noise.settings(), "average": "mean"}))
+        notes.append("clients are taken to have equally many examples, by which FedAvg weighs them: record it to count")
+    account = noise.account(TakingPart(tuple(held), min(per_round, len(held)), 1, 1, None, 0))
+    ledger = Ledger(
+        federation=name,
+        mechanism=_named(noise.name, noise.settings()),
+        protects="client",
+        adjacency="add-remove",
+        sampling=_sampling(account),
+        delta=_DELTA,
+        clients=(),
+        notes=tuple(notes),
+    )
+    return _filled(ledger, {client: _Sent(range(1, rounds + 1), account) for client in examples}, question)
+
+
 def of_recording(folder: Path, question: Question) -> Ledger:
     """Return the ledger of what travelled, by the noise on record; BadInput: it has no single clients' updates."""
     header = read_header(folder)
     messages: dict[int, list[tuple[int, ClientDefenceInfo | None]]] = {}
-    rounds, names = read_rounds(folder, header), dict[int, str]()
+    rounds, names, examples = read_rounds(folder, header), dict[int, str](), dict[str, int | None]()
     for entry in rounds:
         if any(message.members for message in entry.messages) or (entry.total and not entry.messages):
             raise BadInput(f"{header.name} has sums of updates; a ledger is of single clients' messages")
         for message in entry.messages:
             names[message.client] = message.name or str(message.client)
+            examples[names[message.client]] = message.num_examples
             messages.setdefault(message.client, []).append((entry.index + 1, message.sanitised))
     if not messages:
         raise BadInput(f"{header.name} has no updates, and so no ledger")
@@ -270,6 +332,12 @@ def of_recording(folder: Path, question: Question) -> Ledger:
     missing = [index + 1 for index in range(max(kept)) if index not in kept]
     sent = {names[client]: _recorded(own, missing) for client, own in sorted(messages.items())}
     known = [done for own in messages.values() for _, done in own]
+    if header.central is not None and not any(done and done.clip and done.noise for done in known):
+        settings = {key: value for key, value in header.central.items() if key != "name"}
+        noise = make(AGGREGATORS, str(header.central.get("name")), settings)
+        if isinstance(noise, Clipping):
+            most = max(len(entry.messages) for entry in rounds)
+            return of_server(header.name, noise, examples, most, rounds[-1].index + 1, question)
     ways = sorted({str(done.private or done.name) if done else "none" for done in known})
     of_examples = any(done and done.private for done in known)
     notes = ["a recording says what noise was meant to be added; an audit with canaries tests whether it was"]
@@ -299,8 +367,10 @@ def in_a_line(folder: Path) -> str | None:
         return None
     most, client = max(spent, key=lambda one: one[0])
     whose = "an example" if ledger.protects == "sample" else "a client"
+    central = ledger.mechanism.partition(" ")[0] in AGGREGATORS
+    begin = "towards those who see global models alone, not the server, " * central + "the noise on record promises"
     return (
-        f"the noise on record promises {whose} ε = {most:.3g} at δ = {ledger.delta:g}, or less: client {client.client} "
+        f"{begin} {whose} ε = {most:.3g} at δ = {ledger.delta:g}, or less: client {client.client} "
         f"after {client.rounds} round{'s' * (client.rounds != 1)} ({ledger.sampling}); see fedaudit ledger"
     )
 

@@ -248,6 +248,8 @@ def replay_update(
         return Replay(error, 0.0, home)
     if error < math.inf and update.sanitised is not None and (private := update.sanitised.private) and private.noise:
         return _beside_noise(functools.partial(again, begin), update.tensors, home, private)
+    if error < math.inf and transcript.recording and (declared := _as_declared(update, moved, home)) is not None:
+        return declared
     other = Difference(update.tensors, moved, start, weights=update.kind == "weights")
     if transcript.recording and (found := other.by_precision(error)):
         return Replay(error, 0.0, home, *found)
@@ -264,7 +266,8 @@ def replay_update(
     once_more = again(begin, points=points if few else None)
     as_seen = not any(TOLD in note for note in transcript.notes) and not transcript.task_info.summed
     as_seen &= transcript.task_info.loss != "custom"
-    found = other.by_change(points, lengths, seen=as_seen) or other.by_noise(seen=as_seen)
+    clip = [update.sanitised.clip] if update.sanitised and update.sanitised.clip else []
+    found = other.by_change(points, [*lengths, *clip], seen=as_seen) or other.by_noise(seen=as_seen)
     if found is None and seen:
         found = Explanation(seen, math.inf)
     drawn = 0.0 if once_more is None else relative_error(moved, once_more, nothing)
@@ -315,10 +318,28 @@ def _beside_noise(
         most = max(most, relative_error(sent, {n: sent[n] + drawn[n] - plain[n] for n in sent}, nothing))
     assert plain is not None
     error = relative_error(sent, plain, nothing)
-    most *= 1.25 + 4 / math.sqrt(sum(value.numel() for value in sent.values()))
+    return _of_noise(error, most, sent, home, "its DP-SGD declares") or Replay(error, 0.0, home)
+
+
+def _of_noise(error: float, size: float, sent: Mapping[str, Tensor], home: str, who: str) -> Replay | None:
+    """Return the replay of an update that declared noise takes about ``size`` away; None: it isn't as far."""
+    most = size * (1.25 + 4 / math.sqrt(sum(value.numel() for value in sent.values())))
     if not most / _LESS_NOISE <= error <= most:
-        return Replay(error, 0.0, home)
-    return Replay(error, most / BEYOND_ROUNDING, home, "noise of the size that its DP-SGD declares", most)
+        return None
+    return Replay(error, most / BEYOND_ROUNDING, home, f"noise of the size that {who}", most)
+
+
+def _as_declared(update: Update, moved: Mapping[str, Tensor], home: str) -> Replay | None:
+    """Return how far an update is from its training clipped as declared, where the declared noise takes it there."""
+    done, length = update.sanitised, _length(update)
+    if done is None or done.private or not done.noise or not length:
+        return None
+    own = math.sqrt(sum(float(value.double().square().sum()) for value in moved.values()))
+    shrink = min(1.0, (done.clip or own) / own) if own else 1.0
+    apart = sum(float((v.double() - shrink * moved[n].double()).square().sum()) for n, v in update.tensors.items())
+    noises = dict(done.noises)
+    size = math.sqrt(sum(noises.get(name, done.noise) ** 2 * v.numel() for name, v in update.tensors.items()))
+    return _of_noise(math.sqrt(apart) / length, size / length, update.tensors, home, f"{done.name} declares")
 
 
 def _rounded(start: Mapping[str, Tensor], dice: torch.Generator, update: Update) -> dict[str, Tensor]:

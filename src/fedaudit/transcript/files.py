@@ -164,6 +164,9 @@ class Header(BaseModel):
     parts: list[str] = []
     clients: list[str] = []
     notes: list[str] = []
+    central: dict[str, str | int | float | None] | None = Field(
+        default=None, description="of a server that adds noise to a mean: its aggregator, as a scenario has it"
+    )
     last: Digest | None = None
     digest: Digest
 

@@ -30,21 +30,34 @@ _own = False
 
 @contextmanager
 def interrupted(at: float | None, kind: type[BaseException]) -> Iterator[None]:
-    """Raise an exception in this block, even if it waits or computes, at a time in seconds since 1970; None: never."""
+    """Raise an exception in this block, even if it waits or computes, at a time in seconds since 1970; None: never.
+
+    What waits for a lock ends in the main thread alone, by a signal.
+    """
     if at is None:
         yield
         return
     import ctypes
+    import signal
 
-    thread, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+    thread, lock, over = threading.get_ident(), threading.Lock(), False
+    number = getattr(signal, "SIGUSR1", None) if threading.current_thread() is threading.main_thread() else None
 
     def stop() -> None:
         with lock:
-            if not over:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(kind))
+            if over:
+                return
+            if number is not None:
+                signal.pthread_kill(thread, number)
+            else:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+    def ended(*_: object) -> None:
+        raise kind
 
     timer = threading.Timer(max(0.0, at - time.time()), stop)
     timer.daemon = True
+    before = None if number is None else signal.signal(number, ended)
     try:
         timer.start()
         yield
@@ -52,6 +65,8 @@ def interrupted(at: float | None, kind: type[BaseException]) -> Iterator[None]:
         with lock:
             over = True
         timer.cancel()
+        if number is not None:
+            signal.signal(number, before)
 
 
 @contextmanager

@@ -9,13 +9,12 @@ import math
 import random
 import re
 import shutil
-import sys
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import cloudpickle
 import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -23,8 +22,11 @@ from torch import Tensor, nn
 
 from fedaudit import api
 from fedaudit.adapters.flower.app_file import NODES
-from fedaudit.adapters.flower.in_process import App, Call, Enough, Run, lies_in, loaded, run_app
+from fedaudit.adapters.flower.in_process import Call, Enough, Mod, Run, chains_of, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, bytes_in, check_names, is_training, num_examples, state_in
+from fedaudit.adapters.flower.privacy import known_of_mods, strategies
+from fedaudit.adapters.flower.secure_sum import TRAINS, UNMASKS, stage_of, unmasked
+from fedaudit.adapters.own_modules import sent_by_value
 from fedaudit.attacks.base import Attacks, attacks_of
 from fedaudit.capture.answers import FILE, AppModel
 from fedaudit.capture.capture import Capture
@@ -34,11 +36,13 @@ from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.models import without_opacus
 from fedaudit.pipeline import offline
+from fedaudit.pipeline.ledger import server_noise
 from fedaudit.simulation.protocols import PROTOCOLS, MessageRecorder, WrongApp
 from fedaudit.task.training import UNMODELLED, Loss
 from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import truth_beside
+from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.distributions import lacking
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.folders import check_folder
@@ -52,6 +56,10 @@ RECORDING = "recording"  # the folder in OUT
 SENT = "boosters"  # likewise, of an app that sends no arrays: what travelled, of which the recording is made
 _ALL = 200  # updates up to which all are recorded where nobody says
 _LATE = 0.8  # of an app's time, after which a round that begins may be its last
+_SUMS = (
+    "clients mask what they send (SecAgg+): the server reads, and is asked about, the sum of a round's clients alone, "
+    "of numbers that the protocol clips and rounds"
+)
 _TESTED, _OF_NODE = 2000, 200  # most examples that are kept of all nodes' evaluations, and of one's
 
 
@@ -156,7 +164,8 @@ def audit_flower(
         raise BadInput(f"keep_clients is {keep_clients}; it must be 1 or more")
     with contextlib.suppress(Exception):
         import_torchvision()  # apps read images with it, and only here it is made to fit
-    with loaded(app) as found, contextlib.nullcontext(_described(model)) as described, _sent_by_value(found):
+    described = _described(model)
+    with loaded(app) as found, sent_by_value(found.folder, [] if described is None else [FILE]):
         with live_display(progress) as display:
             started = time.perf_counter()
             _make_room(folder, overwrite=overwrite)
@@ -174,7 +183,7 @@ def audit_flower(
                 keeps.clients = keep_clients
                 if keep_rounds is None and until is not None:
                     keeps.late = began + _LATE * (until - began)
-                watcher = _Watcher(recorder, list(others.values()), report, keeps, described)
+                watcher = _Watcher(recorder, list(others.values()), report, chains_of(found), keeps, described)
                 try:
                     with one_thread(), watcher.server:  # one thread as the replay, so that it can give the same bits
                         _seed(seed)
@@ -194,12 +203,16 @@ def audit_flower(
                 raise watcher.refused
             if run.stopped:
                 display.say(f"note: half of the time was spent: the app was stopped in round {run.rounds}")
-            watcher.notes = _once([*watcher.notes, *(note for other in others.values() for note in other.notes)])
+            watcher.notes = _once(
+                [*watcher.notes, *run.dropped, *(note for other in others.values() for note in other.notes)]
+            )
             sent = next((name for name, other in others.items() if other.messages), None)
             if sent:  # all that a client sent is attacked together
                 others[sent].close(records)
                 watcher.notes += PROTOCOLS[sent].value.convert(folder / SENT, folder / RECORDING)
                 attacked = records = None
+            if watcher.sums and adversary.group_size == 1:
+                adversary = adversary.model_copy(update={"sees": "sum"})
             if not sent and len(watcher.rounds) < run.rounds:
                 some = f"rounds {', '.join(map(str, sorted(watcher.rounds)))} of {run.rounds}"
                 watcher.notes.append(f"only {some} are recorded: keep_rounds says which, or 'all'")
@@ -216,6 +229,7 @@ def audit_flower(
             loss=None if isinstance(loss, str) else watcher.loss if loss is None else loss,
             rounds=[max(watcher.rounds)] if attacked == "last" else attacked,
             records=records,
+            threat=adversary,
             max_minutes=None if deadline is None else max(1e-3, (deadline - time.time()) / 60),
         )
         if limits or truth_beside(folder / RECORDING) is not None:
@@ -263,6 +277,7 @@ class _Watcher:
         recorder: Recorder,
         others: Sequence[MessageRecorder],
         report: Report,
+        mods: Mapping[str, Sequence[Mod]],
         keeps: _Keeps | None = None,
         described: AppModel | None = None,
     ) -> None:
@@ -274,7 +289,11 @@ class _Watcher:
         self.refused: BadInput | None = None  # what was asked for, or the app, doesn't fit: it was stopped
         self._recorder, self._others, self._report, self._model = recorder, others, report, described
         self._keeps = keeps or _Keeps()
+        self._mods, self._thread = mods, threading.get_ident()
+        self._looked = False  # whether the server adds noise was looked at
         self._round: int | None = None
+        self.sums = False  # secure aggregation: the server reads sums
+        self._masked: dict[int, Callable[[], None]] = {}  # by node: record its part of a sum that isn't read yet
         self._tested: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by node, what its first evaluation used
         self.server = Evaluation(None, _TESTED)  # the ServerApp's own, between the clients' answers
 
@@ -285,6 +304,10 @@ class _Watcher:
     def _answered(self, index: int, message: Message, context: Context, call: Call) -> Message:
         if not is_training(message):
             return self._evaluated(message, context, call)
+        if (stage := stage_of(message)) not in (None, TRAINS):
+            if stage == UNMASKS and (record := self._masked.pop(context.node_id, None)):  # what it sent is in the sum
+                self._tried(context, record)
+            return call(message, context)
         self._report(index)
         if not self._keeps(index, context.node_id) and not any(other.messages for other in self._others):
             return call(message, context)
@@ -295,17 +318,33 @@ class _Watcher:
         if not reply.has_error():
             if self._model is not None:
                 seen = self._changed(self._model, context, sent, reply.content)
-            node, model, start = str(context.node_id), bytes_in(reply.content), bytes_in(sent)
-            try:
-                if not any(other.message(index, node, model, start, known) for other, known in others):
-                    self._check(reply.content, seen)
-                    self._record(index, context.node_id, sent, seen, reply.content)
-            except WrongApp as error:
-                self.refused = error
-                raise Enough from None
-            except FedAuditError as error:
-                self._note(f"an update of node {context.node_id} isn't recorded: {error}")
+            chosen = f"every node's {message.metadata.message_type}"
+            mods = self._mods.get(chosen) or next(iter(self._mods.values()))
+
+            def record() -> None:
+                node, model, start = str(context.node_id), bytes_in(reply.content), bytes_in(sent)
+                if any(other.message(index, node, model, start, known) for other, known in others):
+                    return
+                content, rounded = unmasked(sent, reply.content, context) if stage else (reply.content, None)
+                self._check(content, seen)
+                self._look_for_noise()
+                self._record(index, context.node_id, sent, seen, content, mods, rounded)
+
+            if stage:
+                self.sums = True
+                self._masked[context.node_id] = record
+            else:
+                self._tried(context, record)
         return reply
+
+    def _tried(self, context: Context, record: Callable[[], None]) -> None:
+        try:
+            record()
+        except WrongApp as error:
+            self.refused = error
+            raise Enough from None
+        except FedAuditError as error:
+            self._note(f"an update of node {context.node_id} isn't recorded: {error}")
 
     def _changed(self, model: AppModel, context: Context, sent: RecordDict, content: RecordDict) -> Capture:
         """Return what is seen of a change of the weights that the app's description makes sense of."""
@@ -339,9 +378,8 @@ class _Watcher:
         """Stop an app of which no update can be recorded, whatever else it does."""
         if not content.array_records and any("secagg" in key for key in content):
             self.refused = BadInput(
-                "the app's clients send masked shares of secure aggregation (SecAgg+), which no audit reads: audit it "
-                "without that workflow and mod, and let the server see sums alone: "
-                "threat={'sees': 'aggregate of 10'}"
+                "the app's clients send masked shares of a secure aggregation that isn't Flower's SecAgg+, which no "
+                "audit reads: audit it without that, and let the server see sums alone: threat={'sees': 'sum'}"
             )
         nameless = [[*record] == [str(i) for i in range(len(record))] for record in content.array_records.values()]
         if self.module is seen.module is None and nameless and all(nameless):
@@ -358,7 +396,22 @@ class _Watcher:
         if self.refused is not None:
             raise Enough
 
-    def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:
+    def _look_for_noise(self) -> None:
+        """Record which noise the server adds to what it averages, once."""
+        if not self._looked and (found := server_noise(strategies(self._thread))) is not None:
+            self._note(self._recorder.noise_at_server(found[0], mean=found[1]))
+        self._looked = True
+
+    def _record(
+        self,
+        index: int,
+        node: int,
+        sent: RecordDict,
+        seen: Capture,
+        content: RecordDict,
+        mods: Sequence[Mod],
+        rounded: ClientDefenceInfo | None,
+    ) -> None:
         module = self.module or seen.module
         names = None if module is None else list(module.state_dict())
         arranged: Callable[[list[Tensor]], dict[str, Tensor]] | None = None
@@ -379,8 +432,13 @@ class _Watcher:
         if len(content.array_records) > 1:
             self._note(f"clients send {len(content.array_records)} ArrayRecords; only '{MODEL}' is recorded")
         check_names(state, weights)
+        done = None if seen.private else known_of_mods(mods, sent, weights, state, self.module)
+        if rounded is not None:
+            seen.notes.append(_SUMS)
+            clip = done.clip if done else None
+            done = dataclasses.replace(rounded, clip=clip, unclipped=clip is None)
         examples = num_examples(content)
-        self._recorder.update(node, state, seen, num_examples=examples, sent=weights)
+        self._recorder.update(node, state, seen, num_examples=examples, sent=weights, sanitised=done)
         self.updates += 1
         self.rounds.add(index)
         for note in seen.notes if seen.inputs or seen.private else [UNMODELLED["nothing-seen"]]:
@@ -413,7 +471,8 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
         return watcher.module
     if not run.rounds:
         over = " before the time was over (max_minutes=…): what does its ServerApp wait for?" if run.stopped else ""
-        raise BadInput(f"the app asked no client to train{over or ': nothing to audit'}")
+        few = f": nothing to audit (does it want more than {run.nodes} nodes?)"
+        raise BadInput(f"the app asked no client to train{over or few}")
     if not run.replies:
         why = f": {run.failures[0]}" if run.failures else ""
         over = " before the time was over: give more (max_minutes=…), or fewer examples" if run.stopped else ""
@@ -421,7 +480,10 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
     if not watcher.updates and not watcher.notes:
         raise BadInput(f"none of the {run.rounds} rounds that were run is to be kept: keep_rounds=…, from 0")
     if not watcher.updates:
-        first, *more = watcher.notes
+        halted = (
+            "the app's secure aggregation (SecAgg+) ended before the server could read a sum: too few clients or shares"
+        )
+        first, *more = watcher.notes or [halted]
         raise BadInput(f"no update could be recorded: {first}" + f" (and {len(more)} notes more)" * bool(more))
     raise BadInput(
         "no client's training was seen: it runs in a thread or process of its own, or without torch; what travelled "
@@ -446,18 +508,3 @@ def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 (what apps draw from)
     torch.manual_seed(seed)
-
-
-@contextlib.contextmanager
-def _sent_by_value(app: App) -> Iterator[None]:
-    """Let worker processes get the app's classes themselves: they can't import them."""
-    # A script in the app's folder is sent by value anyway, and can't be registered.
-    modules = [(name, module) for name, module in sys.modules.items() if name != "__main__"]
-    own = [module for name, module in modules if name == FILE or lies_in(module, app.folder)]
-    for module in own:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in own:
-            cloudpickle.unregister_pickle_by_value(module)

@@ -26,6 +26,7 @@ from flwr.serverapp import Grid
 
 from fedaudit.adapters.flower.app_file import NODES, Config, flat, read_app
 from fedaudit.adapters.flower.messages import is_training, server_round
+from fedaudit.adapters.own_modules import lies_in
 from fedaudit.defences.client_defences import ClientDefence
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import interrupted
@@ -39,6 +40,10 @@ _ASKED = 10  # most times that a ServerApp asks for the nodes, which are always 
 _AT_LEAST = 10.0  # seconds that an app has, however little time is given: its first client must have answered
 CLIENT_APP_RAISED = 2  # Flower's code of that error
 KNOWN = ((1, 41), (1, 43))  # the versions whose private parts are as below
+
+
+class _DroppedOut(BaseException):
+    """A client waits longer than the server does."""
 
 
 class Enough(BaseException):
@@ -63,12 +68,17 @@ class App:
 
 @dataclass
 class Run:
-    """What a run of an app was like: rounds of training, answers that weren't errors, a line for each client error."""
+    """What a run of an app was like: rounds of training, answers that weren't errors, a line for each client error.
+
+    ``dropped``: a line for each answer that the server, which had a timeout, didn't wait for.
+    """
 
     rounds: int = 0
     replies: int = 0
     failures: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
     stopped: bool = False
+    nodes: int = 0
 
 
 @contextlib.contextmanager
@@ -160,6 +170,34 @@ def run_app(
     return grid.seen
 
 
+@contextlib.contextmanager
+def _patient(seconds: float | None) -> Iterator[None]:
+    """Raise :class:`_DroppedOut` in place of a sleep of this thread's that is at least as long as the server waits."""
+    clock: Any = time
+    own, here = time.sleep, threading.get_ident()
+
+    def sleep(length: float) -> None:
+        if seconds is not None and length >= seconds and threading.get_ident() == here:
+            raise _DroppedOut
+        own(length)
+
+    clock.sleep = sleep
+    try:
+        yield
+    finally:
+        clock.sleep = own
+
+
+def _waited_for(thread: int) -> int:
+    """Return how many nodes the older API waits for in that thread, which it does for a day; 0: it doesn't."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_name == "wait_for" and isinstance(number := frame.f_locals.get("num_clients"), int):
+            return number
+        frame = frame.f_back
+    return 0
+
+
 def parse_config(texts: Iterable[str]) -> Config:
     """Read ``key=value key=value …`` as ``flwr run --run-config`` does: values are TOML's.
 
@@ -221,7 +259,7 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         until: float | None,
         watch: Watch | None,
     ) -> None:
-        self.seen = Run()
+        self.seen = Run(nodes=nodes)
         self._app, self._run, self._rounds, self._until = app, run, rounds, until
         self._watch = watch or (lambda _index, message, context, call: call(message, context))
         self._contexts = {
@@ -233,7 +271,8 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         self._ids = itertools.count(1)
         self._replies: dict[str, Message] = {}
         self._round: object = None
-        self._thread, self._asked = threading.get_ident(), 0
+        self._thread, self._asked, self._wanted = threading.get_ident(), 0, 0
+        self._patience: float | None = None
         # The older API sends from threads. Clients train one after the other, so that each is watched by itself.
         self._lock = threading.RLock()
 
@@ -250,16 +289,22 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        if threading.get_ident() == self._thread:  # the older API's own thread asks as long as it runs
-            self._asked += 1
-            if self._asked > _ASKED:
-                raise BadInput(
-                    f"it waits for more nodes than the {len(self._contexts)} that there are; give more (nodes=…)"
-                )
+        if threading.get_ident() != self._thread:  # the older API's own thread asks as long as it runs
+            self._wanted = max(self._wanted, _waited_for(self._thread))
+            return list(range(FIRST_NODE, FIRST_NODE + max(len(self._contexts), self._wanted)))
+        self._asked += 1
+        self._check_nodes()
         return list(self._contexts)
+
+    def _check_nodes(self) -> None:
+        if self._asked > _ASKED or self._wanted > len(self._contexts):
+            wanted = f"{self._wanted} nodes, but there are {len(self._contexts)}"
+            more = f"more nodes than the {len(self._contexts)} that there are"
+            raise BadInput(f"it waits for {wanted if self._wanted else more}; give more (nodes=…)")
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         with self._lock:
+            self._check_nodes()
             batch = list(messages)
             self._asked = 0
             key = str(next(self._ids))
@@ -269,8 +314,13 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         with self._lock:
             return [self._replies.pop(key) for key in message_ids if key in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:  # noqa: ARG002
-        return self.pull_messages(self.push_messages(messages))
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        with self._lock:
+            self._patience = timeout
+            try:
+                return self.pull_messages(self.push_messages(messages))
+            finally:
+                self._patience = None
 
     def _push(self, message: Message, key: str, batch: str) -> str:
         """Have the client answer, and keep the answer under ``key``."""
@@ -287,7 +337,14 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
             raise BadInput(f"the app sends a message to node {node}, which there isn't")
         try:
             index = max(0, self.seen.rounds - 1) if told is None else told - 1
-            reply = self._watch(index, copy.deepcopy(sent), self._contexts[node], self._app.client)
+            with _patient(self._patience):
+                reply = self._watch(index, copy.deepcopy(sent), self._contexts[node], self._app.client)
+        except _DroppedOut:
+            self.seen.dropped.append(
+                f"client {node} dropped out of round {self.seen.rounds}: it would sleep as long as the server waits "
+                f"({self._patience:g} s), which was not waited for"
+            )
+            return key
         except Exception as error:
             line = f"client {node} failed in round {self.seen.rounds}: {_in_words(error, self._app.folder)}"
             self.seen.failures.append(line)
@@ -321,21 +378,27 @@ def _fused(app: App, config: Mapping[str, Any]) -> Config:
 Mod = tuple[str, dict[str, Any]]
 
 
-def mods_of(folder: Path | str) -> tuple[str, dict[str, list[Mod]], int | None]:
+def mods_of(app: App | Path | str) -> tuple[str, dict[str, list[Mod]], int | None]:
     """Return an app's name, the mods that its clients' training goes through, and its planned rounds, if it says so.
 
     The mods are those of each function that trains, the first to work on a reply first, by the name of class or
     function, with the module where that isn't Flower's, and the settings.
     """
-    with loaded(folder) as app:
-        trains = {name: train for name, train in app.client._registered_funcs.items() if name.startswith("train")}
-        chains = {f"every node's {name}": _mods(train) for name, train in trains.items()}
-        if len(chains) < 2:
-            chains = {"every node": next(iter(chains.values()), list(app.client._mods))}
-        found = {name: [_described(mod) for mod in reversed(mods)] for name, mods in chains.items()}
+    if not isinstance(app, App):
+        with loaded(app) as found:
+            return mods_of(found)
     rounds = app.config.get("num-server-rounds")
     planned = rounds if isinstance(rounds, int) and not isinstance(rounds, bool) and rounds > 0 else None
-    return app.name, found, planned
+    return app.name, chains_of(app), planned
+
+
+def chains_of(app: App) -> dict[str, list[Mod]]:
+    """Return the mods of each function of an app that trains, as :func:`mods_of` does."""
+    trains = {name: train for name, train in app.client._registered_funcs.items() if name.startswith("train")}
+    chains = {f"every node's {name}": _mods(train) for name, train in trains.items()}
+    if len(chains) < 2:
+        chains = {"every node": next(iter(chains.values()), list(app.client._mods))}
+    return {name: [described(mod) for mod in reversed(mods)] for name, mods in chains.items()}
 
 
 def _mods(train: Any) -> list[Any]:
@@ -351,12 +414,13 @@ def _mods(train: Any) -> list[Any]:
 def mods_behind(call_next: Any) -> list[Mod]:
     """Return the mods between a mod and the client, as :func:`mods_of` does, from what the mod is given to call."""
     try:
-        return [_described(mod) for mod in reversed(_mods(call_next))]
+        return [described(mod) for mod in reversed(_mods(call_next))]
     except (AttributeError, KeyError, TypeError, ValueError):  # another version of Flower's: then none is known
         return []
 
 
-def _described(mod: Any) -> Mod:
+def described(mod: Any) -> Mod:
+    """Return the class's or function's name of a mod or strategy, and its settings that are numbers or text."""
     client_defence = getattr(mod, "client_defence", None)
     if isinstance(client_defence, ClientDefence):
         return client_defence.name, client_defence.settings()
@@ -379,13 +443,6 @@ def _load(ref: str, folder: Path) -> Any:
     except Exception as error:
         raise BadInput(f"{folder}: {ref} can't be imported: {_in_words(error, folder)}") from error
     return found
-
-
-def lies_in(module: Any, folder: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    if file is None:  # a namespace package
-        return any(Path(path).is_relative_to(folder) for path in getattr(module, "__path__", []))
-    return Path(file).resolve().is_relative_to(folder)
 
 
 def _in_words(error: BaseException, folder: Path) -> str:

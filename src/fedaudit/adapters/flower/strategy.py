@@ -12,6 +12,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedaudit.adapters.flower.messages import MODEL, check_names, has_model, is_training, log, num_examples, state_in
+from fedaudit.adapters.flower.privacy import wrapped
+from fedaudit.pipeline.ledger import server_noise
 from fedaudit.task.training import TrainingConfig
 from fedaudit.utils.errors import BadInput, in_words, unknown_name
 
@@ -133,6 +135,8 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         }
         self.recorder.begin_round(state, server_round - 1)
         self._first = state
+        if (noise := server_noise(wrapped(self.strategy))) is not None:
+            self.recorder.noise_at_server(noise[0], mean=noise[1])
 
     def _record(self, replies: Sequence[Message]) -> int:
         """Record what came back; return how many clients sent something that isn't a model."""

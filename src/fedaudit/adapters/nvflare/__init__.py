@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fedaudit.utils.lazy import lazy
 
 if TYPE_CHECKING:
+    from fedaudit.adapters.nvflare.audit import audit_nvflare
     from fedaudit.adapters.nvflare.canaries import CanaryExecutor, CanaryRecorder
     from fedaudit.adapters.nvflare.guard import GuardFilter
     from fedaudit.adapters.nvflare.recorder import RecorderFilter
@@ -17,4 +18,4 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy(__name__, needs="nvflare", of="NVFlare")
 
-__all__ = ["CanaryExecutor", "CanaryRecorder", "GuardFilter", "RecorderFilter", "watch"]
+__all__ = ["CanaryExecutor", "CanaryRecorder", "GuardFilter", "RecorderFilter", "audit_nvflare", "watch"]

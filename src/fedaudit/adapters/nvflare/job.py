@@ -43,7 +43,7 @@ class Job:
 def is_job(path: Path) -> bool:
     """Return whether ``path`` is an NVFlare job's folder, or a privacy.json."""
     if path.is_dir():
-        return next(_configs(path, _CLIENT), None) is not None
+        return next(configs(path, _CLIENT), None) is not None
     return path.name.startswith(_PRIVACY)
 
 
@@ -61,11 +61,11 @@ def _read_folder(path: Path) -> Job:
     deployed = meta.get("deploy_map") if isinstance(meta, dict) else None
     sites: dict[str, tuple[Filter, ...]] = {}
     whole = set()
-    for file in _configs(path, _CLIENT):
+    for file in configs(path, _CLIENT):
         app = file.parent.parent.name
         if deployed is not None and app not in deployed:
             continue
-        config = _mapping(file)
+        config = mapping(file)
         filters = tuple(_results(config, file))
         for site in _places(deployed[app]) if deployed is not None else [_ALL_SITES]:
             if _sends_whole(config):
@@ -76,7 +76,7 @@ def _read_folder(path: Path) -> Job:
         raise BadInput(f"{shown(path)} is no NVFlare job: no app with {_CLIENT} goes to a site")
     if len(sites) > 1 and _ALL_SITES in sites:
         raise BadInput(f"{shown(path)}: an app is for every site, and another for some; name the sites in deploy_map")
-    rounds = [number for file in _configs(path, _SERVER) for number in _rounds(_mapping(file))]
+    rounds = [number for file in configs(path, _SERVER) for number in _rounds(mapping(file))]
     name = meta.get("name") if isinstance(meta, dict) else None
     name = name if isinstance(name, str) else path.name
     return Job(name, rounds[0] if len(rounds) == 1 else None, sites, frozenset(whole))
@@ -112,13 +112,15 @@ def _read_privacy(path: Path) -> Job:
     return Job(name, None, sites, frozenset(sites))
 
 
-def _configs(folder: Path, name: str) -> Iterator[Path]:
+def configs(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files of that name, of any ending, of all of a job's apps."""
     for file in sorted(folder.glob(f"*/config/{name}.*")) or sorted(folder.glob(f"config/{name}.*")):
         if file.suffix in _ENDINGS:
             yield file
 
 
-def _mapping(file: Path) -> dict[str, Any]:
+def mapping(file: Path) -> dict[str, Any]:
+    """Return a job's configuration file; BadInput: it can't be read."""
     if file.suffix == ".json":
         found = read_json(file)
     elif file.suffix == ".conf":
@@ -149,7 +151,7 @@ def _filters(filters: list[Any], config: dict[str, Any], file: Path) -> Iterator
     for one in filters:
         if not _leaves(one):
             continue
-        path = _class_of(one)
+        path = class_of(one)
         args = one.get("args") or {}
         if not isinstance(path, str) or not isinstance(args, dict):
             raise BadInput(f"{shown(file)}: a filter has no 'path' or 'name', or 'args' that aren't a mapping")
@@ -158,7 +160,8 @@ def _filters(filters: list[Any], config: dict[str, Any], file: Path) -> Iterator
         yield name if known else path, {key: _resolved(value, config) for key, value in args.items()}
 
 
-def _class_of(written: dict[str, Any]) -> Any:
+def class_of(written: dict[str, Any]) -> Any:
+    """Return the class that a configuration names."""
     return next((written[key] for key in ("path", "class_path", "name") if written.get(key)), None)
 
 
@@ -166,7 +169,7 @@ def _sends_whole(config: dict[str, Any]) -> bool:
     """Return whether NVFlare's client API trains, and isn't told to send differences."""
     for one in config.get("executors") or []:
         executor = one.get("executor") or {}
-        if {_TASK, "*"} & set(one.get("tasks") or []) and "ClientAPI" in str(_class_of(executor)):
+        if {_TASK, "*"} & set(one.get("tasks") or []) and "ClientAPI" in str(class_of(executor)):
             kind = _resolved((executor.get("args") or {}).get("params_transfer_type"), config)
             return str(kind).upper() != "DIFF"
     return False
