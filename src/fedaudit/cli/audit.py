@@ -56,21 +56,24 @@ def audit(
 ) -> None:
     """Simulate a federation, or run a Flower app or NVFlare job; attack what the adversary sees, and write a report."""
     formats = options.formats_of(write)
+    of_flower = {
+        "--run-config": run_config,
+        "--keep-rounds": keep_rounds,
+        "--keep-clients": keep_clients,
+        "--model": model,
+    }
     options.check_alone(
         flower or nvflare,
         {"SCENARIO": scenario, "--compare-defences": compare_defences}
-        | ({} if nvflare is None else {"--flower": flower, "--run-config": run_config}),
+        | ({} if nvflare is None else {"--flower": flower, **of_flower}),
         {
             "--nodes": nodes,
-            "--run-config": run_config,
             "--attack": attacks,
             "--rounds": rounds,
             "--records": records,
             "--clients": clients,
-            "--keep-rounds": keep_rounds,
-            "--keep-clients": keep_clients,
             "--max-minutes": max_minutes,
-            "--model": model,
+            **of_flower,
             "--loss": loss,
             "--mean": mean,
             "--std": std,
@@ -84,7 +87,14 @@ def audit(
         if nvflare is None:
             from fedaudit.adapters import flower as adapter
 
-            audited = partial(adapter.audit_flower, nodes=nodes, config=adapter.parse_config(run_config or []))
+            audited = partial(
+                adapter.audit_flower,
+                nodes=nodes,
+                config=adapter.parse_config(run_config or []),
+                keep_rounds="all" if keep_rounds == "all" else options.rounds_of(keep_rounds, "--keep-rounds"),
+                keep_clients=keep_clients,
+                model=model,
+            )
         else:
             from fedaudit.adapters.nvflare import audit_nvflare
 
@@ -94,11 +104,8 @@ def audit(
             attacked=options.rounds_of(rounds) or "last",
             records=records,
             clients=clients,
-            keep_rounds="all" if keep_rounds == "all" else options.rounds_of(keep_rounds, "--keep-rounds"),
-            keep_clients=keep_clients,
             max_minutes=options.minutes_of(max_minutes),
             **_asked(attacks or [], {}, settings or []),
-            model=model,
             loss=None if loss is None else options.loss_of(loss),
             **task,
             seed=seed or 0,

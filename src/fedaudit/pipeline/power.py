@@ -242,7 +242,7 @@ def _came_out(image: ImageResult) -> bool:
 
 
 def _known(
-    truth: Truth, attack: Attack, observation: Observation, needed: int, mixed: bool
+    truth: Truth, attack: Attack, observation: Observation, needed: int, mixed: bool = False
 ) -> tuple[Tensor, Tensor, str]:
     """Return known examples with labels: held-out ones of the same data, where there are enough, else photographs.
 
