@@ -194,7 +194,7 @@ def audit_flower(
                 others[sent].close(records)
                 watcher.notes += PROTOCOLS[sent].value.convert(folder / SENT, folder / RECORDING)
                 attacked = records = None
-            if not sent and len(watcher.rounds) < run.rounds:
+            if not sent and keeps.rounds is not None and 0 < len(watcher.rounds) < run.rounds:
                 some = f"rounds {', '.join(map(str, sorted(watcher.rounds)))} of {run.rounds}"
                 watcher.notes.append(f"only {some} are recorded: keep_rounds says which, or 'all'")
             for note in watcher.notes:
