@@ -213,7 +213,7 @@ def audit_flower(
                 attacked = records = None
             if watcher.sums and adversary.group_size == 1:
                 adversary = adversary.model_copy(update={"sees": "sum"})
-            if not sent and len(watcher.rounds) < run.rounds:
+            if not sent and keeps.rounds is not None and 0 < len(watcher.rounds) < run.rounds:
                 some = f"rounds {', '.join(map(str, sorted(watcher.rounds)))} of {run.rounds}"
                 watcher.notes.append(f"only {some} are recorded: keep_rounds says which, or 'all'")
             for note in watcher.notes:
