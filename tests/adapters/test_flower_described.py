@@ -161,7 +161,7 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path, app, text, says):
 def test_without_a_file_the_line_says_so(tmp_path, app, command):
     done = command("audit", "--flower", app, "--nodes", "2", "--out", tmp_path / "out")
     assert done.code == 2
-    assert "say in a Python file what its model answers" in done.error
+    assert "say in a Python file what its model answers (--model FILE)" in done.error
     file = said(app, "from tiny_app.task import data as examples, predict, train")
     done = command("audit", "--flower", app, "--nodes", "3", "--model", file, "--attack", "loss-threshold",
                    "--no-controls", "--out", tmp_path / "out")  # fmt: skip

@@ -162,5 +162,5 @@ def test_an_app_of_scikit_learn_is_asked_for_labels_and_members(tmp_path, model,
 def test_what_trains_without_anything_that_is_watched_is_one_line(tmp_path):
     nothing = replaced(REGRESSION, "def fit(model, x, y): model.fit(x, y)", "def fit(model, x, y): pass")
     app = write_app(tmp_path / "app", task=TASK + nothing, client=CLIENT, server=SERVER, pyproject=PYPROJECT)
-    with pytest.raises(BadInput, match="the app trains no torch module"):
+    with pytest.raises(BadInput, match="the app trains nothing that fedaudit can watch"):
         audit_flower(app, attacks=["labels"], out=tmp_path / "out", **QUICK)

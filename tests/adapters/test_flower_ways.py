@@ -148,7 +148,7 @@ SLOW = replaced(TASK, "    model.train()\n", "    import time\n    for _ in rang
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"client": NUMPY, "server": OLD_SERVER}, "trains no torch module that fedaudit can watch"),
+        ({"client": NUMPY, "server": OLD_SERVER}, "trains nothing that fedaudit can watch"),
         ({"client": MASKED}, r"masked shares of a secure aggregation.*threat={'sees': 'sum'}"),
     ],
 )

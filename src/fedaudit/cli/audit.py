@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaudit.cli import options
-from fedaudit.utils.errors import BadInput, NotApplicable, unknown_name
+from fedaudit.utils.errors import OWN_MODEL, BadInput, NotApplicable, unknown_name
 
 if TYPE_CHECKING:
     from fedaudit.pipeline.run import Audit
@@ -56,6 +56,8 @@ def audit(
 ) -> None:
     """Simulate a federation, or run a Flower app or NVFlare job; attack what the adversary sees, and write a report."""
     formats = options.formats_of(write)
+    if model is not None and flower is None:
+        raise BadInput(f"--model is a file that describes a Flower app's model (--flower APP); {OWN_MODEL}")
     of_flower = {
         "--run-config": run_config,
         "--keep-rounds": keep_rounds,

@@ -34,6 +34,7 @@ _FLAGS = {f"{name}=…": f"--{name.replace('_', '-')}" for name in _SAME.split()
     "device='cpu'": "--device cpu",
     "max_minutes is": "--max-minutes is",
     "loss=…": "--loss package.module:function",
+    "model='FILE'": "--model FILE",
     "module=…": "--model package.module:factory",
     "overrides: ": "--set ",
     "overwrite=True": "--overwrite",
