@@ -240,7 +240,7 @@ def test_within_a_time_the_shortest_attack_is_run_first_and_calibrations_leave_h
         "labels",
     ]
     fedaudit.audit_transcript(made, attacks, max_minutes=60, controls=False, progress=False)
-    assert order[-3:] == ["labels", "agic", "invg"]
+    assert (order[0], order[-2:]) == ("labels", ["agic", "invg"])
     assert ends == [pytest.approx(1800, abs=60)]
 
 

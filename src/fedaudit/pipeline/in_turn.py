@@ -38,6 +38,7 @@ class InTurn:
         trials: that are planned; what doesn't apply has its outcome.
         opened: the truth to evaluate by.
         named: whether the user named the attacks: then all are run on the clients.
+        controls: whether attacks leave time for controls.
         ready: is given each renewed audit.
     """
 
@@ -48,9 +49,11 @@ class InTurn:
         means: Means,
         *,
         named: bool,
+        controls: bool,
         ready: Callable[[Audit], object],
     ) -> None:
         self.trials, self.means, self.named = list(trials), means, named
+        self._share = _HALF if controls else 1.0
         self._open, self._ready = opened, ready
         self._so_far = SoFar()
         self._waiting: dict[int, Trial] = {}  # run, but what is found has no control yet
@@ -75,7 +78,7 @@ class InTurn:
         places = {i for own in dear.values() for i in own}
         for question, own in self._questions(places):
             self._next(question, own)
-            self._play(own, self.means.within(_HALF))
+            self._play(own, self.means.within(self._share))
             self._tell(self.means.within(_HALF))
         costs: dict[str, float] = {}
         for name in sorted(dear, key=lambda name: self.trials[dear[name][0]].work):

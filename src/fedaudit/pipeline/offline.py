@@ -245,6 +245,7 @@ def audited(request: AttackRequest, limits: Limits, *, controls: bool = True) ->
                 lambda: opened(found, means=means, controls=controls),
                 replace(means, store=found.store),
                 named=bool(attacks_of(request.attacks)),
+                controls=controls,
                 ready=lambda so_far: written(so_far.held_to(limits), found, request.out),
             ).run()
     return written(finished.held_to(limits), found, request.out)
