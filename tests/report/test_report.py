@@ -285,7 +285,7 @@ def test_headline_follows_the_worst_verdict(tmp_path: Path) -> None:
     assert worst.verdict == "recovered"
     assert worst.title.startswith("The server, by invg: recovered.")
     assert "weight updates over" in worst.tested
-    assert worst.detail == "Elsewhere: fedsgd (gradient updates): not demonstrated."
+    assert worst.detail == "Elsewhere: fedsgd (gradient updates): images not demonstrated."
     single = headline(summaries_with(tmp_path, "identifiable", "not applicable"))
     assert (single.verdict, single.detail) == ("identifiable", "")
     still_open = headline(summaries_with(tmp_path, "not demonstrated", "inconclusive"))

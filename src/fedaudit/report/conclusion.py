@@ -93,10 +93,14 @@ def headline(result: AuditResult) -> Headline:
     title = chief.headline or f"{result.adversary.who}, by {chief.attack}: {verdict}. {chief.verdict_text.rstrip('.')}."
     elsewhere = []
     for name in dict.fromkeys(s.federation for s in ran):
-        rest = [v for (federation, kind), v in verdicts.items() if federation == name and (name, kind) != _key(chief)]
+        rest: dict[Verdict, list[str]] = {}
+        for (federation, kind), one in verdicts.items():
+            if federation == name and (name, kind) != _key(chief):
+                rest.setdefault(one, []).append((kind or "").replace("-", " "))
         if rest:
             update = next(UPDATES[f.update_kind] for f in result.federations if f.name == name)
-            elsewhere.append(f"{name} ({update}): {', '.join(dict.fromkeys(rest))}")
+            line = ", ".join(f"{' and '.join(kinds)} {one}" for one, kinds in rest.items())
+            elsewhere.append(f"{name} ({update}): {line}")
     if margin is not None and verdict not in LEAKS and (verdict == "inconclusive" or not about_margins):
         title = _so_far(margin, result)  # the answer to the first question, not to the smallest
     if tables := defence_tables(result):
