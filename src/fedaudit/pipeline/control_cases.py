@@ -31,6 +31,7 @@ _STEPS = 500  # at most, to learn the members by heart
 _MORE_STEPS = 5000  # where an attribute is hidden: its value changes the loss less than membership does
 _BY_HEART = 0.01  # mean loss at which they are
 _BATCH = 32
+FEW = 48  # members that are learnt by heart where there is little time: fewer are learnt in fewer steps
 _HELD = 64  # examples of the known client
 _PAIRS = 12  # of known clients, one with a property and one without
 _OWNERS = 5  # clients that learn their own members by heart, at most: each costs a training
@@ -110,46 +111,58 @@ def reference(kind: UpdateKind) -> Case:
     return replace(case, text=text)
 
 
-def memorised(recording: Recording) -> Case | None:
+def memorised(recording: Recording, most: int | None = None) -> Case | None:
     """Return a federation whose model has learnt the adversary's members by heart; None where it has no records.
 
-    One client holds them all, and trains the audited model on them until it fits them (Adam, 500 steps at most, or
-    5,000 where an attribute is hidden).
+    One client holds them all, or ``most`` of them, and trains the audited model on them until it fits them (Adam, 500
+    steps at most, or 5,000 where an attribute is hidden).
     """
     transcript, truth = recording.transcript, recording.truth
     member = (truth.owners != NOBODY) & (truth.owners != UNUSED)
     if transcript.records is None or not bool(member.any()):
         return None
-    first = transcript.rounds[0].weights
+    first, whole = transcript.rounds[0].weights, int(member.sum())
+    member = _some(member, most)
     update, inputs, labels, learnt = _learnt_by(transcript, truth, 0, member)
     still = Update(0, "weights", {name: torch.zeros_like(t) for name, t in update.tensors.items()}, len(inputs), None)
     rounds = [Round(0, first, [update]), Round(1, learnt, [still])]
     owners = torch.where(member, 0, torch.where(truth.owners == NOBODY, NOBODY, UNUSED))
     held = {(0, 0): (inputs, labels), (1, 0): (inputs, labels)}
-    text = "the same model, which has learnt the members by heart, undefended"
+    which = f"{len(inputs)} of the members" if len(inputs) < whole else "the members"
+    text = f"the same model, which has learnt {which} by heart, undefended"
     return _recorded(recording, rounds, held, text, records=transcript.records, owners=owners)
 
 
-def memorised_by_client(recording: Recording) -> Case | None:
+def memorised_by_client(recording: Recording, most: int | None = None) -> Case | None:
     """Return a round in which every client's model has learnt its own members by heart; None with fewer than two.
 
-    The five clients with most members hold these alone; each trains the audited model on its own.
+    The five clients with most members hold these alone, or ``most`` of all; each trains the audited model on its own.
     """
     transcript, truth = recording.transcript, recording.truth
     owners, counts = truth.owners[truth.owners >= 0].unique(return_counts=True)
     chosen = owners[counts.argsort(descending=True, stable=True)[:_OWNERS]].sort().values.tolist()
     if transcript.records is None or len(chosen) < 2:
         return None
-    updates, held = [], {}
+    updates, held, known = [], {}, truth.owners == NOBODY
     for client in chosen:
-        update, inputs, labels, _ = _learnt_by(transcript, truth, client, truth.owners == client)
+        own = _some(truth.owners == client, None if most is None else most // len(chosen))
+        update, inputs, labels, _ = _learnt_by(transcript, truth, client, own)
         updates.append(update)
         held[0, client] = inputs, labels
-    known = torch.isin(truth.owners, torch.tensor(chosen)) | (truth.owners == NOBODY)
+        known = known | own
     rounds = [Round(0, transcript.rounds[0].weights, updates)]
     text = f"the same model, trained by {len(chosen)} clients, each on its own members by heart, undefended"
     owners = torch.where(known, truth.owners, UNUSED)
     return _recorded(recording, rounds, held, text, records=transcript.records, owners=owners)
+
+
+def _some(chosen: Tensor, most: int | None) -> Tensor:
+    """Return the mask with ``most`` of what it has, drawn at random; None: all."""
+    places = chosen.nonzero().flatten()
+    if most is None or len(places) <= most:
+        return chosen
+    rows = torch.randperm(len(places), generator=generator(0, "control", "some"))[:most]
+    return torch.zeros_like(chosen).index_fill(0, places[rows], True)
 
 
 def _learnt_by(

@@ -21,9 +21,11 @@ from fedaudit.attacks.base import own_failures
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.finding_types import FindingType, known_type, type_of
 from fedaudit.evaluation.images import visible
+from fedaudit.evaluation.limits import TIME_IS_UP
 from fedaudit.evaluation.statistics import SURE
 from fedaudit.evaluation.verdicts import by_victims, share_of
 from fedaudit.pipeline.control_cases import (
+    FEW,
     Case,
     memorised,
     memorised_by_client,
@@ -42,17 +44,21 @@ from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.update import UpdateKind
-from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.errors import BadInput, NotApplicable, OutOfTime
+from fedaudit.utils.machine import interrupted
 
 _SHARE = 0.25  # of the attacks' time, which controls may take together; one may always be run
 _PROGRESS = 0.05
 # By the kind of control: what makes its case, and why that may make none.
-_RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
-    "client": (one_client, ""),
+_RECIPES: dict[str, tuple[Callable[[Recording, int | None], Case | None], str]] = {
+    "client": (lambda recording, _: one_client(recording), ""),
     "records": (memorised, "there are no records to learn by heart"),
     "sources": (memorised_by_client, "there are no records of two clients to learn by heart"),
-    "property": (with_and_without, "too few examples are known with the property and without"),
-    "canaries": (without_noise, "there are no canaries"),
+    "property": (
+        lambda recording, _: with_and_without(recording),
+        "too few examples are known with the property and without",
+    ),
+    "canaries": (lambda recording, _: without_noise(recording), "there are no canaries"),
 }
 
 
@@ -74,6 +80,7 @@ class Controls:
         of: (federation, attack) to the position of its control in ``results``.
         sizes: of those results whose case is a single step, how many examples an update of it is over.
         powers: (federation, attack) to the attack's power there, where it was measured.
+        cases: (federation, recipe) to what was made by it: attacks share it.
     """
 
     results: list[ControlResult] = field(default_factory=list)
@@ -81,6 +88,7 @@ class Controls:
     of: dict[tuple[str, str], int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     powers: dict[tuple[str, str], Power] = field(default_factory=dict)
+    cases: dict[tuple[str, str], Case | None] = field(default_factory=dict)
 
     def add(self, result: ControlResult, owners: Sequence[AttackSummary], size: int | None = None) -> None:
         """Add a control that belongs to ``owners``, in place of any that they have."""
@@ -163,7 +171,9 @@ def run_controls(
                 continue
             made: tuple[Case, list[Trial]] | str = "a quarter of the attacks' time was spent on other controls"
             if not spent or spent + work_of(attack, 1) <= allowed:
-                made = _trials(attack, model, owners[0], by_name[owners[0].federation], scenario)
+                made = _trials(
+                    attack, model, owners[0], by_name[owners[0].federation], scenario, found.cases, means.deadline
+                )
             if isinstance(made, str):
                 if model == "same":
                     found.add(_none(attack.name, made), open_ones.pop(attack.name))
@@ -322,9 +332,31 @@ def _ran(attack: Attack, finding: FindingResult) -> bool:
 
 
 def _trials(
-    attack: Attack, model: str, summary: AttackSummary, recording: Recording, scenario: Scenario
+    attack: Attack,
+    model: str,
+    summary: AttackSummary,
+    recording: Recording,
+    scenario: Scenario,
+    cases: dict[tuple[str, str], Case | None],
+    deadline: float | None,
 ) -> tuple[Case, list[Trial]] | str:
-    """Return the control's case and the trials on it, or why there is none."""
+    """Return the control's case and the trials on it, or why there is none: there is no time left for it, too."""
+    try:
+        with interrupted(deadline, OutOfTime):
+            return _made(attack, model, summary, recording, scenario, cases, None if deadline is None else FEW)
+    except OutOfTime:
+        return TIME_IS_UP
+
+
+def _made(
+    attack: Attack,
+    model: str,
+    summary: AttackSummary,
+    recording: Recording,
+    scenario: Scenario,
+    cases: dict[tuple[str, str], Case | None],
+    few: int | None,
+) -> tuple[Case, list[Trial]] | str:
     protocol, recipe = protocol_of(recording.transcript), attack.control or type_of(summary).control
     if not protocol.updates:
         recipe = protocol.described  # of all of its attacks
@@ -345,7 +377,10 @@ def _trials(
                 case = Case(easy.recording, "same", easy.text)
             elif recipe in _RECIPES:
                 make_case, why_none = _RECIPES[recipe]
-                case = make_case(recording)
+                place = recording.transcript.name, recipe
+                if place not in cases:
+                    cases[place] = make_case(recording, few)
+                case = cases[place]
             elif model == "same":
                 label = attack.only_class(observe(recording.transcript, scenario.threat.whole))
                 case = one_example(recording, kind, count, label)
@@ -357,6 +392,8 @@ def _trials(
             for observation in seen:
                 with own_failures(attack.name, observation):
                     attack.check(observation)
+        except OutOfTime:
+            raise
         except (NotApplicable, BadInput) as error:
             reason = f"it can't be run on one example: {error}"
             continue
