@@ -158,6 +158,12 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path, app, text, says):
     assert "\n" not in str(refused.value)
 
 
+def test_a_file_that_fails_while_the_app_runs_is_one_line(tmp_path, app):
+    text = "from tiny_app.task import predict\n\n\ndef examples(partition, partitions):\n    return [][partition]\n"
+    with pytest.raises(BadInput, match=r"model='FILE': IndexError"):
+        audit_flower(app, model=said(app, text), out=tmp_path / "out", **QUICK)
+
+
 def test_without_a_file_the_line_says_so(tmp_path, app, command):
     done = command("audit", "--flower", app, "--nodes", "2", "--out", tmp_path / "out")
     assert done.code == 2

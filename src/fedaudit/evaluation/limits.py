@@ -120,7 +120,7 @@ def check_limits(
     rows = [_above(name, limit, findings, summaries, kind) for name, limit in limits.fail_above.items()]
     rows = [*rows, _on(limits.fail_on, summaries, kind)] if limits.fail_on else rows
     rows += [_below(limit, summaries, margins, findings) for limit in limits.fail_below.values()]
-    late = sum(f.reason in (TIME_IS_UP, NOT_YET) for f in findings)
+    late = sum(f.reason in (TIME_IS_UP, NOT_YET, POWERLESS) for f in findings)
     reason = f"{late} of {len(findings)} runs of attacks were not done: the time that was given was spent"
     return [
         row.model_copy(update={"outcome": "not tested", "reason": reason}) if late and row.outcome == "pass" else row

@@ -100,8 +100,9 @@ class Controls:
 
     def drop(self, places: Collection[tuple[str, str]]) -> None:
         """Forget the controls of these attacks on these federations."""
+        gone = {i for place, i in self.of.items() if place in places}
         self.of = {place: i for place, i in self.of.items() if place not in places}
-        left = sorted(set(self.of.values()))
+        left = [i for i in range(len(self.results)) if i not in gone - set(self.of.values())]
         self.results = [self.results[i] for i in left]
         self.sizes = {left.index(i): size for i, size in self.sizes.items() if i in left}
         self.of = {place: left.index(i) for place, i in self.of.items()}

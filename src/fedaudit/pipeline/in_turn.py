@@ -58,6 +58,7 @@ class InTurn:
         self._so_far = SoFar()
         self._waiting: dict[int, Trial] = {}  # run, but what is found has no control yet
         self._told: dict[str, str] = {}  # by question, what the terminal said last
+        self._controls, self._reported = controls, False
 
     @cached_property
     def opened(self) -> Opened:
@@ -69,12 +70,12 @@ class InTurn:
         try:
             return self._run()
         except KeyboardInterrupt:
-            if self._told:
+            if self._reported:
                 self.means.display.say("stopped: the report says what was answered so far")
             raise
 
     def _run(self) -> Audit:
-        dear = {} if self.named else self._dear()
+        dear = self._dear() if self._controls and not self.named else {}
         places = {i for own in dear.values() for i in own}
         for question, own in self._questions(places):
             self._next(question, own)
@@ -91,8 +92,10 @@ class InTurn:
         if dear:
             self._tell(self.means.within(_MARGIN), margins=True)
         for name in sorted(costs, key=costs.__getitem__):
-            if costs[name] < self._left():
-                self._next("images", dear[name], f"{name} after all, about {about(costs[name])}")
+            unknown = math.isinf(costs[name])  # even the look took too long
+            if self._left() > (0 if unknown else costs[name]):
+                long = "" if unknown else f", about {about(costs[name])}"
+                self._next("images", dear[name], f"{name} after all{long}")
                 self._play_with_power(dear[name], self.means, anyway=True)
                 self._tell(self.means)
         hopeless = {i for name, cost in costs.items() if cost >= self._left() for i in dear[name]}
@@ -132,12 +135,18 @@ class InTurn:
 
     def _play(self, places: Sequence[int], means: Means) -> None:
         asked = calibrated([self.trials[i] for i in places], means)
-        for i, trial in zip(places, run_trials(asked, means), strict=True):
+        self._keep(places, run_trials(asked, means))
+
+    def _keep(self, places: Sequence[int], trials: Sequence[Trial]) -> None:
+        """Take over what trials came to; a control of their attacks was for those that had been run before."""
+        new = [trial for trial in trials if not isinstance(trial.outcome, NotApplicable)]
+        self._so_far.controls.drop({(t.observation.federation, t.attack.name) for t in new})
+        for i, trial in zip(places, trials, strict=True):
             self.trials[i] = trial
 
     def _chance(self, places: Sequence[int]) -> float | None:
         """Return how long an attack would take in all, where it has no chance on known examples; None: play it."""
-        first = self.trials[places[0]]
+        first = min((self.trials[i] for i in places), key=lambda trial: trial.work)  # the easiest
         small = at_small_effort(first.attack, first.observation)
         assert small is not None
         name = f"{first.observation.federation}-chance-{first.attack.name}"
@@ -200,6 +209,7 @@ class InTurn:
                 self._told[kind] = line
                 self.means.display.say(line)
         self._ready(audit)
+        self._reported = True
         return audit
 
     def _without_control(self) -> bool:

@@ -197,7 +197,8 @@ def power_of(known: KnownClients, means: Means, most: int | None = None) -> Powe
     """
     size, attacks = known.size, [attack for attack, _ in known.runs]
     work, recovered, results, done, files = 0.0, 0, list[ImageResult](), list[FindingResult](), dict[str, Tensor]()
-    clients = min(-(-_IMAGES // size), len(known.inputs) // size, *([most] if most else []))
+    smallest = min(distinct(observation) for _, observation in known.runs)
+    clients = min(-(-_IMAGES // smallest), len(known.inputs) // size, *([most] if most else []))
     for first in range(0, clients, _WAVE):
         trials, truths = [], []
         for number in range(first, min(first + _WAVE, clients)):

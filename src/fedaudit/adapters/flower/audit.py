@@ -164,8 +164,11 @@ def audit_flower(
         raise BadInput(f"keep_clients is {keep_clients}; it must be 1 or more")
     with contextlib.suppress(Exception):
         import_torchvision()  # apps read images with it, and only here it is made to fit
-    described = _described(model)
-    with loaded(app) as found, sent_by_value(found.folder, [] if described is None else [FILE]):
+    with (
+        loaded(app) as found,
+        contextlib.nullcontext(_described(model)) as described,
+        sent_by_value(found.folder, [] if described is None else [FILE]),
+    ):
         with live_display(progress) as display:
             started = time.perf_counter()
             _make_room(folder, overwrite=overwrite)
@@ -250,6 +253,7 @@ class _Keeps:
     clients: int | None = None
     late: float = math.inf  # seconds since 1970
     _rounds: dict[int, bool] = dataclasses.field(default_factory=dict)
+    sent: set[int] = dataclasses.field(default_factory=set)  # nodes whose updates are recorded
     _nodes: set[int] = dataclasses.field(default_factory=set)
 
     @classmethod
@@ -259,6 +263,10 @@ class _Keeps:
             return cls()
         last = {int(rounds) - 1} if rounds < math.inf else set()
         return cls({*(attacked if attacked != "last" else {0, *last} if asked is None else ()), *(asked or ())})
+
+    def failed(self, node: int) -> None:
+        """Give the place of a node that sent nothing yet to another."""
+        self._nodes -= {node} - self.sent
 
     def __call__(self, index: int, node: int) -> bool:
         """Whether a node's update of a round is recorded."""
@@ -314,10 +322,14 @@ class _Watcher:
         sent = copy.deepcopy(message.content)  # the client may change what it is given
         with Capture() as seen, contextlib.ExitStack() as stack:
             others = [(other, stack.enter_context(other.watch())) for other in self._others]
-            reply = call(message, context)
+            try:
+                reply = call(message, context)
+            except Exception:
+                self._keeps.failed(context.node_id)
+                raise
         if not reply.has_error():
             if self._model is not None:
-                seen = self._changed(self._model, context, sent, reply.content)
+                seen = self._changed(self._model, context, sent, reply.content, seen)
             chosen = f"every node's {message.metadata.message_type}"
             mods = self._mods.get(chosen) or next(iter(self._mods.values()))
 
@@ -346,8 +358,25 @@ class _Watcher:
         except FedAuditError as error:
             self._note(f"an update of node {context.node_id} isn't recorded: {error}")
 
-    def _changed(self, model: AppModel, context: Context, sent: RecordDict, content: RecordDict) -> Capture:
-        """Return what is seen of a change of the weights that the app's description makes sense of."""
+    def _changed(
+        self, model: AppModel, context: Context, sent: RecordDict, content: RecordDict, by_itself: Capture
+    ) -> Capture:
+        """Return what is seen of a change of the weights that the app's description makes sense of.
+
+        Enough: a training is seen without it, or the file fails; ``refused`` says so.
+        """
+        if by_itself.inputs:
+            self.refused = BadInput("the app's training is seen as it is: leave model='FILE' out")
+            raise Enough
+        try:
+            return self._as_described(model, context, sent, content)
+        except FedAuditError as error:
+            self.refused = BadInput(str(error))
+        except Exception as error:
+            self.refused = BadInput(f"model='FILE': {type(error).__name__}: {error}")
+        raise Enough
+
+    def _as_described(self, model: AppModel, context: Context, sent: RecordDict, content: RecordDict) -> Capture:
         before, after = (list(state_in(one, [], MODEL, _in_turn).values()) for one in (sent, content))
         partition, partitions = (int(context.node_config[name]) for name in ("partition-id", "num-partitions"))
         own, others = model.examples_of(partition, partitions)
@@ -441,6 +470,7 @@ class _Watcher:
         self._recorder.update(node, state, seen, num_examples=examples, sent=weights, sanitised=done)
         self.updates += 1
         self.rounds.add(index)
+        self._keeps.sent.add(node)
         for note in seen.notes if seen.inputs or seen.private else [UNMODELLED["nothing-seen"]]:
             self._note(note)
 

@@ -138,7 +138,8 @@ def audit_nvflare(
             called = loss if isinstance(loss, str) else None
             with Recorder(folder / RECORDING, name=read.name, loss=called, **given) as recorder:
                 recorder.note(*copied.notes)
-                notes = [*copied.notes, *_record(recorder, each, read)]
+                ended = [f"the job ended early: {said}"] if said.startswith(_STOPPED) else []
+                notes = [*copied.notes, *ended, *_record(recorder, each, read)]
             module = next((one.seen.module for one in each if one.seen.module is not None), None)
             if module is None:
                 raise BadInput(
@@ -150,8 +151,8 @@ def audit_nvflare(
             number = len({one.site for one in each})
             display.say(f"{len(each)} updates of {number} sites recorded in {folder / RECORDING}")
             shown.close()
-            if not threat:
-                adversary = offline.threat_from(copied.threat)
+            if copied.threat and not isinstance(threat, ThreatModel):
+                adversary = offline.threat_from({**copied.threat, **(threat or {})})
             own = next((one.seen.criterion for one in each if one.seen.criterion is not None), None)
             last = attacked == "last" and not adversary.partial
             request = dataclasses.replace(
@@ -168,6 +169,9 @@ def audit_nvflare(
                 offline.attacked(request)
     listed = folder / "findings.json"
     raise BadInput(f"what the sites trained on couldn't be recorded; what was recovered is listed in {listed}")
+
+
+_STOPPED = "it was stopped when half of the time was over"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,7 +273,7 @@ def _run(job: Path, place: Path, sites: int, until: float | None, tick: Any) -> 
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     if over:
-        return "it was stopped when half of the time was over: give more (max_minutes=…)"
+        return f"{_STOPPED}: give more (max_minutes=…)"
     lines = [line for line in (place / "said.txt").read_text(errors="replace").splitlines() if "rror" in line]
     return " ".join(" ".join(lines[-_LINES:]).split())
 
