@@ -150,3 +150,30 @@ def test_a_shadow_model_keeps_a_number_an_example_and_holds_few_outputs_at_a_tim
     torch.testing.assert_close(few, whole, rtol=1e-6, atol=1e-9)
     if seen.task_info.task_kind.dense:
         assert max(sizes) == 10 * 3 // seen.task_info.outputs
+
+
+def test_the_gradient_of_a_text_is_of_its_whole_tokens():
+    made = simulate(
+        {
+            "data": {"name": "notes"},
+            "model": {"name": "encoder", "width": 16},
+            "federations": [{"name": "f", "algorithm": "fedavg", "clients": 2, "examples": 16, "local_steps": 1}],
+            "threat": {"target_records": 8},
+            "attacks": ["gradient-norm"],
+        },
+        progress=False,
+    )
+    seen = observe(made.transcript, ThreatModel(target_records=8))
+    found = make_attack("gradient-norm")(seen, generator=generator(0, "x"))
+    assert isinstance(found, MembershipFinding)
+    records = seen.records
+    assert records is not None
+    module = made.transcript.module.double().eval()
+    module.load_state_dict(made.transcript.rounds[-1].weights)
+    norms = []
+    for text, label in zip(records.inputs, records.labels, strict=True):
+        module.zero_grad()
+        nn.functional.cross_entropy(module(text[None]), label[None]).backward()
+        norms.append(torch.stack([p.grad.norm() for p in module.parameters() if p.grad is not None]).norm())
+    expected = -torch.stack(norms)
+    assert (found.scores.flatten().argsort() == expected.argsort()).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import fedaudit
 from fedaudit.attacks import Attack
 from fedaudit.evaluation.limits import NOT_YET, POWERLESS, TIME_IS_UP
 from fedaudit.pipeline import controls, in_turn, offline, power
-from fedaudit.pipeline.trials import Trial
+from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import AuditResult
 from fedaudit.utils.errors import OutOfTime
 from fedaudit.utils.validation import NamedSpec
@@ -64,7 +65,10 @@ def test_an_attack_without_a_chance_is_not_run_on_the_clients(unasked, calls, mo
     monkeypatch.setitem(HARD, "examples", 16)
     monkeypatch.setitem(HARD, "batch_size", 4)
     monkeypatch.setattr(in_turn.InTurn, "_left", lambda self: 0.0)  # none to play it after all
-    result = fedaudit.audit_transcript(made(HARD), max_minutes=60, out=tmp_path, progress=False).result
+    result = fedaudit.audit_transcript(
+        made(HARD), max_minutes=60, out=tmp_path, fail_on="recovered", progress=False
+    ).result
+    assert [threshold.outcome for threshold in result.thresholds] == ["not tested"]
     assert ("invg", "a") not in calls
     assert ("labels", "a") in calls
     assert calls.index(("labels", "a")) < calls.index(("invg", "a-chance-invg"))
@@ -156,6 +160,39 @@ def test_what_no_control_could_be_run_for_is_no_answer(unasked, monkeypatch):
     assert result.controls == []
     assert not any("no positive control" in line for s in result.summaries for line in s.advice)
     assert any("the time that this audit was given" in line for line in result.not_asked)
+
+
+def test_a_control_is_for_all_that_was_run(unasked, monkeypatch):
+    """What an update that comes later is judged by is of its conditions, too, and not of the first ones' alone."""
+    runs: list[int] = []
+
+    def late(trials: list[Trial], *rest: Any) -> list[Trial]:
+        runs.append(len(trials))
+        done = run_trials(trials, *rest)
+        if len(runs) > 1:
+            return done
+        return [done[0], *(replace(trial, outcome=OutOfTime(TIME_IS_UP)) for trial in done[1:])]
+
+    monkeypatch.setattr(in_turn, "run_trials", late)
+    known, plain = list[int](), controls.by_known
+
+    def told(kind: Any, tried: Any, *rest: Any) -> Any:
+        known.append(len(tried))
+        return plain(kind, tried, *rest)
+
+    monkeypatch.setattr(controls, "by_known", told)
+    silent = {"name": "invg", "iterations": 2}
+    result = fedaudit.audit_transcript(made(HARD), silent, max_minutes=60, progress=False).result
+    assert runs == [2, 1]
+    assert {f.status for f in result.findings} == {"done"}
+    assert known == [1, 2]
+    assert len(result.controls) == 1
+
+
+def test_without_controls_nothing_is_tried_on_known_examples(unasked, calls):
+    result = fedaudit.audit_transcript(made(HARD), max_minutes=60, controls=False, progress=False).result
+    assert {federation for _, federation in calls} == {"a"}
+    assert {f.status for f in result.findings} == {"done"}
 
 
 def test_results_that_are_renewed_stay_readable(unasked, tmp_path: Path):

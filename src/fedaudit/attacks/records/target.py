@@ -91,7 +91,9 @@ class Target:
         module = copy.deepcopy(self.module).double()
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         labels = labels.double() if labels.is_floating_point() else labels
-        for example, label in zip(self.task_info.normalise(inputs).double().split(1), labels.split(1), strict=True):
+        inputs = self.task_info.normalise(inputs)
+        inputs = inputs.double() if inputs.is_floating_point() else inputs  # tokens are whole
+        for example, label in zip(inputs.split(1), labels.split(1), strict=True):
             grads = torch.autograd.grad(self.loss(module(example), label), list(parameters.values()), allow_unused=True)
             yield {name: g for name, g in zip(parameters, grads, strict=True) if g is not None}
 
