@@ -30,6 +30,7 @@ from fedaudit.utils.seeds import generator
 _STEPS = 500  # at most, to learn the members by heart
 _MORE_STEPS = 5000  # where an attribute is hidden: its value changes the loss less than membership does
 _BY_HEART = 0.01  # mean loss at which they are
+_NEARLY = 0.1  # likewise, where there is little time
 _BATCH = 32
 FEW = 48  # members that are learnt by heart where there is little time: fewer are learnt in fewer steps
 _HELD = 64  # examples of the known client
@@ -123,7 +124,7 @@ def memorised(recording: Recording, most: int | None = None) -> Case | None:
         return None
     first, whole = transcript.rounds[0].weights, int(member.sum())
     member = _some(member, most)
-    update, inputs, labels, learnt = _learnt_by(transcript, truth, 0, member)
+    update, inputs, labels, learnt = _learnt_by(transcript, truth, 0, member, _loss_of(most))
     still = Update(0, "weights", {name: torch.zeros_like(t) for name, t in update.tensors.items()}, len(inputs), None)
     rounds = [Round(0, first, [update]), Round(1, learnt, [still])]
     owners = torch.where(member, 0, torch.where(truth.owners == NOBODY, NOBODY, UNUSED))
@@ -146,7 +147,7 @@ def memorised_by_client(recording: Recording, most: int | None = None) -> Case |
     updates, held, known = [], {}, truth.owners == NOBODY
     for client in chosen:
         own = _some(truth.owners == client, None if most is None else most // len(chosen))
-        update, inputs, labels, _ = _learnt_by(transcript, truth, client, own)
+        update, inputs, labels, _ = _learnt_by(transcript, truth, client, own, _loss_of(most))
         updates.append(update)
         held[0, client] = inputs, labels
         known = known | own
@@ -165,8 +166,13 @@ def _some(chosen: Tensor, most: int | None) -> Tensor:
     return torch.zeros_like(chosen).index_fill(0, places[rows], True)
 
 
+def _loss_of(most: int | None) -> float:
+    """Return at which mean loss records are learnt: of ``most`` alone there is little time."""
+    return _BY_HEART if most is None else _NEARLY
+
+
 def _learnt_by(
-    transcript: Transcript, truth: Truth, client: int, member: Tensor
+    transcript: Transcript, truth: Truth, client: int, member: Tensor, enough: float
 ) -> tuple[Update, Tensor, Tensor, dict[str, Tensor]]:
     """Return a client's update after learning its records by heart, these with their labels, and its model."""
     records, first = transcript.records, transcript.rounds[0].weights
@@ -182,6 +188,7 @@ def _learnt_by(
         transcript.task_info.normalise(inputs),
         labels,
         _MORE_STEPS if len(records.codes) else _STEPS,
+        enough,
     )
     learnt = {name: value.detach().clone() for name, value in module.state_dict().items()}
     names = [name for name, p in module.named_parameters() if p.requires_grad]
@@ -344,8 +351,10 @@ def _takes_one(transcript: Transcript, inputs: Tensor) -> bool:
     return True
 
 
-def _learn(module: nn.Module, transcript: Transcript, inputs: Tensor, labels: Tensor, steps: int) -> None:
-    """Train ``module`` in place on the members until it fits them, for ``steps`` steps at most."""
+def _learn(
+    module: nn.Module, transcript: Transcript, inputs: Tensor, labels: Tensor, steps: int, enough: float
+) -> None:
+    """Train ``module`` in place on the members until their mean loss is ``enough``, for ``steps`` steps at most."""
     if isinstance(module, Answers) and module.by_answers:
         module.learn(inputs, labels)
         return
@@ -363,5 +372,5 @@ def _learn(module: nn.Module, transcript: Transcript, inputs: Tensor, labels: Te
                 optimiser.step()
                 losses.append(float(value.detach()))
             per_pass = max(1, len(inputs) // _BATCH)
-            if sum(losses[-per_pass:]) / len(losses[-per_pass:]) < _BY_HEART:
+            if sum(losses[-per_pass:]) / len(losses[-per_pass:]) < enough:
                 break
