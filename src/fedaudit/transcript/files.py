@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -169,6 +178,11 @@ class Header(BaseModel):
     )
     last: Digest | None = None
     digest: Digest
+
+    @model_serializer(mode="wrap")
+    def _written(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what versions before don't know, where there is nothing to say."""
+        return {key: value for key, value in plain(self).items() if key != "central" or value is not None}
 
     @field_validator("parts")
     @classmethod
