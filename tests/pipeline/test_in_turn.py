@@ -135,7 +135,7 @@ def test_a_stop_leaves_the_report_of_what_was_answered(unasked, monkeypatch, tmp
     assert [threshold.outcome for threshold in result.thresholds] == ["not tested"]
     assert (tmp_path / "report.html").is_file()
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "next: labels: labels"
+    assert said[0] == "next: labels, by labels"
     assert said[1].startswith("labels: ")
     assert said[-1] == "stopped: the report says what was answered so far"
 

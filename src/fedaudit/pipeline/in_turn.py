@@ -78,12 +78,13 @@ class InTurn:
         dear = self._dear() if self._controls and not self.named else {}
         places = {i for own in dear.values() for i in own}
         for question, own in self._questions(places):
-            self._next(question, own)
+            names = ", ".join(dict.fromkeys(self.trials[i].attack.name for i in own))
+            self.means.display.say(f"next: {question}, by {names}")
             self._play(own, self.means.within(self._share))
             self._tell(self.means.within(_HALF))
         costs: dict[str, float] = {}
         for name in sorted(dear, key=lambda name: self.trials[dear[name][0]].work):
-            self._next("images", dear[name], f"whether {name} has a chance")
+            self.means.display.say(f"next: whether {name} has a chance")
             seconds = self._chance(dear[name])
             if seconds is None:
                 self._play_with_power(dear[name], self.means.within(_HALF))
@@ -95,7 +96,7 @@ class InTurn:
             unknown = math.isinf(costs[name])  # even the look took too long
             if self._left() > (0 if unknown else costs[name]):
                 long = "" if unknown else f", about {about(costs[name])}"
-                self._next("images", dear[name], f"{name} after all{long}")
+                self.means.display.say(f"next: {name} after all{long}")
                 self._play_with_power(dear[name], self.means, anyway=True)
                 self._tell(self.means)
         hopeless = {i for name, cost in costs.items() if cost >= self._left() for i in dear[name]}
@@ -128,10 +129,6 @@ class InTurn:
             if i not in apart and trial.outcome is None:
                 found.setdefault(trial.attack.finds.kind, []).append(i)
         return sorted(found.items(), key=lambda item: sum(self.trials[i].work for i in item[1]))
-
-    def _next(self, question: str, places: Sequence[int], what: str = "") -> None:
-        names = ", ".join(dict.fromkeys(self.trials[i].attack.name for i in places))
-        self.means.display.say(f"next: {question}: {what or names}")
 
     def _play(self, places: Sequence[int], means: Means) -> None:
         asked = calibrated([self.trials[i] for i in places], means)
