@@ -482,7 +482,7 @@ def _flags(found: Findings) -> list[str]:
         flags += [] if rounds is None else [f"--rounds {','.join(map(str, sorted(rounds)))}"]
     flags += [] if asked.clients is None else [f"--clients {asked.clients}"]
     flags += [f"--truth {shlex.quote(str(asked.truth))}"] * isinstance(asked.truth, str | Path)
-    flags += ["--max-minutes none" if asked.max_minutes is None else f"--max-minutes {math.ceil(asked.max_minutes)}"]
+    flags += ["--max-minutes none"]  # what is named is run, however long it takes
     flags += [f"--device {found.device}"] * (found.device != "cpu")
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
