@@ -108,10 +108,14 @@ def test_an_attack_with_power_is_run_on_the_clients(unasked, calls, monkeypatch)
     assert calls.index(("invg", "a-chance-invg")) < calls.index(("invg", "a"))
 
 
-def test_with_a_time_and_without_the_verdicts_are_the_same():
+def test_with_a_time_and_without_the_verdicts_and_the_kept_findings_are_the_same(tmp_path: Path):
     attacks: list[Any] = [{"name": "invg", "iterations": 40}, "labels"]
-    within = fedaudit.audit_transcript(made(HARD), attacks, max_minutes=60, progress=False).result
-    without = fedaudit.audit_transcript(made(HARD), attacks, progress=False).result
+    one, two = tmp_path / "within", tmp_path / "without"
+    within = fedaudit.audit_transcript(made(HARD), attacks, max_minutes=60, out=one, progress=False).result
+    without = fedaudit.audit_transcript(made(HARD), attacks, out=two, progress=False).result
+    kept = [{file.name for file in (out / "findings").iterdir()} for out in (one, two)]
+    assert kept[0] == kept[1]
+    assert len(kept[0]) >= 4
     assert verdicts(within) == verdicts(without)
     for one, other in zip(within.findings, without.findings, strict=True):
         assert [m.value for m in one.metrics] == [m.value for m in other.metrics]

@@ -236,6 +236,7 @@ def audited(request: AttackRequest, limits: Limits, *, controls: bool = True) ->
     without = NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH
     with request.means() as means:
         found = planned_attacks(request, means, without_truth=without)
+        means = replace(means, store=found.store)
         if means.deadline is None:
             found = replace(found, trials=run_trials(calibrated(found.trials, means), means))
             finished = evaluate_findings(found, means=means, controls=controls)
@@ -243,7 +244,7 @@ def audited(request: AttackRequest, limits: Limits, *, controls: bool = True) ->
             finished = InTurn(
                 found.trials,
                 lambda: opened(found, means=means, controls=controls),
-                replace(means, store=found.store),
+                means,
                 named=bool(attacks_of(request.attacks)),
                 controls=controls,
                 ready=lambda so_far: written(so_far.held_to(limits), found, request.out),
