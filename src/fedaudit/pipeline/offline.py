@@ -28,7 +28,7 @@ from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.choice import choose_for
 from fedaudit.pipeline.in_turn import InTurn
 from fedaudit.pipeline.ledger import in_a_line
-from fedaudit.pipeline.output import clear, holds_another, save_request
+from fedaudit.pipeline.output import WITHIN, clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recorded_records import OF_RECORDS, with_records
 from fedaudit.pipeline.recordings import about, check_replay, with_known_victims, with_labels, with_truth
@@ -203,6 +203,7 @@ class Findings(Sequence[Finding | NotApplicable]):
             "device": self.device,
             **({} if self.asked.rounds is None else {"rounds": sorted(self.asked.rounds)}),
             **({} if self.asked.clients is None else {"clients": self.asked.clients}),
+            **({} if self.asked.max_minutes is None else {WITHIN: True}),
         }
 
     def make_room(self, out: Path) -> None:
