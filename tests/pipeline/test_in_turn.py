@@ -110,10 +110,10 @@ def test_an_attack_with_power_is_run_on_the_clients(unasked, calls, monkeypatch)
 
 def test_with_a_time_and_without_the_verdicts_and_the_kept_findings_are_the_same(tmp_path: Path):
     attacks: list[Any] = [{"name": "invg", "iterations": 40}, "labels"]
-    one, two = tmp_path / "within", tmp_path / "without"
-    within = fedaudit.audit_transcript(made(HARD), attacks, max_minutes=60, out=one, progress=False).result
-    without = fedaudit.audit_transcript(made(HARD), attacks, out=two, progress=False).result
-    kept = [{file.name for file in (out / "findings").iterdir()} for out in (one, two)]
+    folders = tmp_path / "within", tmp_path / "without"
+    within = fedaudit.audit_transcript(made(HARD), attacks, max_minutes=60, out=folders[0], progress=False).result
+    without = fedaudit.audit_transcript(made(HARD), attacks, out=folders[1], progress=False).result
+    kept = [{file.name for file in (out / "findings").iterdir()} for out in folders]
     assert kept[0] == kept[1]
     assert len(kept[0]) >= 4
     assert verdicts(within) == verdicts(without)
