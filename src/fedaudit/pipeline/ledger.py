@@ -61,12 +61,14 @@ class Question:
         rounds: in which every client sends, in place of those that are planned or recorded.
         delta: in place of the settings'.
         adjacency: in place of the one that fits who looks on.
+        candidates: among which the right one is to be picked, in place of 100.
     """
 
     target: float | None = None
     rounds: int | None = None
     delta: float | None = None
     adjacency: Adjacency | None = None
+    candidates: int | None = None
 
 
 @dataclass(frozen=True)
@@ -411,6 +413,7 @@ def _filled(ledger: Ledger, sent: Mapping[str, _Sent], question: Question, *, se
     accounts = [one.account for one in sent.values() if one.account is not None]
     delta = question.delta or (accounts[0].delta if accounts else ledger.delta)
     adjacency = question.adjacency or ledger.adjacency
+    candidates = question.candidates or ledger.candidates
     asked: dict[str, Any] = {"adjacency": adjacency, "delta": delta}
     sent = {
         name: replace(one, account=None if one.account is None else replace(cast("Any", one.account), **asked))
@@ -418,22 +421,26 @@ def _filled(ledger: Ledger, sent: Mapping[str, _Sent], question: Question, *, se
     }
     if question.rounds is not None:
         sent = {name: replace(one, rounds=range(1, question.rounds + 1)) for name, one in sent.items()}
-    clients = tuple(_client(name, one) for name, one in sent.items())
+    clients = tuple(_client(name, one, candidates) for name, one in sent.items())
     target = None
     if question.target is not None and accounts and len(accounts) == len(sent):
         busiest = max(sent.values(), key=lambda one: len(one.rounds))
         assert busiest.account is not None
         target = _target(busiest.account, len(busiest.rounds), question.target, searched=searched)
-    return replace(ledger, delta=delta, adjacency=adjacency, clients=clients, target=target)
+    asked |= {"clients": clients, "target": target, "candidates": candidates}
+    return replace(ledger, **asked)
 
 
-def _client(name: str, sent: _Sent) -> ClientLedger:
-    n = len(sent.rounds)
+def _client(name: str, sent: _Sent, candidates: int) -> ClientLedger:
+    n, luck = len(sent.rounds), 1 / candidates
     if sent.account is None:
-        return ClientLedger(name, n, None if n else 0.0, why=sent.why if n else "")
+        if not n:
+            return ClientLedger(name, n, 0.0, success=luck)
+        return ClientLedger(name, n, None, why=sent.why)
     account = sent.account
     spent = min(account.spent(n), account.spent(n, "pld"))
-    return ClientLedger(name, n, spent, tuple((sent.rounds[k - 1], account.spent(k)) for k in _told(n)))
+    curve = tuple((sent.rounds[k - 1], account.spent(k)) for k in _told(n))
+    return ClientLedger(name, n, spent, curve, account.success(n, luck))
 
 
 def _told(n: int) -> Iterator[int]:

@@ -31,7 +31,7 @@ from fedaudit.results.checks import (
     MarginResult,
     MarginStep,
 )
-from fedaudit.results.epsilon import EpsilonBound, EpsilonResult, ObserverEpsilon, RecordEpsilon
+from fedaudit.results.epsilon import CertificateRecord, EpsilonBound, EpsilonResult, ObserverEpsilon, RecordEpsilon
 from fedaudit.results.findings import (
     AttackSummary,
     Chart,
@@ -59,6 +59,7 @@ __all__ = [
     "AuditResult",
     "CalibrationResult",
     "CalibrationStep",
+    "CertificateRecord",
     "Chart",
     "Comparison",
     "ControlResult",
