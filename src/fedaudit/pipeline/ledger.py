@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from torch import Tensor
+
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientDefence
 from fedaudit.defences.clipping import Clipping
 from fedaudit.defences.filters import PercentilePrivacy, SVTPrivacy
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.epsilon.accounting import Account, PrivacyAccount, RecordedGaussians, SparseVectorAccount, TakingPart
+from fedaudit.epsilon.certificate import in_words
 from fedaudit.results.ledger import ClientLedger, Ledger, Target
 from fedaudit.results.record import Adjacency
 from fedaudit.simulation.budget import PrivacyBudget
@@ -23,6 +26,7 @@ from fedaudit.simulation.horizontal import planned_rounds
 from fedaudit.transcript.files import read_header, read_rounds
 from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.registry import make, settings_of
 
 FILTERS = {  # a framework's class of a filter or mod, and ours that does the same
@@ -358,10 +362,14 @@ def of_recording(folder: Path, question: Question) -> Ledger:
     return _filled(ledger, sent, question)
 
 
-def in_a_line(folder: Path) -> str | None:
-    """Return the largest ε of a recording's clients, all rounds on record counted; None: no noise is on record."""
+def in_a_line(folder: Path, candidates: Tensor) -> str | None:
+    """Return the largest ε of a recording's clients, and what it rules out of picking one of (m, …) candidates.
+
+    All rounds on record count. None: no noise is on record.
+    """
+    different = len({tensor_digest(one) for one in candidates}) or None
     try:
-        ledger = of_recording(folder, Question())
+        ledger = of_recording(folder, Question(candidates=different))
     except BadInput:  # of sums
         return None
     spent = [(client.epsilon, client) for client in ledger.clients if client.epsilon is not None and client.curve]
@@ -373,7 +381,8 @@ def in_a_line(folder: Path) -> str | None:
     begin = "towards those who see global models alone, not the server, " * central + "the noise on record promises"
     return (
         f"{begin} {whose} ε = {most:.3g} at δ = {ledger.delta:g}, or less: client {client.client} "
-        f"after {client.rounds} round{'s' * (client.rounds != 1)} ({ledger.sampling}); see fedaudit ledger"
+        f"after {client.rounds} round{'s' * (client.rounds != 1)} ({ledger.sampling}); "
+        f"{in_words(ledger.candidates, client.success)}; see fedaudit ledger"
     )
 
 
