@@ -138,5 +138,6 @@ def test_it_is_told_in_a_line() -> None:
     assert "168 candidates" in in_words(168, 0.0299)
     assert "more than 3 %" in in_words(168, 0.0299)
     assert "0.6 %" in in_words(168, 0.0299)
+    assert "more than 0.034 % (by luck 0.01 %)" in in_words(10_000, 0.000331)
     assert "doesn't rule it out" in in_words(168, 0.999)
     assert "no certificate" in in_words(168, None)

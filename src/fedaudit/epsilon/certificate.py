@@ -56,7 +56,8 @@ def in_words(candidates: int, share: float | None, who: str = "nobody against wh
     if share is None:
         return "no noise that counts, and so no certificate: no attack is ruled out"
     among = f"of {candidates:,} candidates that seem equally likely without the messages"
-    percent = math.ceil(1000 * share) / 10
+    scale = 10.0 ** max(1, 1 - math.floor(math.log10(100 * share)))
+    percent = math.ceil(100 * share * scale) / scale  # never rounded down
     if percent >= 99:
         return f"{among} some attack may always pick the right one: this noise doesn't rule it out"
     return f"{among} {who} can pick the right one with more than {percent:g} % (by luck {100 / candidates:.2g} %)"
