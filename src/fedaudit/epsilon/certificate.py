@@ -59,5 +59,5 @@ def in_words(candidates: int, share: float | None, who: str = "nobody against wh
     scale = 10.0 ** max(1, 1 - math.floor(math.log10(100 * share)))
     percent = math.ceil(100 * share * scale) / scale  # never rounded down
     if percent >= 99:
-        return f"{among} some attack may always pick the right one: this noise doesn't rule it out"
+        return f"{among} some attack may pick the right one almost always: this noise doesn't rule it out"
     return f"{among} {who} can pick the right one with more than {percent:g} % (by luck {100 / candidates:.2g} %)"
