@@ -66,7 +66,7 @@ def test_the_tutorial(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     example(tmp_path / "my-app")
     (audit,) = (line for line in blocks("../tutorials/flower-app.md", "sh") if line.startswith("fedaudit"))
-    done = command(*shlex.split(audit)[1:])
+    done = command(*shlex.split(audit)[1:], "--max-minutes", "1")
     assert done.code in (0, None), done
     assert "4 updates in 1 round(s) recorded in flower-audit/recording" in done.err + done.out
     (python,) = blocks("../tutorials/flower-app.md", "python excerpt")

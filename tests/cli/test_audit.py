@@ -374,7 +374,7 @@ def test_the_two_step_way_takes_the_simulation_s_seed_and_tells_how_to_repeat_it
     assert found["findings"] == wanted
     assert found["repeat"] == (
         "fedaudit attack TRANSCRIPT --attack invg --set attacks.invg.iterations=10 --adversary server --seed 5 "
-        "--out DIR"
+        "--out DIR --max-minutes none"
     )
     capsys.readouterr()
     command("attack", tmp_path / "t", "--attack", "invg", "--no-knows-training", "--set", "iterations=2",

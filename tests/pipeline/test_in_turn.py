@@ -108,10 +108,14 @@ def test_an_attack_with_power_is_run_on_the_clients(unasked, calls, monkeypatch)
     assert calls.index(("invg", "a-chance-invg")) < calls.index(("invg", "a"))
 
 
-def test_with_a_time_and_without_the_verdicts_are_the_same():
+def test_with_a_time_and_without_the_verdicts_and_the_kept_findings_are_the_same(tmp_path: Path):
     attacks: list[Any] = [{"name": "invg", "iterations": 40}, "labels"]
-    within = fedaudit.audit_transcript(made(HARD), attacks, max_minutes=60, progress=False).result
-    without = fedaudit.audit_transcript(made(HARD), attacks, progress=False).result
+    folders = tmp_path / "within", tmp_path / "without"
+    within = fedaudit.audit_transcript(made(HARD), attacks, max_minutes=60, out=folders[0], progress=False).result
+    without = fedaudit.audit_transcript(made(HARD), attacks, out=folders[1], progress=False).result
+    kept = [{file.name for file in (out / "findings").iterdir()} for out in folders]
+    assert kept[0] == kept[1]
+    assert len(kept[0]) >= 4
     assert verdicts(within) == verdicts(without)
     for one, other in zip(within.findings, without.findings, strict=True):
         assert [m.value for m in one.metrics] == [m.value for m in other.metrics]
@@ -199,3 +203,26 @@ def test_results_that_are_renewed_stay_readable(unasked, tmp_path: Path):
     fedaudit.audit_transcript(made(HARD), max_minutes=60, out=tmp_path, progress=False)
     written = json.loads((tmp_path / "results.json").read_text())
     assert {row["attack"] for row in written["summaries"]} == {"invg", "labels"}
+
+
+def test_what_was_found_within_a_time_is_derived_again(unasked, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(in_turn.InTurn, "_left", lambda self: 0.0)
+    seen, out = tmp_path / "t", tmp_path / "out"
+    fedaudit.simulate(scenario(INVG, federations=[HARD]), out=seen, progress=False)
+    result = fedaudit.audit_transcript(seen, max_minutes=60, out=out, progress=False).result
+    assert {f.reason for f in result.findings if f.attack == "invg"} == {POWERLESS}
+    found = fedaudit.verify(out, transcript=seen, progress=False)
+    assert found.differences == []
+    assert found.findings == 2  # of labels
+    assert any("within a time" in note for note in found.notes)
+    wrong = json.loads((out / "results.json").read_text())
+    next(f for f in wrong["findings"] if f["attack"] == "labels")["metrics"][0]["value"] = 0.25
+    (out / "results.json").write_text(json.dumps(wrong))
+    assert fedaudit.verify(out, transcript=seen, progress=False).differences
+
+
+def test_with_more_time_it_is_the_same_audit(unasked, tmp_path: Path):
+    recording = made(HARD)
+    fedaudit.audit_transcript(recording, "labels", max_minutes=1e-9, out=tmp_path, progress=False)
+    again = fedaudit.audit_transcript(recording, "labels", out=tmp_path, progress=False).result  # isn't refused
+    assert {f.status for f in again.findings} == {"done"}

@@ -234,6 +234,7 @@ def by_known(
     def tried(runs: Sequence[tuple[Attack, Observation]], bare: bool) -> Known | None:
         name = f"{federation}-power-{'undefended-' * bare}{attack}"
         try:
+            means.check()
             whole = not kind.known.each
             made = KnownClients(
                 runs, recording.truth, seed=scenario.seed, device=scenario.device, name=name, mixed=whole

@@ -149,6 +149,7 @@ class InTurn:
         name = f"{first.observation.federation}-chance-{first.attack.name}"
         began = time.perf_counter()
         try:
+            self.means.check()
             known = self._known(small, first, name)
             power = power_of(known, self.means.within(_LOOK), most=1)
         except OutOfTime as late:

@@ -195,6 +195,7 @@ def margin_of(
                 raise _Spent
             name = f"{observation.federation}-margin-{place}"
             try:
+                means.check()
                 seen = steps[place].observation
                 tried[place] = power_of(
                     KnownClients([(attack, seen)], truth, seed=seed, device=device, name=name), means

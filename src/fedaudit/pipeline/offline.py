@@ -28,7 +28,7 @@ from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.choice import choose_for
 from fedaudit.pipeline.in_turn import InTurn
 from fedaudit.pipeline.ledger import in_a_line
-from fedaudit.pipeline.output import clear, holds_another, save_request
+from fedaudit.pipeline.output import WITHIN, clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recorded_records import OF_RECORDS, with_records
 from fedaudit.pipeline.recordings import about, check_replay, with_known_victims, with_labels, with_truth
@@ -203,6 +203,7 @@ class Findings(Sequence[Finding | NotApplicable]):
             "device": self.device,
             **({} if self.asked.rounds is None else {"rounds": sorted(self.asked.rounds)}),
             **({} if self.asked.clients is None else {"clients": self.asked.clients}),
+            **({} if self.asked.max_minutes is None else {WITHIN: True}),
         }
 
     def make_room(self, out: Path) -> None:
@@ -236,6 +237,7 @@ def audited(request: AttackRequest, limits: Limits, *, controls: bool = True) ->
     without = NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH
     with request.means() as means:
         found = planned_attacks(request, means, without_truth=without)
+        means = replace(means, store=found.store)
         if means.deadline is None:
             found = replace(found, trials=run_trials(calibrated(found.trials, means), means))
             finished = evaluate_findings(found, means=means, controls=controls)
@@ -243,7 +245,7 @@ def audited(request: AttackRequest, limits: Limits, *, controls: bool = True) ->
             finished = InTurn(
                 found.trials,
                 lambda: opened(found, means=means, controls=controls),
-                replace(means, store=found.store),
+                means,
                 named=bool(attacks_of(request.attacks)),
                 controls=controls,
                 ready=lambda so_far: written(so_far.held_to(limits), found, request.out),
@@ -482,7 +484,7 @@ def _flags(found: Findings) -> list[str]:
         flags += [] if rounds is None else [f"--rounds {','.join(map(str, sorted(rounds)))}"]
     flags += [] if asked.clients is None else [f"--clients {asked.clients}"]
     flags += [f"--truth {shlex.quote(str(asked.truth))}"] * isinstance(asked.truth, str | Path)
-    flags += ["--max-minutes none" if asked.max_minutes is None else f"--max-minutes {math.ceil(asked.max_minutes)}"]
+    flags += ["--max-minutes none"]  # what is named is run, however long it takes
     flags += [f"--device {found.device}"] * (found.device != "cpu")
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)

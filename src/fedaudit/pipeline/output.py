@@ -16,6 +16,7 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import inside
 
 REQUEST = "attack.yaml"  # what was asked of an attack on a transcript
+WITHIN = "within_a_time"  # in it, where the audit had so long; with more or less it is the same audit
 # What we write into the folder itself. Whatever else lies there stays, findings/ too: they are kept by content.
 OWN_FILES = ("report.html", "results.json", "scenario.yaml", "findings.json", REQUEST, *FILES.values())
 
@@ -59,7 +60,9 @@ def save_request(out: Path, request: dict[str, Any]) -> None:
 def _same(out: Path, wanted: Scenario | dict[str, Any]) -> bool:
     if isinstance(wanted, dict):
         with suppress(BadInput):
-            return bool(plain_yaml.read(out / REQUEST, REQUEST) == plain_yaml.loads(plain_yaml.dumps(wanted), REQUEST))
+            asked = [plain_yaml.read(out / REQUEST, REQUEST), plain_yaml.loads(plain_yaml.dumps(wanted), REQUEST)]
+            before, now = ({**one, WITHIN: None} if isinstance(one, dict) else one for one in asked)
+            return bool(before == now)
         return False
     before = _read(out / "results.json")
     if not isinstance(before, dict) or (out / REQUEST).exists():

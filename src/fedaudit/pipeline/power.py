@@ -202,6 +202,7 @@ def power_of(known: KnownClients, means: Means, most: int | None = None) -> Powe
     for first in range(0, clients, _WAVE):
         trials, truths = [], []
         for number in range(first, min(first + _WAVE, clients)):
+            means.check()
             rows = torch.arange(number * size, (number + 1) * size)  # of other examples than all clients before
             trial, truth = known.trial(attacks[number % len(attacks)], number, rows)
             trials.append(trial)

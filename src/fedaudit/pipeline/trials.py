@@ -125,6 +125,11 @@ class Means:
         now = time.time()
         return self if self.deadline is None else replace(self, deadline=now + share * (self.deadline - now))
 
+    def check(self) -> None:
+        """Raise OutOfTime once the time is over: before what takes long itself."""
+        if self.deadline is not None and time.time() > self.deadline:
+            raise OutOfTime(TIME_IS_UP)
+
 
 def _in_time(report: Report, deadline: float | None) -> Report:
     """Return ``report``, which ends the attack that calls it after ``deadline``."""

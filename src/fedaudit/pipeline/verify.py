@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from fedaudit.evaluation import Limits
 from fedaudit.modalities import save_png
 from fedaudit.pipeline.margin import UNTOLD
 from fedaudit.pipeline.offline import AttackRequest, attack_transcript, evaluate_findings
-from fedaudit.pipeline.output import REQUEST, leaves
+from fedaudit.pipeline.output import REQUEST, WITHIN, leaves
 from fedaudit.pipeline.parts.data import own_dataset
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.pipeline.trials import Means, Trial
@@ -40,6 +41,17 @@ from fedaudit.utils.progress import live_display
 # What depends on the clock or the machine, or is compared on its own; see fedaudit.results.
 _SKIPPED = {"timing", "environment", "digests", "fedaudit_version"}
 
+# What depends on controls, or on how much there was time for.
+_BY_CONTROLS = {
+    "summaries",
+    "comparisons",
+    "controls",
+    "calibrations",
+    "margins",
+    "not_asked",
+    "scenario",
+    "thresholds",
+}
 _RELATIVE = 1e-4  # how much a number may differ where another processor or torch computed it
 _GREYS = 1  # and a pixel, of 255
 _NOTHING = object()  # what a document that lacks a key says there
@@ -115,7 +127,8 @@ def verify(
         found.notes.append("results.json holds no limits; whether the audit was run with some follows from nothing")
     scenario = scenario_from(stored.scenario, where=f"the scenario in '{folder}'")
     with live_display(progress) as display:
-        means = Means(workers, kept=_KeptFindings(stored, folder / "findings", found, exact=exact), display=display)
+        kept = _KeptFindings(stored, folder / "findings", found, exact=exact)
+        means = Means(workers, kept=kept, display=display)
         if not (folder / REQUEST).exists():
             derived = run_audit(
                 scenario,
@@ -132,6 +145,9 @@ def verify(
             request = plain_yaml.read(inside(folder, REQUEST), REQUEST)
             if not isinstance(request, dict) or not _is_request(request):
                 raise BadInput(f"{folder / REQUEST} isn't what 'fedaudit attack' writes")
+            if request.get(WITHIN):
+                kept.within = True
+                found.notes.append("made within a time: findings are derived again, and not controls and verdicts")
             source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
             if source is None:
                 raise BadInput(f"the results in '{folder}' are of a transcript: name its folder with transcript=…")
@@ -151,9 +167,15 @@ def verify(
             )
             without = "the transcript has no ground truth beside it; name it with truth=…"
             attacked = attack_transcript(asked, means, without_truth=without)
-            derived = evaluate_findings(attacked, means=means, controls=scenario.evaluation.controls)
+            derived = evaluate_findings(
+                attacked, means=means, controls=scenario.evaluation.controls and not kept.within
+            )
             repeat = stored.repeat  # the flags as they were written, of which not all can be told again
-            derived = dataclasses.replace(derived, result=derived.result.model_copy(update={"repeat": repeat}))
+            changes: dict[str, Any] = {"repeat": repeat}
+            if kept.within and derived.result.digests is not None:  # it was derived without controls
+                of = hashlib.sha256(scenario.to_yaml().encode()).hexdigest()
+                changes["digests"] = derived.result.digests.model_copy(update={"scenario": of})
+            derived = dataclasses.replace(derived, result=derived.result.model_copy(update=changes))
     derived = derived.held_to(
         Limits(
             {t.metric: t.limit for t in stored.thresholds if t.limit is not None and not t.below},
@@ -163,7 +185,14 @@ def verify(
     )
     found.findings = sum(finding.status == "done" for finding in derived.result.findings)
     found.differences += _of_digests(stored, derived, folder, exact=exact)
-    before, after = stored.model_dump(mode="json"), derived.result.model_dump(mode="json")
+    before, after = (
+        {
+            key: value
+            for key, value in result.model_dump(mode="json").items()
+            if not (kept.within and key in _BY_CONTROLS)
+        }
+        for result in (stored, derived.result)
+    )
     found.values = sum(1 for _ in leaves(before, without=_SKIPPED))
     found.differences += _of_files(stored, derived, folder, exact=exact)
     found.differences += _differences(before, after, "", exact=exact)
@@ -183,6 +212,7 @@ class _KeptFindings:
     def __init__(self, stored: AuditResult, store: Path, found: Verification, *, exact: bool) -> None:
         self.stored, self.store, self.found, self.exact = stored, store, found, exact
         self.taken: set[Path] = set()
+        self.within = False  # the audit had so much time, and no more
 
     def __call__(self, trial: Trial) -> Finding | NotApplicable:
         path = self.store / f"{trial.key(self.stored.environment.get('native code'))}.safetensors"
@@ -204,6 +234,8 @@ class _KeptFindings:
             return NotApplicable(reasons[0])
         if not self.exact and (other := self._of_time(trial, {f.timing.seconds for f in rows if f.timing})):
             return other
+        if self.within and not any(f.status == "done" for f in rows):
+            return NotApplicable("its finding isn't kept")
         if KNOWN_EXAMPLES.search(seen.federation):  # what is missing shows in the power or margin that came of it
             self.found.notes.append(f"{name} has no finding on known examples of {seen.federation}")
             of = KNOWN_EXAMPLES.split(seen.federation)[0]

@@ -76,7 +76,10 @@ def known_of_mods(
 
     ``sent`` is the message that asked for it, in which clients are told the norm to which they clip.
     """
-    names = None if module is None else frozenset(name for name, _ in module.named_parameters()) & weights.keys()
+    if not mods:
+        return None
+    own = frozenset() if module is None else frozenset(name for name, _ in module.named_parameters())
+    names = own & weights.keys() or None  # adapters may travel by other names
     tensors = {name: state[name] - weights[name] for name in parameters_in(weights, names) if name in state}
     update, info = Update(0, "weights", tensors, 1, None), None
     told = [record[_CLIP] for record in sent.config_records.values() if _CLIP in record]
