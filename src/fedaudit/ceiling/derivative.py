@@ -14,8 +14,10 @@ Sent = Callable[[Tensor], Sequence[Tensor]]
 class Derivative:
     """J, (numbers sent, numbers of the examples), at ``examples`` (n, ...): products, by two passes back each.
 
-    What is sent may be weighed number by number (:attr:`weights`), as by the inverse of its noise: J is of what is
-    weighed then.
+    Args:
+        sent: of examples; what is sent of them.
+        examples: where the derivative is taken.
+        weights: (numbers sent,) J's rows are multiplied by, as by the inverse of their noise.
     """
 
     def __init__(self, sent: Sent, examples: Tensor, weights: Tensor | None = None) -> None:
@@ -23,15 +25,12 @@ class Derivative:
         self.value = torch.cat([part.flatten() for part in sent(self.examples)])  # (numbers sent,), with its graph
         self.weights = weights
         self._dual = torch.zeros_like(self.value, requires_grad=True)
-        weighed = self._dual if weights is None else self._dual * weights
-        (self._back,) = torch.autograd.grad(
-            self.value, self.examples, weighed, create_graph=True, materialize_grads=True
-        )
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """How many numbers are sent, and of how many the examples are."""
-        return self.value.numel(), self.examples.numel()
+        self._back = torch.zeros_like(self.examples)
+        if self.value.requires_grad:
+            weighed = self._dual if weights is None else self._dual * weights
+            (self._back,) = torch.autograd.grad(
+                self.value, self.examples, weighed, create_graph=True, materialize_grads=True
+            )
 
     def forward(self, vector: Tensor) -> Tensor:
         """Return J·v, (numbers sent,), of v as the examples."""
@@ -44,19 +43,23 @@ class Derivative:
 
     def backward(self, vector: Tensor) -> Tensor:
         """Return Jᵀ·u, as the examples, of u (numbers sent,)."""
+        if not self.value.requires_grad:
+            return torch.zeros_like(self.examples)
         weighed = vector if self.weights is None else vector * self.weights
-        (product,) = torch.autograd.grad(
-            self.value, self.examples, weighed, retain_graph=True, materialize_grads=True
-        )
+        (product,) = torch.autograd.grad(self.value, self.examples, weighed, retain_graph=True, materialize_grads=True)
         return product.detach()
 
     def normal(self, vector: Tensor) -> Tensor:
         """Return JᵀJ·v, as the examples."""
         return self.backward(self.forward(vector))
 
-    def gram(self) -> Tensor:
-        """Return JᵀJ, (D, D) float64: one product a column. For small D alone."""
-        size = self.examples.numel()
-        rows = [self.normal(torch.eye(size, dtype=self.examples.dtype)[i]).flatten().double() for i in range(size)]
+    def gram(self, report: Callable[[int], None] = lambda _: None) -> Tensor:
+        """Return JᵀJ, (D, D): one product a column. For small D alone; ``report`` is told of every product."""
+        rows = []
+        for i in range(self.examples.numel()):
+            unit = torch.zeros(self.examples.numel(), dtype=self.examples.dtype)
+            unit[i] = 1
+            rows.append(self.normal(unit).flatten())
+            report(1)
         found = torch.stack(rows)
         return (found + found.T) / 2

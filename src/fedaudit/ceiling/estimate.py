@@ -3,103 +3,103 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.engines.reference import one_gradient, unrolled
-from fedaudit.attacks.victim import load_victim
-from fedaudit.ceiling.derivative import Derivative, Sent
+from fedaudit.ceiling.derivative import Derivative
+from fedaudit.ceiling.message import Message
 from fedaudit.ceiling.prior import Prior
-from fedaudit.ceiling.spectrum import Spectrum, by_probes, exact
-from fedaudit.transcript.observation import Observation
+from fedaudit.ceiling.spectrum import Bracket, Spectrum, by_probes, exact
 
-_WHOLE = 1100  # numbers of the examples up to which J is taken column by column
-PRECISIONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # relative to the update's root mean square
+PRECISIONS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the noise's length beside the update's
+WHOLE = 1100  # numbers of the examples, up to which J is taken column by column
+PROBES, STEPS = 2, 40
+
+
+def products(unknowns: int, probes: int = PROBES, steps: int = STEPS) -> int:
+    """Return how many products with J and Jᵀ a ceiling of so many unknown numbers takes, at most."""
+    return unknowns if unknowns <= WHOLE else (probes + 1) * steps
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What an update determines of its examples, near the truth.
+    """What an update determines of its examples, near the truth. Errors are mean squared, of a number.
 
     Attributes:
-        spectrum: of C^½JᵀJC^½.
-        scale: the root mean square of what is sent, to which precisions are relative.
-        unknowns: numbers of the examples.
-        sent: numbers that are sent.
-        prior: whose guess is the mean.
+        message: what was sent.
+        prior: what is known without it.
+        spectrum: relative to the message's own noise.
+        exact: whether by all columns, not by probes.
     """
 
-    spectrum: Spectrum
-    scale: float
-    unknowns: int
-    sent: int
+    message: Message
     prior: Prior
+    spectrum: Spectrum
+    exact: bool
 
-    def db(self, precision: float) -> tuple[float, float]:
-        """Return the ceiling in dB of pixels in [0, 1], and its standard error, at a relative precision."""
-        error, spread = self.spectrum.error(precision * self.scale)
-        return -10 * math.log10(max(error, 1e-12)), 10 / math.log(10) * spread / max(error, 1e-12)
+    def error(self, precision: float | None = None) -> Bracket:
+        """Return the error where the noise has this length beside the update's; None: the message's own."""
+        return self.spectrum.error.at(self._factor(precision))
 
-    def curve(self, precisions: Sequence[float] = PRECISIONS) -> list[tuple[float, float]]:
-        """Return (precision, dB)."""
-        return [(precision, self.db(precision)[0]) for precision in precisions]
+    def open(self, precision: float | None = None) -> Bracket:
+        """Return the share of directions of which the update says less than was known before."""
+        return self.spectrum.open.at(self._factor(precision))
 
-    @property
-    def guess(self) -> float:
-        """Return what who knows the prior's mean alone reaches, in dB."""
-        return -10 * math.log10(max(self.prior.variance, 1e-12))
+    def each(self, precision: float | None = None) -> Tensor:
+        """Return the error of every number, as the examples."""
+        found = self.spectrum.each(self._factor(precision)).clamp(min=0)
+        return found.view_as(self.message.examples)
+
+    def other(self, precision: float | None = None) -> Tensor:
+        """Return other examples that give the same update as far as its noise lets anybody see."""
+        return self.message.examples + self.spectrum.other(self._factor(precision)).view_as(self.message.examples)
 
     @property
     def lost(self) -> float:
-        """Return the least share of directions that are lost whatever the attack: more unknowns than equations."""
-        return max(0.0, 1 - self.sent / self.unknowns)
+        """The least share of directions that are lost whatever the attack: there are more unknowns than numbers."""
+        return max(0.0, 1 - self.message.numbers / self.message.examples.numel())
+
+    def _factor(self, precision: float | None) -> float:
+        return 1.0 if precision is None else precision / self.message.relative
 
 
-def sent_by(observation: Observation, labels: Tensor) -> Sent:
-    """Return what a client sends as a function of its examples (n, ...) in the order of use, by its labels (n, ...)."""
-    message, info = observation.single(), observation.task_info
-    victim, _ = load_victim(observation, message, "cpu")
-    update = message.update
-    training = one_gradient(update.num_examples)
-    if update.kind == "weights" and update.training is not None:
-        training = update.training
-    start = {name: p.detach().clone().requires_grad_() for name, p in victim.parameters.items()}
-    sizes = list(training.batch_sizes)
-
-    def sent(examples: Tensor) -> list[Tensor]:
-        given = info.normalise(examples)
-        return unrolled(victim, start, given.split(sizes), labels.split(sizes), training)
-
-    return sent
+def decibels(error: float) -> float:
+    """Return a mean squared error of numbers between 0 and 1 as a PSNR, 100 dB at most."""
+    return min(100.0, -10 * math.log10(max(error, 1e-300)))
 
 
 def ceiling_of(
-    observation: Observation,
-    examples: Tensor,
-    labels: Tensor,
+    message: Message,
     prior: Prior,
     *,
-    probes: int = 8,
-    steps: int = 40,
     seed: int = 0,
+    probes: int = PROBES,
+    steps: int = STEPS,
+    whole: int = WHOLE,
+    keep: Sequence[bool] | None = None,
+    report: Callable[[int], None] = lambda _: None,
 ) -> Ceiling:
-    """Return the ceiling of one update, at the truth: examples (n, ...), in the order of use, and labels."""
-    derivative = Derivative(sent_by(observation, labels), examples)
-    n = len(examples)
-    if examples.numel() <= _WHOLE:
-        each = prior.root(torch.eye(examples[0].numel(), dtype=torch.float64))
-        spectrum = exact(derivative.gram(), torch.block_diag(*[each] * n))
-    else:
-        spectrum = by_probes(
-            derivative.normal,
-            lambda v: prior.root(v.flatten(1)).view(v.shape),
-            tuple(examples.shape),
-            probes=probes,
-            steps=steps,
-            generator=torch.Generator().manual_seed(seed),
-        )
-    scale = float(derivative.value.detach().double().square().mean().sqrt())
-    return Ceiling(spectrum, scale, examples.numel(), derivative.value.numel(), prior)
+    """Return the ceiling of one update.
+
+    Args:
+        probes, steps: where it has more than ``whole`` unknown numbers, see :func:`.by_probes`.
+        keep: of every tensor that is sent, whether it still is; None: all are.
+        report: is told of every product with J and Jᵀ, see :func:`products`.
+    """
+    weights = 1 / message.noise
+    examples, draws = message.examples, torch.Generator().manual_seed(seed)
+    if keep is not None:
+        parts = message.sent(examples)
+        weights = torch.cat([w * k for w, k in zip(weights.split([p.numel() for p in parts]), keep, strict=True)])
+    derivative = Derivative(message.sent, examples, weights)
+    if examples.numel() <= whole:
+        one = prior.root(torch.eye(examples[0].numel(), dtype=torch.float64))
+        spectrum = exact(derivative.gram(report), torch.block_diag(*[one] * len(examples)), draws)
+        return Ceiling(message, prior, spectrum, exact=True)
+    spectrum = by_probes(
+        derivative.normal, prior.root, tuple(examples.shape), probes=probes, steps=steps, generator=draws, report=report
+    )
+    return Ceiling(message, prior, spectrum, exact=False)

@@ -24,6 +24,7 @@ _LEVELS: dict[str, tuple[str, float]] = {
     "recovered": ("error", 8.5),
     "identifiable": ("error", 7.0),
     "inferred": ("warning", 6.0),
+    "present, not extracted": ("warning", 4.5),
     "inconclusive": ("warning", 4.0),
     "not demonstrated": ("note", 0.0),
     "not applicable": ("none", 0.0),
