@@ -16,7 +16,8 @@ from fedaudit.ceiling.spectrum import Bracket, Spectrum, by_probes, exact
 
 PRECISIONS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the noise's length beside the update's
 WHOLE = 1100  # numbers of the examples, up to which J is taken column by column
-PROBES, STEPS = 2, 40
+PROBES, STEPS, MOST = 2, 40, 160
+HALF = 0.5  # of what a guess leaves open: where more is left, little is determined
 
 
 def products(unknowns: int, probes: int = PROBES, steps: int = STEPS) -> int:
@@ -78,14 +79,16 @@ def ceiling_of(
     seed: int = 0,
     probes: int = PROBES,
     steps: int = STEPS,
+    most: int = MOST,
     whole: int = WHOLE,
+    draw: bool = True,
     keep: Sequence[bool] | None = None,
     report: Callable[[int], None] = lambda _: None,
 ) -> Ceiling:
     """Return the ceiling of one update.
 
     Args:
-        probes, steps: where it has more than ``whole`` unknown numbers, see :func:`.by_probes`.
+        probes, steps, most, draw: where it has more than ``whole`` unknown numbers, see :func:`.by_probes`.
         keep: of every tensor that is sent, whether it still is; None: all are.
         report: is told of every product with J and Jᵀ, see :func:`products`.
     """
@@ -100,6 +103,15 @@ def ceiling_of(
         spectrum = exact(derivative.gram(report), torch.block_diag(*[one] * len(examples)), draws)
         return Ceiling(message, prior, spectrum, exact=True)
     spectrum = by_probes(
-        derivative.normal, prior.root, tuple(examples.shape), probes=probes, steps=steps, generator=draws, report=report
+        derivative.normal,
+        prior.root,
+        tuple(examples.shape),
+        probes=probes,
+        steps=steps,
+        generator=draws,
+        draw=draw,
+        most=most,
+        settled=lambda error: error.high <= HALF * prior.variance or error.low > HALF * prior.variance,
+        report=report,
     )
     return Ceiling(message, prior, spectrum, exact=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 _ZERO = 1e-13  # of a step, beside the first: the space is exhausted
-_NOTHING = torch.zeros(0, dtype=torch.float64)
+_AGAIN = 20  # further steps, before it is asked whether they are enough
 
 
 class Bracket(NamedTuple):
@@ -115,6 +115,9 @@ def by_probes(
     probes: int,
     steps: int,
     generator: torch.Generator,
+    draw: bool = True,
+    most: int = 0,
+    settled: Callable[[Bracket], bool] = lambda _: True,
     report: Callable[[int], None] = lambda _: None,
 ) -> Spectrum:
     """Return the same by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017), reorthogonalised.
@@ -124,14 +127,22 @@ def by_probes(
         root: C^½·v.
         shape: of the examples.
         probes: random signs; the standard error falls with the root of their number.
-        steps: of Lanczos, each a product with J and Jᵀ: for every probe, and once more for what doesn't change.
+        steps: of Lanczos, each a product with J and Jᵀ: for every probe, and for the draw.
+        draw: whether directions are counted and other examples drawn; without it these are made of the first probe.
+        most, settled: as many steps more as the first probe's bracket of the error isn't settled, up to ``most``.
         report: is told of every product.
     """
     size = torch.Size(shape).numel()
     signs = torch.randint(2, (probes, size), generator=generator).double() * 2 - 1
-    draw = torch.randn(size, generator=generator, dtype=torch.float64)
-    found = [_lanczos(normal, root, root(sign.view(shape)), steps, report) for sign in signs]
-    of_draw = _lanczos(normal, root, draw.view(shape), steps, report)
+    start = torch.randn(size, generator=generator, dtype=torch.float64)
+
+    def enough(one: _Krylov) -> bool:
+        return settled(_rule([one], size).at(1.0))
+
+    found = [_lanczos(normal, root, root(signs[0].view(shape)), steps, report, max(most, steps), enough)]
+    steps = len(found[0].values)
+    found += [_lanczos(normal, root, root(sign.view(shape)), steps, report) for sign in signs[1:]]
+    of_draw = _lanczos(normal, root, start.view(shape), steps, report) if draw else found[0]
 
     def each(sigma: float) -> Tensor:
         return torch.stack(
@@ -141,7 +152,7 @@ def by_probes(
     def other(sigma: float) -> Tensor:
         return of_draw.applied(lambda v: 1 / (1 + v / sigma**2).sqrt())
 
-    share = _rule([of_draw], float(draw.square().sum()))
+    share = _rule([of_draw], of_draw.norm**2)
     return Spectrum(_rule(found, size), share, each, other, float(max(one.values[-1] for one in found)))
 
 
@@ -167,11 +178,22 @@ def _lanczos(
     start: Tensor,
     steps: int,
     report: Callable[[int], None],
+    most: int = 0,
+    enough: Callable[[_Krylov], bool] = lambda _: True,
 ) -> _Krylov:
-    shape, norm = start.shape, float(start.norm())
+    shape, norm, size = start.shape, float(start.norm()), start.numel()
     basis = [start.flatten() / norm]
-    diagonal, beside = list[float](), list[float]()
-    for step in range(min(steps, start.numel())):
+    diagonal, beside, exhausted = list[float](), list[float](), False
+
+    def made() -> _Krylov:
+        values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, beside))
+        ends, their = values, vectors
+        if not exhausted:
+            ends, their = torch.linalg.eigh(_tridiagonal(_with_zero(diagonal, beside), beside))
+        wide = torch.stack([root(one.view(shape)).flatten() for one in basis[: len(diagonal)]])
+        return _Krylov(norm, values.clamp(min=0), vectors, (ends.clamp(min=0), their[0]), wide)
+
+    while not exhausted:
         last = basis[-1]
         product = root(normal(root(last.view(shape)))).flatten()
         report(1)
@@ -180,17 +202,13 @@ def _lanczos(
         for _ in range(2):  # once leaves what rounding puts back
             product = product - (space @ product) @ space
         length = float(product.norm())
-        if step + 1 == min(steps, start.numel()) or length <= _ZERO * max(diagonal[0], 1e-300):
+        exhausted = len(diagonal) == size or length <= _ZERO * max(diagonal[0], 1e-300)
+        done = len(diagonal)
+        if not exhausted and done >= steps and (done - steps) % _AGAIN == 0 and (done >= most or enough(made())):
             break
         beside.append(length)
-        basis.append(product / length)
-    values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, beside))
-    exhausted = len(beside) < len(diagonal) and len(diagonal) < min(steps, start.numel())
-    ends, their = (
-        (values, vectors) if exhausted else torch.linalg.eigh(_tridiagonal(_with_zero(diagonal, beside), beside))
-    )
-    wide = torch.stack([root(one.view(shape)).flatten() for one in basis[: len(diagonal)]])
-    return _Krylov(norm, values.clamp(min=0), vectors, (ends.clamp(min=0), their[0]), wide)
+        basis.append(product / length if length else product)
+    return made()
 
 
 def _tridiagonal(diagonal: list[float], beside: list[float]) -> Tensor:

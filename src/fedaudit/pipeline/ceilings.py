@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fedaudit.attacks.inversion.calibration import own_client
 from fedaudit.ceiling import Ceiling, Message, Prior, ceiling_of, message_of, names_of, prior_of, products
-from fedaudit.ceiling.estimate import PRECISIONS, decibels
+from fedaudit.ceiling.estimate import HALF, PRECISIONS, decibels
 from fedaudit.evaluation.finding_types import known_type
 from fedaudit.evaluation.limits import POWERLESS
 from fedaudit.evaluation.rows import cells_within
@@ -31,7 +32,6 @@ from fedaudit.utils.seeds import derive_seed, generator
 _SHARE = 0.2  # of the attacks' work, that ceilings may take where nobody asked for them
 _PASSES = 2.0  # of an attack's iteration, that a product with J and Jᵀ costs
 UPDATES = 3  # of a federation, that are looked at
-_HALF = 0.5  # of what a guess leaves open: more left is little determined
 _SHOWN = 3  # examples with pictures
 _PICTURED = (1e-3, 1e-1)  # precisions of which other examples are drawn, beside the message's own
 _DRAWS = 16  # of what is left open, that cells are counted over
@@ -164,7 +164,7 @@ def _key(observation: Observation) -> tuple[int, int]:
 
 def quickly(message: Message, prior: Prior, **rest: Any) -> Ceiling:
     """Return a ceiling as :func:`.ceiling_of` does, by one probe: of changes, which are many."""
-    return ceiling_of(message, prior, probes=1, whole=300, **rest)
+    return ceiling_of(message, prior, probes=1, steps=20, most=20, whole=300, draw=False, **rest)
 
 
 def look(
@@ -234,7 +234,7 @@ def _result(
         min(1.0, sum(e.high + e.spread for e in bare) / n / prior.variance),
     )
     opened = [one.ceiling.open() for one in looked]
-    verdict = "high" if left[1] <= _HALF else "low" if left[0] > _HALF else None
+    verdict = "high" if left[1] <= HALF else "low" if left[0] > HALF else None
     precision = sum(one.ceiling.message.relative for one in looked) / n
     curve = [CeilingPoint(precision=p, low=a, high=b) for p in PRECISIONS for a, b in [at(p)]]
     examples, files = _examples(looked, observation, truth, of_cells=of_cells, seed=seed)
@@ -418,14 +418,13 @@ def _changes(
         asked.append((f"noise as long as {100 * enough:.2g} % of the update is added", at(enough)))
     names, parts = names_of(observation), ceiling.message.sent(ceiling.message.examples)
     for k in sorted(range(len(names)), key=lambda k: -parts[k].numel())[: _LAYERS * (len(names) > 1)]:
-        asked.append((f"{names[k]} isn't sent", lambda k=k: told(without(k))))  # type: ignore[misc]
+        asked.append((f"{names[k]} isn't sent", partial(_called, told, without, k)))
     steps = update.training.local_steps if update.training else 1
     batch = -(-update.num_examples // steps)
+    made = partial(_of_own, truth=truth, looked=looked, seed=seed)
     for more, size in ((steps, 2 * batch), (steps, 4 * batch), *[(4 * steps, batch)] * (update.kind == "weights")):
         text = f"an update is over {f'{more} steps of ' if more > 1 else ''}batches of {size}"
-        asked.append(
-            (text, lambda more=more, size=size: told(_of_own(resized(observation, more, size), truth, looked, seed)))
-        )  # type: ignore[misc]
+        asked.append((text, partial(_called, told, made, resized(observation, more, size))))
     report = display.stage(f"what lowers the ceiling of {observation.federation}", len(asked))
     found: list[CeilingChange] = []
     for text, compute in asked:
@@ -438,14 +437,18 @@ def _changes(
     return [now, *sorted(others, key=lambda change: math.inf if change.value is None else change.value)]
 
 
+def _called(told: Callable[[Looked], float], make: Callable[..., Looked], of: Any) -> float:
+    return told(make(of))
+
+
 def _enough(ceiling: Ceiling) -> float | None:
     """Return the length of noise beside the update's that leaves half of what a guess leaves open; None: it does."""
     low, high = ceiling.message.relative, 1e3
-    if ceiling.error().high > _HALF * ceiling.prior.variance:
+    if ceiling.error().high > HALF * ceiling.prior.variance:
         return None
     for _ in range(40):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if ceiling.error(middle).high < _HALF * ceiling.prior.variance else (low, middle)
+        low, high = (middle, high) if ceiling.error(middle).high < HALF * ceiling.prior.variance else (low, middle)
     return high
 
 
