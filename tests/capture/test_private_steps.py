@@ -303,7 +303,8 @@ def test_noise_is_named_and_attacks_that_need_the_gradient_say_so(tmp_path: Path
     (record,) = [f.recording for f in result.federations]
     assert record.facts == "verified"
     assert max(replay.error for replay in record.replays) < 1e-4
-    assert any("noise on record promises an example ε = " in note for note in record.notes)
+    (note,) = [one for one in record.notes if "noise on record promises an example ε = " in one]
+    assert "; of 35 candidates that seem equally likely" in note
     assert {f.status for f in result.findings} == {"not applicable"}
     assert all("per-example clipping and noise" in (f.reason or "") for f in result.findings)
 

@@ -383,6 +383,7 @@ def test_the_example_keeps_to_its_limit_within_two_minutes(command: Command, tmp
     page = (tmp_path / "report.html").read_text()
     assert "Which ε is real" in page
     assert "whoever guesses from the outcome" in page
+    assert "nobody who sees global models alone can pick the right one" in page
     found = AuditResult.load(tmp_path / "results.json").findings[0].epsilon
     assert found is not None
     assert found.claimed == pytest.approx(4, abs=0.01)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import fedaudit
 from fedaudit.cli import app
 from fedaudit.epsilon.accounting import RecordedGaussians
+from fedaudit.epsilon.certificate import gaussian_success
 from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps
 from fedaudit.utils.errors import BadInput
 
@@ -96,6 +97,27 @@ def test_noise_that_the_server_adds_counts_every_round_for_everybody(tmp_path: P
     assert history is not None
     assert history.epsilon_pld is not None
     assert found["epsilon"] == pytest.approx(min(history.epsilon[-1], history.epsilon_pld), rel=1e-9)
+
+
+def test_how_often_the_right_candidate_can_be_picked_stands_beside_epsilon(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(SCENARIO)
+    made = fedaudit.simulate(file, progress=False)
+    assert made.history is not None
+    certificate = made.history.certificate
+    assert certificate is not None
+    assert certificate.candidates == len(made.truth.candidates.unique(dim=0))
+    assert not certificate.central
+    _, (found,) = run(file, "--candidates", str(certificate.candidates))
+    most = max(one["rounds"] for one in found["clients"])
+    assert found["success"] == certificate.success == gaussian_success(1 / certificate.candidates, most**0.5 / 4)
+    assert {one["success"] for one in found["clients"] if not one["rounds"]} <= {1 / certificate.candidates}
+    told = CliRunner().invoke(app, ["ledger", str(file)]).stdout
+    assert "of 100 candidates" in told
+    bare = CliRunner().invoke(app, ["ledger", str(file), "--set", "defences.client_defence=none"]).stdout
+    assert "no noise that counts, and so no certificate" in " ".join(bare.split())
+    _, (none,) = run(file, "--set", "defences.client_defence=none")
+    assert none["success"] is None
 
 
 def test_what_a_target_takes_is_just_enough(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fedaudit.results import (
     AuditResult,
     Comparison,
     ControlResult,
+    FederationRecord,
     HistoryRecord,
     HistoryTiming,
     Interval,
@@ -173,6 +174,35 @@ def test_one_value_has_no_interval(tmp_path, capsys, n, bracket):
     cell = Cell({}, interval(0.5, n), images=n, published=None, missing=None, seconds=None, others={})
     assert cell_text("psnr", cell)[0] == ("0.5 [0.4, 0.6]" if bracket else "0.5")
     assert difference_text("psnr", interval(0.5, n)) == ("+0.5 [+0.4, +0.6], n=2" if bracket else "+0.5, n=1")
+
+
+def test_what_noise_rules_out_stands_beside_epsilon(tmp_path, capsys):
+    timing = HistoryTiming(training=1.0, client_defence=0.1)
+    result = result_with(tmp_path, summary("b", "psnr", 20.0, n=2))
+
+    def course(name: str, **said: Any) -> FederationRecord:
+        history = HistoryRecord(bytes=8, parameters=2, timing=timing, accuracy=[0.5], **said)
+        return result.federations[0].model_copy(update={"name": name, "history": history})
+
+    certificate = {"candidates": 168, "success": 0.0213}
+    federations = [
+        course("local", epsilon=[2.0], certificate={**certificate, "central": False}),
+        course("central", epsilon=[2.0], certificate={**certificate, "central": True}),
+        course("older", epsilon=[2.0]),
+        course("fedsgd"),
+    ]
+    result = result.model_copy(update={"federations": federations})
+    lines = [
+        "local: of 168 candidates that seem equally likely without the messages nobody can pick the right one with "
+        "more than 2.2 % (by luck 0.6 %)",
+        "central: of 168 candidates that seem equally likely without the messages nobody who sees global models alone "
+        "can pick the right one with more than 2.2 % (by luck 0.6 %)",
+        "fedsgd: no noise that counts, and so no certificate: no attack is ruled out",
+    ]
+    print_summary(result)
+    assert [line for line in capsys.readouterr().out.splitlines() if "candidates" in line or "certif" in line] == lines
+    page = render_report(result, tmp_path)
+    assert all(f"{line}." in page for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,10 @@ def ledger(
     parameters: Annotated[
         int | None, typer.Option(min=1, help="Numbers in the model's state, where a filter's ε depends on it.")
     ] = None,
+    candidates: Annotated[
+        int | None,
+        typer.Option(min=2, max=10**9, help="Of so many, how often can the right one be picked? Default: 100."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(parser=options.folder, metavar="FOLDER", help="Folder for ledger.html, ledger.json.")
     ] = None,
@@ -66,7 +70,7 @@ def ledger(
     options.check_data_dir(data_dir)
     from fedaudit.pipeline.ledger import Question
 
-    question = Question(target, rounds, delta, adjacency.value if adjacency else None)
+    question = Question(target, rounds, delta, adjacency.value if adjacency else None, candidates)
     found = _ledgers(source, settings, data_dir, parameters, question)
     if out is not None:
         from fedaudit.report.ledger import write_ledger

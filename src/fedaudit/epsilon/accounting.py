@@ -6,16 +6,22 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, Self, cast
 
+import numpy as np
+
+from fedaudit.epsilon.certificate import gaussian_success, success_of
 from fedaudit.results.record import Adjacency
 
 How = Literal["rdp", "pld"]
+# Of each Gaussian mechanism σ, the probability of taking part in it, and how often it is used.
+Mechanisms = tuple[tuple[float, float, int], ...]
 
 _MOST_ROUNDS = 10**6
 # The privacy loss distribution's step, and how many steps at most it is spread over, roughly.
 _FINE, _LOSSES = 1e-4, 10**5
+_TRIED, _MOST_EPSILON = 2001, 700.0  # ε, of which each gives a certificate; beyond that no float holds e^ε
 # Rényi orders; whole ones only, for which sampled Gaussians have a closed form
 _ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512]
 # Those of Laplace noise, which has a closed form for every order: many small losses are tightest just above one.
@@ -59,6 +65,26 @@ class PrivacyAccount(ABC):
     @abstractmethod
     def spent(self, rounds: int, how: How = "rdp") -> float:
         """Return ε after ``rounds``, by Rényi accounting or the tighter privacy loss distribution."""
+
+    def mechanisms(self, rounds: int) -> Mechanisms:  # noqa: ARG002
+        """Return the Gaussian mechanisms of ``rounds``, by its adjacency; empty where it isn't of such."""
+        return ()
+
+    def success(self, rounds: int, prior: float) -> float:
+        """Return how often, at most, anybody names the right candidate after ``rounds``.
+
+        By add/remove, whatever the account's own adjacency is; see :mod:`fedaudit.epsilon.certificate`.
+
+        Args:
+            prior: how often without any message: 1/N of N equally likely candidates.
+        """
+        if not rounds:
+            return prior
+        alone = self.by("add-remove")
+        if gaussians := alone.mechanisms(rounds):
+            return _success(gaussians, self.delta, prior)
+        epsilon = min(alone.spent(rounds), alone.spent(rounds, "pld"), _MOST_EPSILON)
+        return success_of(prior, np.array([epsilon]), np.array([self.delta]))
 
     def rounds(self, budget: float | None) -> int:
         """Return how many rounds the budget allows."""
@@ -109,14 +135,17 @@ class Account(PrivacyAccount):
         """Return ε after ``rounds``, by Rényi accounting or the tighter privacy loss distribution."""
         if not rounds:
             return 0.0
-        noise = self.noise / (1 if self.adjacency == "add-remove" else 2)
-        times = math.ceil(self.steps * rounds / self.every)
+        gaussians = self.mechanisms(rounds)
+        spent = _spent(gaussians, self.delta, how)
         if self.of is None:
-            return _spent(((noise, self.rate, times),), self.delta, how)
-        return min(
-            _spent(((noise, 1.0, times),), self.delta, how),
-            _without_replacement(self.noise / 2, self.delta, self.of, times),
-        )
+            return spent
+        return min(spent, _without_replacement(self.noise / 2, self.delta, self.of, gaussians[0][2]))
+
+    def mechanisms(self, rounds: int) -> Mechanisms:
+        """Return that of all rounds; drawing without replacement isn't counted, as if everybody knew of it."""
+        noise = self.noise / (1 if self.adjacency == "add-remove" else 2)
+        rate = self.rate if self.of is None else 1.0
+        return ((noise, rate, math.ceil(self.steps * rounds / self.every)),)
 
 
 @dataclass(frozen=True)
@@ -166,44 +195,71 @@ class RecordedGaussians(PrivacyAccount):
 
     def spent(self, rounds: int, how: How = "rdp") -> float:
         """Return ε after the first ``rounds``; more than are recorded go on like the last."""
-        if not rounds:
-            return 0.0
+        return _spent(self.mechanisms(rounds), self.delta, how) if rounds else 0.0
+
+    def mechanisms(self, rounds: int) -> Mechanisms:
+        """Return those of the first ``rounds``, as one where nobody was drawn."""
         half = 1 if self.adjacency == "add-remove" else 2
         if self.drawn:
             each = list(zip(self.noises, self.drawn, strict=True))
             steps: Counter[tuple[float, float]] = Counter()
             for noise, (taken, rate) in each[:rounds] + each[-1:] * (rounds - len(each)):
                 steps[noise / half, rate] += taken
-            return _spent(tuple((*one, taken) for one, taken in sorted(steps.items())), self.delta, how)
+            return tuple((*one, taken) for one, taken in sorted(steps.items()))
         more = max(0, rounds - len(self.noises))
         inverse = [1 / noise for noise in self.noises[:rounds]]
         precision = sum(one * one for one in inverse) + more * (1 / self.noises[-1]) * (1 / self.noises[-1])
-        if not math.isfinite(precision):  # next to no noise
-            return math.inf
-        noise = precision**-0.5 / half
-        return _spent(((noise, 1.0, 1),), self.delta, how)
+        return ((precision**-0.5 / half, 1.0, 1),)  # 0 where there is next to no noise, and no float holds this
 
 
 @cache
-def _spent(noises: tuple[tuple[float, float, int], ...], delta: float, how: str) -> float:
-    """Return ε of Gaussian mechanisms: of each σ, the probability of taking part in it, and how often it is used."""
-    import dp_accounting  # heavy, and only where there is an account to keep
-    from dp_accounting import pld, rdp
+def _spent(noises: Mechanisms, delta: float, how: str) -> float:
+    """Return ε of Gaussian mechanisms."""
+    from dp_accounting import rdp  # heavy, and only where there is an account to keep
 
     bound = math.inf if how == "rdp" else _spent(noises, delta, "rdp")
-    accountant: Any = rdp.RdpAccountant(_ORDERS)
     if how == "pld" and math.isinf(bound):
         return bound
-    if how == "pld":
-        # little noise spreads the losses widely: coarser steps keep their number, and so the memory, bounded
-        accountant = pld.PLDAccountant(value_discretization_interval=max(_FINE, bound / _LOSSES))
     try:
-        for noise, rate, steps in noises:
-            event: Any = dp_accounting.GaussianDpEvent(noise)
-            accountant.compose(event if rate >= 1 else dp_accounting.PoissonSampledDpEvent(rate, event), steps)
+        accountant = _losses(noises, bound) if how == "pld" else _composed(rdp.RdpAccountant(_ORDERS), noises)
         return float(accountant.get_epsilon(delta))
     except (OverflowError, ZeroDivisionError):  # next to no noise: losses no float holds; Rényi's is a bound, too
         return bound
+
+
+@cache
+def _success(noises: Mechanisms, delta: float, prior: float) -> float:
+    """Return how often the right candidate is named of Gaussian mechanisms by add/remove; δ is of their account."""
+    if all(rate >= 1 for _, rate, _ in noises):
+        return gaussian_success(prior, math.hypot(*(math.sqrt(n) / one if one else math.inf for one, _, n in noises)))
+    bound = _spent(noises, delta, "rdp")
+    if math.isinf(bound):
+        return 1.0
+    try:
+        losses = _losses(noises, bound)
+        most = max(-math.log(prior), min(losses.get_epsilon(delta), _MOST_EPSILON))
+        epsilons = np.linspace(0, most, _TRIED)
+        return success_of(prior, epsilons, np.asarray(losses.get_delta(epsilons)))
+    except (OverflowError, ZeroDivisionError):
+        return 1.0
+
+
+@lru_cache(maxsize=1)  # it is large
+def _losses(noises: Mechanisms, bound: float) -> Any:
+    """Return the accountant that has the mechanisms' privacy loss distribution, given a bound of their ε."""
+    from dp_accounting import pld
+
+    # little noise spreads the losses widely: coarser steps keep their number, and so the memory, bounded
+    return _composed(pld.PLDAccountant(value_discretization_interval=max(_FINE, bound / _LOSSES)), noises)
+
+
+def _composed(accountant: Any, noises: Mechanisms) -> Any:
+    import dp_accounting
+
+    for noise, rate, steps in noises:
+        event: Any = dp_accounting.GaussianDpEvent(noise)
+        accountant.compose(event if rate >= 1 else dp_accounting.PoissonSampledDpEvent(rate, event), steps)
+    return accountant
 
 
 @cache

@@ -169,6 +169,7 @@ def _course_record(history: History, spec: FederationSpec) -> HistoryRecord:
         epsilon_unit=history.epsilon_unit,
         epsilon_of_clients=history.epsilon_of_clients,
         epsilon_pld=history.epsilon_pld,
+        certificate=history.certificate,
         stopped=history.stopped,
         why_stopped=history.why,
         honest_accepted=history.accepted(range(honest)),

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from torch import Tensor
+
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.client_defences import CLIENT_DEFENCES, ClientDefence
 from fedaudit.defences.clipping import Clipping
 from fedaudit.defences.filters import PercentilePrivacy, SVTPrivacy
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.epsilon.accounting import Account, PrivacyAccount, RecordedGaussians, SparseVectorAccount, TakingPart
+from fedaudit.epsilon.certificate import in_words
 from fedaudit.results.ledger import ClientLedger, Ledger, Target
 from fedaudit.results.record import Adjacency
 from fedaudit.simulation.budget import PrivacyBudget
@@ -23,6 +26,7 @@ from fedaudit.simulation.horizontal import planned_rounds
 from fedaudit.transcript.files import read_header, read_rounds
 from fedaudit.transcript.update import ClientDefenceInfo, PrivateSteps
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.registry import make, settings_of
 
 FILTERS = {  # a framework's class of a filter or mod, and ours that does the same
@@ -61,12 +65,14 @@ class Question:
         rounds: in which every client sends, in place of those that are planned or recorded.
         delta: in place of the settings'.
         adjacency: in place of the one that fits who looks on.
+        candidates: among which the right one is to be picked, in place of 100.
     """
 
     target: float | None = None
     rounds: int | None = None
     delta: float | None = None
     adjacency: Adjacency | None = None
+    candidates: int | None = None
 
 
 @dataclass(frozen=True)
@@ -356,10 +362,14 @@ def of_recording(folder: Path, question: Question) -> Ledger:
     return _filled(ledger, sent, question)
 
 
-def in_a_line(folder: Path) -> str | None:
-    """Return the largest ε of a recording's clients, all rounds on record counted; None: no noise is on record."""
+def in_a_line(folder: Path, candidates: Tensor) -> str | None:
+    """Return the largest ε of a recording's clients, and what it rules out of picking one of (m, …) candidates.
+
+    All rounds on record count. None: no noise is on record.
+    """
+    different = len({tensor_digest(one) for one in candidates}) or None
     try:
-        ledger = of_recording(folder, Question())
+        ledger = of_recording(folder, Question(candidates=different))
     except BadInput:  # of sums
         return None
     spent = [(client.epsilon, client) for client in ledger.clients if client.epsilon is not None and client.curve]
@@ -371,7 +381,8 @@ def in_a_line(folder: Path) -> str | None:
     begin = "towards those who see global models alone, not the server, " * central + "the noise on record promises"
     return (
         f"{begin} {whose} ε = {most:.3g} at δ = {ledger.delta:g}, or less: client {client.client} "
-        f"after {client.rounds} round{'s' * (client.rounds != 1)} ({ledger.sampling}); see fedaudit ledger"
+        f"after {client.rounds} round{'s' * (client.rounds != 1)} ({ledger.sampling}); "
+        f"{in_words(ledger.candidates, client.success)}; see fedaudit ledger"
     )
 
 
@@ -411,6 +422,7 @@ def _filled(ledger: Ledger, sent: Mapping[str, _Sent], question: Question, *, se
     accounts = [one.account for one in sent.values() if one.account is not None]
     delta = question.delta or (accounts[0].delta if accounts else ledger.delta)
     adjacency = question.adjacency or ledger.adjacency
+    candidates = question.candidates or ledger.candidates
     asked: dict[str, Any] = {"adjacency": adjacency, "delta": delta}
     sent = {
         name: replace(one, account=None if one.account is None else replace(cast("Any", one.account), **asked))
@@ -418,22 +430,26 @@ def _filled(ledger: Ledger, sent: Mapping[str, _Sent], question: Question, *, se
     }
     if question.rounds is not None:
         sent = {name: replace(one, rounds=range(1, question.rounds + 1)) for name, one in sent.items()}
-    clients = tuple(_client(name, one) for name, one in sent.items())
+    clients = tuple(_client(name, one, candidates) for name, one in sent.items())
     target = None
     if question.target is not None and accounts and len(accounts) == len(sent):
         busiest = max(sent.values(), key=lambda one: len(one.rounds))
         assert busiest.account is not None
         target = _target(busiest.account, len(busiest.rounds), question.target, searched=searched)
-    return replace(ledger, delta=delta, adjacency=adjacency, clients=clients, target=target)
+    asked |= {"clients": clients, "target": target, "candidates": candidates}
+    return replace(ledger, **asked)
 
 
-def _client(name: str, sent: _Sent) -> ClientLedger:
-    n = len(sent.rounds)
+def _client(name: str, sent: _Sent, candidates: int) -> ClientLedger:
+    n, luck = len(sent.rounds), 1 / candidates
     if sent.account is None:
-        return ClientLedger(name, n, None if n else 0.0, why=sent.why if n else "")
+        if not n:
+            return ClientLedger(name, n, 0.0, success=luck)
+        return ClientLedger(name, n, None, why=sent.why)
     account = sent.account
     spent = min(account.spent(n), account.spent(n, "pld"))
-    return ClientLedger(name, n, spent, tuple((sent.rounds[k - 1], account.spent(k)) for k in _told(n)))
+    curve = tuple((sent.rounds[k - 1], account.spent(k)) for k in _told(n))
+    return ClientLedger(name, n, spent, curve, account.success(n, luck))
 
 
 def _told(n: int) -> Iterator[int]:

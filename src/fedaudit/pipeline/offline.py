@@ -394,7 +394,7 @@ def opened(found: Findings, truth: Path | Truth | None = None, *, means: Means, 
     loaded, scenario, data, model_record = _open_truth(truth, transcript)
     if transcript.recording:
         transcript = check_replay(transcript, loaded, found.folder, means.display)
-        if found.folder is not None and (line := in_a_line(found.folder)):
+        if found.folder is not None and (line := in_a_line(found.folder, loaded.candidates)):
             transcript = replace(transcript, notes=(*transcript.notes, line))
     name, spec, defences = next(run for run in scenario.runs() if run[0] == transcript.name)
     attacked = scenario.model_copy(

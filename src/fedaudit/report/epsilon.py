@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedaudit.epsilon.certificate import in_words
 from fedaudit.report import figures
 from fedaudit.report.panels import PANELS, Panel
 from fedaudit.report.wording import number
@@ -29,6 +30,23 @@ def epsilon_chapters(result: AuditResult) -> list[dict[str, Any]]:
     ]
 
 
+def certificates(result: AuditResult) -> list[str]:
+    """Return what the noise of each federation rules out, a line each; of those without noise one together."""
+    told: dict[str, list[str]] = {}
+    for one in result.federations:
+        if one.history is not None:
+            told.setdefault(certificate_of(one.history), []).append(one.name)
+    return [f"{', '.join(names)}: {text}" for text, names in told.items() if text]
+
+
+def certificate_of(course: HistoryRecord) -> str:
+    """Return what a federation's noise rules out, in words; empty where an older version didn't say."""
+    if course.certificate is None:
+        return "" if course.epsilon else in_words(0, None)
+    who = "nobody who sees global models alone" if course.certificate.central else "nobody"
+    return in_words(course.certificate.candidates, course.certificate.success, who)
+
+
 def _chapter(federation: str, found: EpsilonResult, course: HistoryRecord | None, index: int) -> dict[str, Any]:
     """Return the numbers, their picture, a row a method, and how ε adds up over rounds, where that is known."""
     prefix = f"e{index}-"
@@ -38,6 +56,7 @@ def _chapter(federation: str, found: EpsilonResult, course: HistoryRecord | None
     return {
         "federation": federation,
         "found": found,
+        "certificate": certificate_of(course) if course else "",
         "picture": figures.to_svg(
             figures.draw_epsilon(epsilon_rows(found), found.claimed), f"{prefix}r-", alt(federation, found)
         ),

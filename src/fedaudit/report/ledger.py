@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedaudit.epsilon.certificate import in_words
 from fedaudit.report import figures
 from fedaudit.report.style import render
 from fedaudit.results import Chart, Line
@@ -73,8 +74,8 @@ def epsilon_of(client: ClientLedger) -> str:
 
 
 def answers(one: Ledger) -> list[str]:
-    """Return what the target takes, and the notes."""
-    told = []
+    """Return what the noise rules out, what the target takes, and the notes."""
+    told = [in_words(one.candidates, one.success)]
     if one.target is not None:
         t = one.target
         often = "no round" if not t.allowed else "1 round" if t.allowed == 1 else f"{t.allowed:,} rounds"

@@ -150,6 +150,7 @@ def _frontier(result: AuditResult) -> dict[str, Any]:
         "prices": rows,
         "price_scale": by,
         "price_order": first,
+        "certificates": epsilon.certificates(result),
         "frontier": figures.to_svg(drawing, "frontier-", frontier.alt(rows, by)) if drawing else None,
         "barred": frontier.barred(rows),
         "learning": _plots([learning], "accuracy") if learning else None,

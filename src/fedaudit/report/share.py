@@ -21,6 +21,7 @@ from fedaudit.results import (
     CeilingChange,
     CeilingPoint,
     CeilingResult,
+    CertificateRecord,
     Comparison,
     ControlResult,
     DataRecord,
@@ -69,7 +70,8 @@ KEPT: dict[type[Record], str] = {
     RecordingRecord: "totals training seconds facts facts_text",
     ReceivedCheck: "*",
     HistoryRecord: "rounds accuracy examples bytes parameters epsilon epsilon_adjacency epsilon_delta epsilon_unit "
-    "epsilon_of_clients epsilon_pld stopped why_stopped honest_accepted malicious_accepted timing",
+    "epsilon_of_clients epsilon_pld certificate stopped why_stopped honest_accepted malicious_accepted timing",
+    CertificateRecord: "*",
     HistoryTiming: "*",
     AttackRecord: "name summary paper mapping",
     MappingRecord: "*",

@@ -19,6 +19,7 @@ from fedaudit.report.conclusion import (
     threshold_text,
     uncontrolled,
 )
+from fedaudit.report.epsilon import certificates
 from fedaudit.report.frontier import ORDERS, PSNR, DefenceTable, defence_tables, order, prices, scale, worth_comparing
 from fedaudit.report.wording import counted, rests_on, shared
 from fedaudit.results import AuditResult, Interval, with_images
@@ -81,6 +82,9 @@ def print_summary(result: AuditResult) -> None:
         print(one.recommendation)
     if worth_comparing(result) and not tables:
         console.print(_price(result))
+    if worth_comparing(result):
+        for line in certificates(result):
+            print(line)
     for f in result.federations:
         if f.history and f.history.stopped is not None:
             why = f.history.why_stopped or "the privacy budget was spent"

@@ -32,7 +32,7 @@ from fedaudit.results.checks import (
     MarginResult,
     MarginStep,
 )
-from fedaudit.results.epsilon import EpsilonBound, EpsilonResult, ObserverEpsilon, RecordEpsilon
+from fedaudit.results.epsilon import CertificateRecord, EpsilonBound, EpsilonResult, ObserverEpsilon, RecordEpsilon
 from fedaudit.results.findings import (
     AttackSummary,
     Chart,
@@ -64,6 +64,7 @@ __all__ = [
     "CeilingExample",
     "CeilingPoint",
     "CeilingResult",
+    "CertificateRecord",
     "Chart",
     "Comparison",
     "ControlResult",

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from fedaudit.results.ceilings import CeilingResult
 from fedaudit.results.checks import CalibrationResult, Comparison, ControlResult, MarginResult
+from fedaudit.results.epsilon import CertificateRecord
 from fedaudit.results.findings import AttackSummary, FindingResult
 from fedaudit.results.record import READING, Adjacency, Record, Timing, Unit, Verdict, optional
 from fedaudit.utils.bounds import read_json
@@ -63,6 +64,7 @@ class HistoryRecord(Record):
         default=[], description="after each round, of the clients that sent least, median and most often (Rényi)"
     )
     epsilon_pld: float | None = optional("the same after the last round, by the privacy loss distribution")
+    certificate: CertificateRecord | None = optional("after the last round; null: no noise is accounted for, or older")
     stopped: int | None = optional("rounds after which the privacy budget was spent")
     why_stopped: str | None = optional("why the privacy budget ended the federation there")
     honest_accepted: list[float | None] = Field(

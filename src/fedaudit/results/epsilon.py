@@ -11,6 +11,14 @@ from fedaudit.results.record import Adjacency, Record, Unit, optional
 EpsilonMethod = Literal["clopper_pearson", "clopper_pearson_fdp", "one_run", "one_run_fdp", "gaussian_estimate"]
 
 
+class CertificateRecord(Record):
+    """What the noise of all rounds rules out, whatever the attack, if it is against whom ε holds."""
+
+    candidates: int = Field(description="different ones, equally likely without the messages, of which one was used")
+    success: float = Field(description="how often, at most, anybody picks the right one of them, as a share")
+    central: bool = Field(description="the server adds the noise: it holds against those who see global models alone")
+
+
 class EpsilonBound(Record):
     """A lower bound of the true ε at δ, or an estimate of it, from the scores of canaries."""
 

@@ -18,6 +18,7 @@ class ClientLedger:
             None: nothing bounds it.
         curve: (round, ε) by Rényi accounting after rounds in which it sends, counted from 1; of many rounds only some,
             always the first and the last.
+        success: how often, at most, anybody picks the right one of the ledger's candidates; None: nothing bounds it.
         why: nothing bounds it; else empty.
     """
 
@@ -25,6 +26,7 @@ class ClientLedger:
     rounds: int
     epsilon: float | None
     curve: tuple[tuple[int, float], ...] = ()
+    success: float | None = None
     why: str = ""
 
 
@@ -57,6 +59,7 @@ class Ledger:
         sampling: what the account supposes of drawing, in words.
         target: what was asked for; None: nothing was.
         notes: what else a reader must know.
+        candidates: for what was protected, equally likely without the messages, among which the right one is picked.
     """
 
     federation: str
@@ -68,6 +71,7 @@ class Ledger:
     clients: tuple[ClientLedger, ...]
     target: Target | None = None
     notes: tuple[str, ...] = ()
+    candidates: int = 100
 
     @property
     def epsilon(self) -> float | None:
@@ -75,6 +79,12 @@ class Ledger:
         spent = [one.epsilon for one in self.clients]
         return None if None in spent else max((e for e in spent if e is not None), default=0.0)
 
+    @property
+    def success(self) -> float | None:
+        """The largest of all clients; None where nothing bounds one of them."""
+        shares = [one.success for one in self.clients]
+        return None if None in shares else max((s for s in shares if s is not None), default=1 / self.candidates)
+
     def for_programs(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        return asdict(self) | {"epsilon": self.epsilon}
+        return asdict(self) | {"epsilon": self.epsilon, "success": self.success}

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from torch import Tensor
+
 from fedaudit.defences.privacy import DifferentialPrivacy, central_noise
 from fedaudit.epsilon import Adjacency
 from fedaudit.epsilon.accounting import PrivacyAccount, TakingPart
+from fedaudit.results.epsilon import CertificateRecord
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.history import History
+from fedaudit.utils.fingerprint import tensor_digest
 
 
 class PrivacyBudget:
@@ -82,10 +86,15 @@ class PrivacyBudget:
             least, median, most = sent[0], sent[len(sent) // 2], sent[-1]
             self.history.epsilon_of_clients.append([self.account.spent(n) for n in (least, median, most)])
 
-    def end(self) -> None:
-        """Note what was spent in all, by the tighter account."""
+    def end(self, candidates: Tensor) -> None:
+        """Note what was spent in all, by the tighter account, and what that rules out of naming one of (m, …)."""
         if self.account is not None:
             self.history.epsilon_pld = self.account.spent(self._counted(), "pld")
+            if different := len({tensor_digest(one) for one in candidates}):
+                success = self.account.success(self._counted(), 1 / different)
+                self.history.certificate = CertificateRecord(
+                    candidates=different, success=success, central=self.central
+                )
 
     def claimed(self, adjacency: Adjacency) -> float | None:
         """Return ε of the rounds so far, by the tighter account and this adjacency; None where there is no account."""

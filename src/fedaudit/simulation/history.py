@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
+from fedaudit.results.epsilon import CertificateRecord
 from fedaudit.results.record import Adjacency, Unit
 from fedaudit.task.info import TaskInfo
 
@@ -34,6 +35,7 @@ class History:
         epsilon_unit: whom ε protects.
         epsilon_of_clients: after each round, of the clients that sent least, median and most often.
         epsilon_pld: after the last, by the privacy loss distribution.
+        certificate: after the last; None: no noise is accounted for.
         stopped: after how many rounds the budget ended the federation, if it did.
         why: the budget ended it.
         sent: for each round, which clients sent an update.
@@ -57,6 +59,7 @@ class History:
     epsilon_unit: Unit | None = None
     epsilon_of_clients: list[list[float]] = field(default_factory=list)
     epsilon_pld: float | None = None
+    certificate: CertificateRecord | None = None
     stopped: int | None = None
     why: str | None = None
     sent: list[list[int]] = field(default_factory=list)

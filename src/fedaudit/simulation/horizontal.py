@@ -214,7 +214,6 @@ class _Running:
         drawn, clients = federation.drawn, self.clients
         if history.stopped is not None and history.rounds[-1:] != [history.stopped]:
             self._measure(history.stopped, True)
-        self.budget.end()
         transcript = Transcript(
             federation.name,
             federation.task_info,
@@ -228,6 +227,7 @@ class _Running:
         inputs = {key: clients[key[1]].data.inputs[used] for key, used in rows.items()}
         labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
         candidates = _candidates(federation, inputs, labels, rows)
+        self.budget.end(candidates.inputs)
         owners = drawn.owned([client.used for client in clients])
         summed: dict[tuple[int, int], Tensor] = {}
         if federation.group_size > 1:
