@@ -17,12 +17,13 @@ from fedaudit.ceiling.spectrum import Bracket, Spectrum, by_probes, exact
 PRECISIONS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the noise's length beside the update's
 WHOLE = 1100  # numbers of the examples, up to which J is taken column by column
 PROBES, STEPS, MOST = 2, 40, 160
+MANY = 5000  # numbers, from which one probe tells as closely
 HALF = 0.5  # of what a guess leaves open: where more is left, little is determined
 
 
-def products(unknowns: int, probes: int = PROBES, steps: int = STEPS) -> int:
-    """Return how many products with J and Jᵀ a ceiling of so many unknown numbers takes, at most."""
-    return unknowns if unknowns <= WHOLE else (probes + 1) * steps
+def products(unknowns: int) -> int:
+    """Return how many products with J and Jᵀ a ceiling of so many unknown numbers takes, where it settles soon."""
+    return unknowns if unknowns <= WHOLE else (2 if unknowns >= MANY else PROBES + 1) * STEPS
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def ceiling_of(
     prior: Prior,
     *,
     seed: int = 0,
-    probes: int = PROBES,
+    probes: int | None = None,
     steps: int = STEPS,
     most: int = MOST,
     whole: int = WHOLE,
@@ -88,7 +89,8 @@ def ceiling_of(
     """Return the ceiling of one update.
 
     Args:
-        probes, steps, most, draw: where it has more than ``whole`` unknown numbers, see :func:`.by_probes`.
+        probes, steps, most, draw: where it has more than ``whole`` unknown numbers, see :func:`.by_probes`; two probes,
+            or of many numbers one, unless told otherwise.
         keep: of every tensor that is sent, whether it still is; None: all are.
         report: is told of every product with J and Jᵀ, see :func:`products`.
     """
@@ -106,7 +108,7 @@ def ceiling_of(
         derivative.normal,
         prior.root,
         tuple(examples.shape),
-        probes=probes,
+        probes=probes or (1 if examples.numel() >= MANY else PROBES),
         steps=steps,
         generator=draws,
         draw=draw,

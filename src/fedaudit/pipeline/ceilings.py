@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,7 +20,15 @@ from fedaudit.evaluation.limits import POWERLESS
 from fedaudit.evaluation.rows import cells_within
 from fedaudit.pipeline.margin import resized
 from fedaudit.pipeline.trials import Means, Trial
-from fedaudit.results import LEAKS, AttackSummary, CeilingChange, CeilingExample, CeilingPoint, CeilingResult
+from fedaudit.results import (
+    LEAKS,
+    AttackSummary,
+    CeilingChange,
+    CeilingExample,
+    CeilingPicture,
+    CeilingPoint,
+    CeilingResult,
+)
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation
@@ -137,11 +146,12 @@ def ceiling_on(
     federation, reason = observations[0].federation, ""
     sizes = [products(truth.inputs[key].numel()) for o in observations if (key := _key(o)) in truth.inputs]
     report = means.display.stage(f"ceiling of {len(observations)} updates of {federation}", max(1, sum(sizes)))
+    done = itertools.count(1)
     for observation in observations:
         try:
             means.check()
             with interrupted(means.deadline, OutOfTime):
-                looked.append(look(observation, truth, seed=seed, report=report))
+                looked.append(look(observation, truth, seed=seed, report=lambda _: report(next(done))))
         except NotApplicable as error:
             reason = reason or str(error)
     if not looked:
@@ -241,13 +251,15 @@ def _result(
     unit = "share of cells" if of_cells else "dB"
     result = CeilingResult(
         federation=observation.federation,
-        updates=[one.key for one in looked],
+        updates=n,
         unit=unit,
         low=low,
         high=max(high, low),
         guess=guess,
-        left=left,
-        open=(sum(o.low for o in opened) / n, min(1.0, sum(o.high for o in opened) / n)),
+        left=left[0],
+        left_at_most=left[1],
+        open=sum(o.low for o in opened) / n,
+        open_at_most=min(1.0, sum(o.high for o in opened) / n),
         unknowns=round(sum(one.ceiling.message.examples.numel() for one in looked) / n),
         numbers=round(sum(one.ceiling.message.numbers for one in looked) / n),
         lost=min(one.ceiling.lost for one in looked),
@@ -351,7 +363,10 @@ def _pictured(row: CeilingExample, one: Looked, observation: Observation, files:
         update={
             "true_image": drawn("true", own[row.place]),
             "open_image": drawn("open", low + left * (high - low)),
-            "others": [(p, drawn(f"other-{i}", ceiling.other(p)[row.place].float())) for i, p in enumerate(precisions)],
+            "others": [
+                CeilingPicture(precision=p, path=drawn(f"other-{i}", ceiling.other(p)[row.place].float()))
+                for i, p in enumerate(precisions)
+            ],
         }
     )
 
@@ -427,12 +442,12 @@ def _changes(
         asked.append((text, partial(_called, told, made, resized(observation, more, size))))
     report = display.stage(f"what lowers the ceiling of {observation.federation}", len(asked))
     found: list[CeilingChange] = []
-    for text, compute in asked:
+    for done, (text, compute) in enumerate(asked, start=1):
         try:
             found.append(CeilingChange(text=text, value=compute()))
         except NotApplicable as error:
             found.append(CeilingChange(text=text, reason=str(error)))
-        report(1)
+        report(done)
     now, *others = found
     return [now, *sorted(others, key=lambda change: math.inf if change.value is None else change.value)]
 

@@ -492,7 +492,11 @@ def with_ceilings_alone(
             found.append(no_ceiling(recording.transcript.name, "no updates travel that the adversary reads"))
             continue
         result, pictures = ceiling_on(
-            truth_for(recording, seen), own[:UPDATES], seed=resolved.scenario.seed, means=means, changes=True
+            truth_for(recording, seen),
+            own[: min(UPDATES, resolved.scenario.evaluation.max_updates or UPDATES)],
+            seed=resolved.scenario.seed,
+            means=means,
+            changes=True,
         )
         found.append(result)
         files |= pictures

@@ -103,7 +103,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
                 c,
                 _ceiling_plot(c, i),
                 [
-                    (e, images[e.true_image], images[e.open_image], [(p, images[name]) for p, name in e.others])
+                    (e, images[e.true_image], images[e.open_image], [(o.precision, images[o.path]) for o in e.others])
                     for e in c.examples
                     if e.true_image and e.open_image
                 ],

@@ -89,7 +89,8 @@ KEPT: dict[type[Record], str] = {
     ControlResult: "attack model federation case won text power without_defence",
     MarginResult: "attack federation steps nearest factor more text",
     MarginStep: "*",
-    CeilingResult: "federation unit low high guess left open unknowns numbers lost precision why prior curve changes "
+    CeilingResult: "federation updates unit low high guess left left_at_most open open_at_most unknowns numbers lost "
+    "precision why prior curve changes "
     "verdict text reason",
     CeilingPoint: "*",
     CeilingChange: "*",

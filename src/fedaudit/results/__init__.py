@@ -23,7 +23,7 @@ from fedaudit.results.audit import (
     SharedRecord,
     Threshold,
 )
-from fedaudit.results.ceilings import CeilingChange, CeilingExample, CeilingPoint, CeilingResult
+from fedaudit.results.ceilings import CeilingChange, CeilingExample, CeilingPicture, CeilingPoint, CeilingResult
 from fedaudit.results.checks import (
     CalibrationResult,
     CalibrationStep,
@@ -62,6 +62,7 @@ __all__ = [
     "CalibrationStep",
     "CeilingChange",
     "CeilingExample",
+    "CeilingPicture",
     "CeilingPoint",
     "CeilingResult",
     "CertificateRecord",

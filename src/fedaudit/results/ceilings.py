@@ -17,6 +17,13 @@ class CeilingPoint(Record):
     high: float = Field(description="at most, by the quadrature")
 
 
+class CeilingPicture(Record):
+    """Another example that gives the same update, up to a precision."""
+
+    precision: float = Field(description="length of the difference that the update leaves open, beside the update's")
+    path: str = Field(description="PNG of it, relative to the folder of results.json")
+
+
 class CeilingExample(Record):
     """One example that the update determines, and pictures of it where its kind has any."""
 
@@ -26,9 +33,7 @@ class CeilingExample(Record):
     value: float = Field(description="in the ceiling's unit: an estimate")
     true_image: str | None = optional("PNG of it")
     open_image: str | None = optional("PNG of how far each of its numbers stays open: white as far as before")
-    others: list[tuple[float, str]] = Field(
-        default=[], description="precision, and a PNG of another example that gives the same update up to it"
-    )
+    others: list[CeilingPicture] = Field(default=[], description="other examples that give the same update")
 
 
 class CeilingChange(Record):
@@ -50,19 +55,17 @@ class CeilingResult(Record):
     """
 
     federation: str = Field(description="whose updates")
-    updates: list[tuple[int, int]] = Field(default=[], description="round and client of each that was looked at")
+    updates: int = Field(default=0, description="how many were looked at")
     unit: Literal["dB", "share of cells"] = Field(
         default="dB", description="dB: PSNR of pixels in [0, 1], of signals in units of each channel's range"
     )
     low: float | None = optional("the ceiling, at least, at the precision of what travels; null: see reason")
     high: float | None = optional("the same at most: the quadrature tells no closer")
     guess: float | None = optional("what whoever knows the prior's mean alone has")
-    left: tuple[float, float] | None = optional(
-        "share of what a guess leaves open that the update leaves open, too: at least and at most"
-    )
-    open: tuple[float, float] | None = optional(
-        "share of directions of which the update says less than was known before: at least and at most"
-    )
+    left: float | None = optional("share of what a guess leaves open that the update leaves open, too: at least")
+    left_at_most: float | None = optional("the same at most")
+    open: float | None = optional("share of directions of which the update says less than was known before: at least")
+    open_at_most: float | None = optional("the same at most")
     unknowns: int = Field(default=0, description="numbers of an update's different examples, mean")
     numbers: int = Field(default=0, description="that are sent, mean")
     lost: float = Field(default=0.0, description="least share of directions lost by counting alone, without a prior")
