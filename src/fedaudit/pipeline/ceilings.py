@@ -356,7 +356,12 @@ def _pictured(row: CeilingExample, one: Looked, observation: Observation, files:
         files[f"{stem}-{name}.png"] = kind.draw(example[None].clamp(low, high))
         return f"{stem}-{name}.png"
 
-    left = (ceiling.each() / ceiling.prior.variance).sqrt().clamp(0, 1)[row.place].float()
+    left = (
+        (ceiling.each(max(_PICTURED[-1], ceiling.message.relative)) / ceiling.prior.variance)
+        .sqrt()
+        .clamp(0, 1)[row.place]
+        .float()
+    )
     low, high = kind.bounds or (float(own.min()), float(own.max()))
     precisions = [p for p in (ceiling.message.relative, *_PICTURED) if p >= ceiling.message.relative]
     return row.model_copy(

@@ -182,7 +182,8 @@ def _ceiling_plot(ceiling: CeilingResult, index: int) -> str | None:
         y_label=ceiling.unit,
         lines=[
             Line(name="at least", x=x, y=[point.low for point in ceiling.curve]),
-            Line(name="at most", x=x, y=[point.high for point in ceiling.curve]),
+            *[Line(name="at most", x=x, y=[point.high for point in ceiling.curve])]
+            * any(p.high > p.low for p in ceiling.curve),
             Line(name="a guess", x=[x[0]], y=[ceiling.guess]),
         ],
     )

@@ -32,7 +32,9 @@ class CeilingExample(Record):
     place: int = Field(description="among the update's different examples, from 0")
     value: float = Field(description="in the ceiling's unit: an estimate")
     true_image: str | None = optional("PNG of it")
-    open_image: str | None = optional("PNG of how far each of its numbers stays open: white as far as before")
+    open_image: str | None = optional(
+        "PNG of how far each of its numbers stays open for whoever matches the update to 1 in 10: white as far as before"
+    )
     others: list[CeilingPicture] = Field(default=[], description="other examples that give the same update")
 
 
