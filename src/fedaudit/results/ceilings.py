@@ -33,7 +33,7 @@ class CeilingExample(Record):
     value: float = Field(description="in the ceiling's unit: an estimate")
     true_image: str | None = optional("PNG of it")
     open_image: str | None = optional(
-        "PNG of how far each of its numbers stays open for whoever matches the update to 1 in 10: white as far as before"
+        "PNG of how far each of its numbers stays open for who matches the update to 1 in 10: white as far as before"
     )
     others: list[CeilingPicture] = Field(default=[], description="other examples that give the same update")
 
