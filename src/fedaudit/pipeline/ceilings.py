@@ -88,13 +88,13 @@ def run_ceilings(
         own = [t for t in trials if known_type(t.attack.finds.kind).ceiling and t.observation.federation == name]
         leaks = any(s.verdict in LEAKS and known_type(s.kind).ceiling and s.federation == name for s in summaries)
         seen = {(m.round, m.client): t.observation for t in own if len(t.observation.messages) == 1
-                for m in t.observation.messages if t.outcome is not None}  # fmt: skip
+                for m in t.observation.messages}  # fmt: skip
         beside = recording.transcript.sent
         if asked is False or not seen or (leaks and not asked) or beside.no_updates or beside.by_client():
             continue
         first = [*seen.values()][:UPDATES]
         if not asked:
-            spent = sum(t.work if not isinstance(t.outcome, NotApplicable) else _set_aside(t) for t in own)
+            spent = sum(t.work for t in own if not isinstance(t.outcome, NotApplicable) or _set_aside(t))
             first = _affordable(first, recording.truth, _SHARE * spent)
         if not first:
             continue
@@ -107,8 +107,8 @@ def run_ceilings(
     return found, files
 
 
-def _set_aside(trial: Trial) -> float:
-    return trial.work if str(trial.outcome) == POWERLESS else 0.0
+def _set_aside(trial: Trial) -> bool:
+    return isinstance(trial.outcome, OutOfTime) or str(trial.outcome) == POWERLESS
 
 
 def _affordable(seen: Sequence[Observation], truth: Truth, work: float) -> list[Observation]:

@@ -330,13 +330,14 @@ def assess(
     repeat: str | None = None,
     so_far: SoFar | None = None,
     margins_too: bool = True,
+    ceilings_too: bool = True,
 ) -> Audit:
     """Open the truth, now that these attacks have run, evaluate, run controls.
 
     Args:
         observed: what of each recording is seen.
         so_far: of the same trials, when some had no outcome yet; it is brought up to date.
-        margins_too: whether ceilings are computed and margins measured; they cost most.
+        margins_too: whether margins are measured; they cost most. ``ceilings_too``: likewise.
     """
     scenario, attacks, means = resolved.scenario, resolved.scenario.attacks, means or Means()
     so_far = so_far or SoFar()
@@ -403,7 +404,7 @@ def assess(
         margins = [margin for margin in so_far.margins[0] if margin.federation not in leaking]
         image_files |= so_far.margins[1] if margins else {}
         summaries = [with_margin(summary, margins) for summary in summaries]
-    if margins_too and so_far.ceilings is None:
+    if ceilings_too and so_far.ceilings is None:
         so_far.ceilings = run_ceilings(trials, summaries, recordings, scenario, means, wrong)
     ceilings, drawn = so_far.ceilings or ([], {})
     image_files |= drawn
@@ -502,7 +503,7 @@ def with_ceilings_alone(
         files |= pictures
     bare = dataclasses.replace(resolved, scenario=resolved.scenario.model_copy(update={"attacks": []}))
     so_far = SoFar(ceilings=(found, files))
-    return assess(bare, recordings, observed, [], means, so_far=so_far, margins_too=False, **rest)
+    return assess(bare, recordings, observed, [], means, so_far=so_far, margins_too=False, ceilings_too=False, **rest)
 
 
 @dataclass(frozen=True)
@@ -522,7 +523,13 @@ class Opened:
     repeat: str
 
     def audit(
-        self, trials: Sequence[Trial], means: Means, so_far: SoFar | None = None, *, margins_too: bool = True
+        self,
+        trials: Sequence[Trial],
+        means: Means,
+        so_far: SoFar | None = None,
+        *,
+        margins_too: bool = True,
+        ceilings_too: bool = True,
     ) -> Audit:
         """Return the audit of what trials found; see :func:`assess`."""
         return assess(
@@ -535,6 +542,7 @@ class Opened:
             repeat=self.repeat,
             so_far=so_far,
             margins_too=margins_too,
+            ceilings_too=ceilings_too,
         )
 
 
