@@ -15,6 +15,7 @@ from fedaudit.attacks import make_attack as make_attack
 from fedaudit.attacks.base import Attacks
 from fedaudit.data import Dataset
 from fedaudit.data.own import pairs_of as pairs_of
+from fedaudit.evaluation.limits import CEILING
 from fedaudit.pipeline.compare_defences import with_compared_defences
 from fedaudit.pipeline.offline import AttackRequest, Findings, attacked, audited, evaluate_findings, written
 from fedaudit.pipeline.output import clear, holds_another
@@ -118,6 +119,9 @@ def audit(
     if compare_defences:
         request = dataclasses.replace(request, scenario=with_compared_defences(request.scenario))
     limits = limits_of(fail_above, fail_on, fail_below)
+    if CEILING in limits.fail_above:
+        asked = request.scenario.evaluation.model_copy(update={"ceiling": True})
+        request = dataclasses.replace(request, scenario=request.scenario.model_copy(update={"evaluation": asked}))
     check_files(request.scenario)
     folder = Path(out) if out else None
     another = False

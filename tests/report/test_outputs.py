@@ -73,6 +73,7 @@ def test_sarif_has_a_level_for_each_verdict_and_limit(every_verdict):
         "fedaudit/images/recovered": ("fail", "error"),
         "fedaudit/images/identifiable": ("fail", "error"),
         "fedaudit/images/inferred": ("fail", "warning"),
+        "fedaudit/images/present-not-extracted": ("fail", "warning"),
         "fedaudit/images/inconclusive": ("fail", "warning"),
         "fedaudit/images/not-demonstrated": ("fail", "note"),
         "fedaudit/images/not-applicable": ("notApplicable", "none"),
@@ -152,14 +153,14 @@ def test_junit_fails_on_limits_alone(every_verdict, tmp_path):
         "no verdict 'inferred' or worse": [],
     }
     assert (limits.tests, limits.failures, limits.errors, limits.skipped) == (4, 1, 1, 0)
-    assert (attacks.tests, attacks.failures, attacks.errors, attacks.skipped) == (6, 0, 0, 2)
+    assert (attacks.tests, attacks.failures, attacks.errors, attacks.skipped) == (7, 0, 0, 2)
     skipped = {case.name for case in attacks if any(isinstance(r, Skipped) for r in case.result)}
     verdicts = {s.attack: s.verdict for s in every_verdict.summaries}
     assert {verdicts[name] for name in skipped} == {"inconclusive", "not applicable"}
     for case in attacks:
         assert case.classname == "fedaudit.sgd"
         assert case.system_out.startswith(f"{verdicts[case.name]}: ")
-    assert attacks.time == pytest.approx(6 * 1.5)
+    assert attacks.time == pytest.approx(7 * 1.5)
 
 
 def test_junit_counts_agree_with_its_cases(every_verdict, tmp_path):

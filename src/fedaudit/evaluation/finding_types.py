@@ -144,6 +144,7 @@ class FindingType:
         worst: the worst verdict that it can end in.
         counts: whether a verdict's evidence is the share of victims that came out, and tries are counted beside it.
         margin: whether easier conditions are sought in which such an attack has power.
+        ceiling: whether such a verdict asks how much the update determines, whoever attacks.
         remedies: what else a reader is advised to do of a leak, or where it is open.
         scores: of one finding, by which attacks are compared.
         columns: this type's own part of the summary (a base of :class:`AttackSummary`), of its findings that were done.
@@ -166,6 +167,7 @@ class FindingType:
     worst: Verdict = "inferred"
     counts: bool = False
     margin: bool = False
+    ceiling: bool = False
     remedies: tuple[Remedy, ...] = ()
     scores: Callable[[FindingResult], Scores | None] = by_first_metric
     columns: Callable[[Sequence[FindingResult], Over], Record | None] = lambda findings, over: None  # noqa: ARG005

@@ -13,7 +13,16 @@ from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, known_
 from fedaudit.evaluation.images import SCORES, best_tries, visible
 from fedaudit.evaluation.scores import grouped
 from fedaudit.modalities import example_kind
-from fedaudit.results import LEAKS, AttackSummary, FindingResult, MarginResult, Threshold, Verdict, overall
+from fedaudit.results import (
+    LEAKS,
+    AttackSummary,
+    CeilingResult,
+    FindingResult,
+    MarginResult,
+    Threshold,
+    Verdict,
+    overall,
+)
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
 
@@ -21,9 +30,12 @@ TIME_IS_UP = "not run: the time that this audit was given (--max-minutes) was sp
 NOT_YET = "not run: the audit was stopped before it, or is still at work"
 POWERLESS = "not run: at small effort it recovered no known example under the same conditions"
 POLICY_FILE = "fedaudit.yaml"
+CEILING = "ceiling"  # in its own unit
 MARGIN = "margin"  # the one metric of which less is worse
 
 
+_NO_CEILING = "no ceiling was computed: set evaluation.ceiling=true, or run fedaudit ceiling"
+_OPEN = ("present, not extracted", "inconclusive")
 _NO_MARGIN = "no margin was measured: no attack on single updates' images was run with controls and enough iterations"
 _EXPECTED = "fail_above: {metric: number}, fail_below: {margin: number} or fail_on: a verdict"
 _KEYS = ("fail_above", "fail_on", "fail_below")
@@ -101,7 +113,8 @@ def limitable() -> list[str]:
     ATTACKS.names()  # other packages' kinds of findings come with their attacks
     kinds = FINDING_TYPES.values()
     limits = [name for kind in kinds for name in kind.limits]
-    return list(dict.fromkeys([*limits, *(m.name for kind in kinds for m in kind.metrics if m.higher_is_better)]))
+    own = [*limits, *(m.name for kind in kinds for m in kind.metrics if m.higher_is_better), CEILING]
+    return list(dict.fromkeys(own))
 
 
 def check_limits(
@@ -110,6 +123,7 @@ def check_limits(
     summaries: Sequence[AttackSummary],
     kind: str = "image",
     margins: Sequence[MarginResult] = (),
+    ceilings: Sequence[CeilingResult] = (),
 ) -> list[Threshold]:
     """Return for every limit whether it is kept.
 
@@ -117,7 +131,10 @@ def check_limits(
     something or won its control. A low number from an attack that could find nothing proves nothing. Where nothing that
     was run could exceed it, the reason names attacks on examples of this ``kind`` that could.
     """
-    rows = [_above(name, limit, findings, summaries, kind) for name, limit in limits.fail_above.items()]
+    rows = [
+        _ceiling(limit, summaries, ceilings) if name == CEILING else _above(name, limit, findings, summaries, kind)
+        for name, limit in limits.fail_above.items()
+    ]
     rows = [*rows, _on(limits.fail_on, summaries, kind)] if limits.fail_on else rows
     rows += [_below(limit, summaries, margins, findings) for limit in limits.fail_below.values()]
     late = sum(f.reason in (TIME_IS_UP, NOT_YET, POWERLESS) for f in findings)
@@ -165,6 +182,26 @@ def _above(
     return Threshold(**row, outcome="pass", reason=note)
 
 
+def _ceiling(limit: float, summaries: Sequence[AttackSummary], ceilings: Sequence[CeilingResult]) -> Threshold:
+    """Return whether no federation's updates determine more of their examples, whoever attacks."""
+    known = {c.federation: c for c in ceilings}
+    row: dict[str, Any] = {"metric": CEILING, "limit": limit, "where": None, "exceeded": False}
+    worst: tuple[float, str] | None = None
+    for federation in dict.fromkeys([*(s.federation for s in summaries), *known]):
+        own = known.get(federation)
+        if own is None or own.low is None or own.high is None:
+            return Threshold(**row, reason=f"{federation}: {own.text if own else _NO_CEILING}")
+        if own.low > limit:
+            where = f"the updates of {federation}"
+            return Threshold(**{**row, "worst": own.low, "where": where, "exceeded": True, "outcome": "fail"})
+        if own.high > limit:
+            return Threshold(**row, reason=f"{federation}: it is between {own.low:.3g} and {own.high:.3g}")
+        worst = max(worst or (own.high, ""), (own.high, f"the updates of {federation}"))
+    if worst is None:
+        return Threshold(**row, reason=_NO_CEILING)
+    return Threshold(**{**row, "worst": worst[0], "where": worst[1]}, outcome="pass")
+
+
 def _below(
     limit: float,
     summaries: Sequence[AttackSummary],
@@ -179,7 +216,9 @@ def _below(
         powerful = [
             s
             for s in summaries
-            if s.federation == federation and known_type(s.kind).margin and s.verdict in (*LEAKS, "not demonstrated")
+            if s.federation == federation
+            and known_type(s.kind).margin
+            and (s.verdict in (*LEAKS, "not demonstrated") or s.had_power)
         ]
         margin = known.get(federation)
         out = sum(map(visible, best_tries([i for f in findings if f.federation == federation for i in f.images])))
@@ -256,11 +295,13 @@ def _untested(summaries: Sequence[AttackSummary]) -> str:
     """Return why these attacks on one federation test nothing; empty where they do."""
     if not summaries:
         return "nothing that was run measures it"
+    if any(s.had_power for s in summaries):  # none came out, though known ones did
+        return ""
     best = overall(summaries)
     if best == "not applicable":
         return f"no attack could be run ({summaries[0].verdict_text})"
-    if best == "inconclusive":
-        open_ones = [s for s in summaries if s.verdict == "inconclusive"]
+    if best in _OPEN:
+        open_ones = [s for s in summaries if s.verdict in _OPEN]
         return f"inconclusive: {'; '.join(open_ones[0].advice) or open_ones[0].verdict_text}"
     return ""
 

@@ -145,6 +145,13 @@ class _Table:
         return order
 
 
+def cells_within(task_info: TaskInfo, truth: Truth, true: Tensor, found: Tensor) -> float:
+    """Return the share of the cells of rows (n, d), as they are encoded, that found ones (n, d) have right."""
+    table = _Table.of(task_info, truth)
+    columns = table.columns
+    return float(table.right(cells(true.float(), columns), cells(found.float(), columns)).double().mean())
+
+
 @evaluate.register
 def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
     """Compare recovered rows with what the client really trained on, and with what anybody could have guessed.
@@ -515,5 +522,6 @@ FINDING_TYPES["rows"] = FindingType(
     question="reconstruct training {things}",
     control="example",
     easy_updates=4,
+    ceiling=True,
     worst="recovered",
 )

@@ -82,6 +82,9 @@ class InTurn:
             self.means.display.say(f"next: {question}, by {names}")
             self._play(own, self.means.within(self._share))
             self._tell(self.means.within(_HALF))
+        if dear:
+            self.means.display.say("next: how much the updates determine, whoever attacks")
+            self._tell(self.means.within(_LOOK), ceilings=True)
         costs: dict[str, float] = {}
         for name in sorted(dear, key=lambda name: self.trials[dear[name][0]].work):
             self.means.display.say(f"next: whether {name} has a chance")
@@ -190,11 +193,12 @@ class InTurn:
         for i, trial in zip(places, run_trials(asked, means), strict=True):
             self.trials[i] = trial
 
-    def _tell(self, means: Means, *, margins: bool = False) -> Audit:
+    def _tell(self, means: Means, *, margins: bool = False, ceilings: bool = False) -> Audit:
         """Evaluate what there is, with controls, say what is new, and hand the renewed audit on."""
-        audit = self.opened.audit(self.trials, means, self._so_far, margins_too=margins)
+        asked = {"margins_too": margins, "ceilings_too": margins or ceilings}
+        audit = self.opened.audit(self.trials, means, self._so_far, **asked)
         if self._without_control():
-            audit = self.opened.audit(self.trials, means, self._so_far, margins_too=False)
+            audit = self.opened.audit(self.trials, means, self._so_far, margins_too=False, ceilings_too=False)
         groups = {s.kind: [o for o in audit.result.summaries if o.kind == s.kind] for s in audit.result.summaries}
         for kind, own in groups.items():
             ran = [s for s in own if s.verdict != "not applicable"]
@@ -206,6 +210,10 @@ class InTurn:
             if self._told.get(kind) != line:
                 self._told[kind] = line
                 self.means.display.say(line)
+        for told in audit.result.ceilings:
+            if self._told.get(f"ceiling of {told.federation}") != told.text:
+                self._told[f"ceiling of {told.federation}"] = told.text
+                self.means.display.say(f"ceiling of {told.federation}: {told.text}")
         self._ready(audit)
         self._reported = True
         return audit

@@ -96,7 +96,7 @@ def ladder(observation: Observation, seed: int) -> list[Step]:
         down(undefended(last()), batch, steps, "no defence")
     while steps > 1 or batch > 1:
         steps, batch = (steps // 2, batch) if steps > 1 else (1, batch // 2)
-        down(_smaller(last(), steps, batch), batch, steps)
+        down(resized(last(), steps, batch), batch, steps)
     if update.labels is None and observation.task_info.num_classes is not None:
         known = torch.zeros(last().single().update.num_examples, dtype=torch.int64)
         down(_with(last(), labels=known), batch, steps, "labels known")
@@ -141,7 +141,7 @@ def _with(observation: Observation, **changes: object) -> Observation:
     return replace(observation, messages=(own,))
 
 
-def _smaller(observation: Observation, steps: int, batch: int) -> Observation:
+def resized(observation: Observation, steps: int, batch: int) -> Observation:
     """Return the observation of an update of ``steps`` steps, with ``batch`` examples in each."""
     update = observation.single().update
     training: TrainingConfig | None = None
@@ -151,7 +151,7 @@ def _smaller(observation: Observation, steps: int, batch: int) -> Observation:
             old,
             local_steps=steps,
             batch_sizes=(batch,) * steps,
-            learning_rates=old.learning_rates[:steps],
+            learning_rates=old.learning_rates[:steps] if steps <= len(old.learning_rates) else (),
             passes=(),
             data_size=None if old.data_size is None else max(batch, old.data_size),
         )

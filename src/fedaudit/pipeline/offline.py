@@ -32,7 +32,7 @@ from fedaudit.pipeline.output import WITHIN, clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recorded_records import OF_RECORDS, with_records
 from fedaudit.pipeline.recordings import about, check_replay, with_known_victims, with_labels, with_truth
-from fedaudit.pipeline.run import Audit, Opened, check_public_examples, plan
+from fedaudit.pipeline.run import Audit, Opened, check_public_examples, plan, with_ceilings_alone
 from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
@@ -436,6 +436,25 @@ def opened(found: Findings, truth: Path | Truth | None = None, *, means: Means, 
         started=found.started,
         repeat=" ".join(["fedaudit attack TRANSCRIPT", *_flags(found), *["--no-controls"] * (not controls)]),
     )
+
+
+def ceilings_of(request: AttackRequest) -> Audit:
+    """Return how much the updates of a recording determine of their examples; no attack is run.
+
+    Raises:
+        BadInput: there is no ground truth, or something can't be used.
+    """
+    with request.means() as means:
+        found = planned_attacks(request, means, without_truth=NO_TRUTH)
+        made = opened(found, means=means)
+        return with_ceilings_alone(
+            made.resolved,
+            [made.recording],
+            [made.observation],
+            means,
+            started=found.started,
+            repeat="fedaudit ceiling TRANSCRIPT",
+        )
 
 
 def _granted(adversary: ThreatModel, transcript: Transcript) -> ThreatModel:

@@ -154,11 +154,11 @@ def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, disp
     ]
     report = display.stage(f"replay of {len(todo)} updates", len(todo)) if todo else None
     long = {(r.index, u.client): _length(u) for r in transcript.rounds for u in r.updates}
-    for index, start, update in todo:
+    for done, (index, start, update) in enumerate(todo, start=1):
         others = [length for key, length in long.items() if key != (index, update.client)]
         replays[index, update.client] = replay_update(transcript, truth, index, start, update, others)
         if report is not None:
-            report(1)
+            report(done)
     if folder is not None and todo and transcript.recording:
         write_replay(folder, transcript.recording, replays)
     return dataclasses.replace(transcript, replays=replays)

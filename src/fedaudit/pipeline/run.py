@@ -28,6 +28,8 @@ from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.evaluation.limits import NOT_YET
 from fedaudit.modalities import example_kind, save_png
 from fedaudit.pipeline.calibrations import calibrated
+from fedaudit.pipeline.ceilings import UPDATES, ceiling_on, run_ceilings, with_ceiling
+from fedaudit.pipeline.ceilings import none as no_ceiling
 from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged_by_control, run_controls
 from fedaudit.pipeline.deployment import Settings
 from fedaudit.pipeline.describe import adversary_record, federation_record, with_device
@@ -46,6 +48,7 @@ from fedaudit.results import (
     AuditResult,
     CalibrationResult,
     CalibrationStep,
+    CeilingResult,
     Digests,
     FindingResult,
     MarginResult,
@@ -103,7 +106,8 @@ class Audit:
         findings = [f for f in self.result.findings if f.federation in used]
         summaries = [s for s in self.result.summaries if s.federation in used]
         margins = [m for m in self.result.margins if m.federation in used]
-        thresholds = check_limits(limits, findings, summaries, self.result.data.kind or "image", margins)
+        ceilings = [c for c in self.result.ceilings if c.federation in used]
+        thresholds = check_limits(limits, findings, summaries, self.result.data.kind or "image", margins, ceilings)
         return dataclasses.replace(self, result=self.result.model_copy(update={"thresholds": thresholds}))
 
     def save(self, folder: Path | str, *, write: Sequence[str] = (), scenario: str = "scenario.yaml") -> Path:
@@ -305,11 +309,13 @@ class SoFar:
         evaluated: findings with their scores, by the trial's place.
         controls: that have been run.
         margins: that were measured, and their images; None: not yet.
+        ceilings: likewise.
     """
 
     evaluated: dict[int, Evaluation] = field(default_factory=dict)
     controls: Controls = field(default_factory=Controls)
     margins: tuple[list[MarginResult], dict[str, Tensor]] | None = None
+    ceilings: tuple[list[CeilingResult], dict[str, Tensor]] | None = None
 
 
 @one_thread()  # transforms by several threads end in other bits
@@ -324,13 +330,14 @@ def assess(
     repeat: str | None = None,
     so_far: SoFar | None = None,
     margins_too: bool = True,
+    ceilings_too: bool = True,
 ) -> Audit:
     """Open the truth, now that these attacks have run, evaluate, run controls.
 
     Args:
         observed: what of each recording is seen.
         so_far: of the same trials, when some had no outcome yet; it is brought up to date.
-        margins_too: whether margins are measured; they cost most.
+        margins_too: whether margins are measured; they cost most. ``ceilings_too``: likewise.
     """
     scenario, attacks, means = resolved.scenario, resolved.scenario.attacks, means or Means()
     so_far = so_far or SoFar()
@@ -376,6 +383,7 @@ def assess(
         and (replay.contradicts or (replay.explanation and not replay.reproduces))
     }
     by_name, conditions = {a.name: a for a in attacks}, {r.transcript.name: conditions_of(r) for r in recordings}
+    before = summaries
     summaries = [
         judged_by_control(
             s,
@@ -396,6 +404,13 @@ def assess(
         margins = [margin for margin in so_far.margins[0] if margin.federation not in leaking]
         image_files |= so_far.margins[1] if margins else {}
         summaries = [with_margin(summary, margins) for summary in summaries]
+    if ceilings_too and so_far.ceilings is None:
+        so_far.ceilings = run_ceilings(trials, summaries, recordings, scenario, means, wrong)
+    ceilings, drawn = so_far.ceilings or ([], {})
+    image_files |= drawn
+    summaries = [
+        with_ceiling(s, was, ceilings, adversary.who, things) for s, was in zip(summaries, before, strict=True)
+    ]
     unverified = {
         r.transcript.name
         for r in recordings
@@ -430,6 +445,7 @@ def assess(
         controls=controls.results if controls else [],
         calibrations=_calibrations(trials),
         margins=margins,
+        ceilings=ceilings,
         verdict_rules=verdict_rules(findings),
         not_asked=not_asked(resolved.data.kind or "image", scenario, recordings, findings),
         out_of_scope=_out_of_scope(scenario, attacks, resolved.data.kind or "image"),
@@ -446,6 +462,48 @@ def assess(
         ),
     )
     return Audit(result, image_files, scenario.to_yaml())
+
+
+def ceilings_of(scenario: Scenario, *, data_dir: Path | None = None, display: Display | None = None) -> Audit:
+    """Simulate the federations of ``scenario``, and return how much their updates determine; no attack is run.
+
+    Raises:
+        BadInput: as of :func:`run_audit`.
+    """
+    started, means = time.time(), Means(display=display or Quiet())
+    resolved = resolve(scenario, data_dir=data_dir, display=display)
+    recordings = record(resolved, display=display)
+    observed = [observe(r, resolved.scenario.threat) for r in recordings]
+    return with_ceilings_alone(resolved, recordings, observed, means, started=started)
+
+
+@one_thread()
+def with_ceilings_alone(
+    resolved: ResolvedScenario,
+    recordings: Sequence[Recording],
+    observed: Sequence[Observation],
+    means: Means,
+    **rest: Any,
+) -> Audit:
+    """Return an audit of ceilings, and of what changes of the federation bring, without any attack."""
+    found, files = list[CeilingResult](), dict[str, Tensor]()
+    for recording, seen in zip(recordings, observed, strict=True):
+        own = [] if seen.sent.by_client() is not None or seen.sent.no_updates else seen.split()
+        if not own:
+            found.append(no_ceiling(recording.transcript.name, "no updates travel that the adversary reads"))
+            continue
+        result, pictures = ceiling_on(
+            truth_for(recording, seen),
+            own[: min(UPDATES, resolved.scenario.evaluation.max_updates or UPDATES)],
+            seed=resolved.scenario.seed,
+            means=means,
+            changes=True,
+        )
+        found.append(result)
+        files |= pictures
+    bare = dataclasses.replace(resolved, scenario=resolved.scenario.model_copy(update={"attacks": []}))
+    so_far = SoFar(ceilings=(found, files))
+    return assess(bare, recordings, observed, [], means, so_far=so_far, margins_too=False, ceilings_too=False, **rest)
 
 
 @dataclass(frozen=True)
@@ -465,7 +523,13 @@ class Opened:
     repeat: str
 
     def audit(
-        self, trials: Sequence[Trial], means: Means, so_far: SoFar | None = None, *, margins_too: bool = True
+        self,
+        trials: Sequence[Trial],
+        means: Means,
+        so_far: SoFar | None = None,
+        *,
+        margins_too: bool = True,
+        ceilings_too: bool = True,
     ) -> Audit:
         """Return the audit of what trials found; see :func:`assess`."""
         return assess(
@@ -478,6 +542,7 @@ class Opened:
             repeat=self.repeat,
             so_far=so_far,
             margins_too=margins_too,
+            ceilings_too=ceilings_too,
         )
 
 

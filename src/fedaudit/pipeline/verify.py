@@ -48,6 +48,7 @@ _BY_CONTROLS = {
     "controls",
     "calibrations",
     "margins",
+    "ceilings",
     "not_asked",
     "scenario",
     "thresholds",

@@ -46,7 +46,7 @@ _LEAST_DB = 0.1  # nobody sees less; other machines round otherwise
 _LEAST_SHARE = 1e-3  # the same for other metrics, relative
 _LEAST_PAIRS = 3  # with two, only differences of hundreds of standard errors would count
 _SAME_BASELINE = 1e-3  # dB, between the same true image's baselines, where the files are not at hand
-_OPEN: tuple[Verdict, ...] = ("inconclusive", "not applicable")
+_OPEN: tuple[Verdict, ...] = ("present, not extracted", "inconclusive", "not applicable")
 _SURE: tuple[Verdict, ...] = ("not demonstrated", "not applicable")
 _Z95 = float(norm.ppf(0.975))
 

@@ -32,6 +32,7 @@ SEVERITY: dict[str, int] = {  # of a verdict, as the page's colours and symbols 
     "inferred": 2,
     "not demonstrated": 1,
     "inconclusive": 0,
+    "present, not extracted": 0,
     "not applicable": 0,
     "not attacked": 0,
 }
@@ -63,6 +64,10 @@ def headline(result: AuditResult) -> Headline:
     used = result.in_use()  # a defence that is only tried gives no answer, and fails nobody
     ran = [s for s in result.summaries if s.verdict != "not applicable" and s.federation in used]
     margin = next((m for m in result.margins if m.federation in used and m.nearest is not None), None)
+    if not ran and result.ceilings and not result.summaries:
+        first, *more = result.ceilings[0].text.split("; ")
+        others = [f"{c.federation}: {sentence(c.text)}" for c in result.ceilings[1:]]
+        return Headline(sentence(first), "", "", " ".join([*map(sentence, more), *others]), "not applicable")
     if not ran:
         if margin is not None:
             lines = [f"Not tried: {'; '.join(result.not_asked)}."] if result.not_asked else []
@@ -85,7 +90,7 @@ def headline(result: AuditResult) -> Headline:
     for summary in ran:
         groups.setdefault((summary.federation, summary.kind), []).append(summary)
     verdicts = {key: overall(group) for key, group in groups.items()}
-    order = (*LEAKS, "inconclusive", "not demonstrated")
+    order = (*LEAKS, "present, not extracted", "inconclusive", "not demonstrated")
     verdict = min(verdicts.values(), key=order.index)
     chief = strongest(result, [s for key, g in groups.items() if verdicts[key] == verdict for s in g])
     assert chief is not None  # one ran

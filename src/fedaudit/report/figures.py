@@ -245,8 +245,11 @@ def draw_spread(rows: list[Spread]) -> Figure:
     return figure
 
 
-def draw_chart(chart: Chart, names: list[str]) -> Figure:
-    """Draw a finding's chart; a line's look is its name's place in ``names``; a single point is a level across."""
+def draw_chart(chart: Chart, names: list[str], *, decades: bool = False) -> Figure:
+    """Draw a finding's chart; a line's look is its name's place in ``names``; a single point is a level across.
+
+    ``decades``: x is drawn by its logarithm.
+    """
     with matplotlib.rc_context(_STYLE):
         figure, axes = _new_figure(height=250)
         for line in chart.lines:
@@ -265,7 +268,11 @@ def draw_chart(chart: Chart, names: list[str]) -> Figure:
                 limit(-0.04 * whole, 1.04 * whole)
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=any(max(line.x, default=0) > 1 for line in chart.lines)))
+        if decades:
+            axes.set_xscale("log")
+        else:
+            whole_numbers = any(max(line.x, default=0) > 1 for line in chart.lines)
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole_numbers))
     return figure
 
 

@@ -15,7 +15,7 @@ from fedaudit.report import figures
 from fedaudit.report.wording import number, short, words_of
 from fedaudit.results import LEAKS, AttackSummary, AuditResult, Chart, FederationRecord, Interval, Line, Verdict
 
-_FIRST: tuple[Verdict, ...] = (*LEAKS, "not demonstrated", "inconclusive", "not applicable")
+_FIRST: tuple[Verdict, ...] = (*LEAKS, "present, not extracted", "not demonstrated", "inconclusive", "not applicable")
 _ROUNDS = 5  # below, accuracy says nothing of what training with a defence costs
 _EACH = "each client changes its update before it leaves, by "
 _POINTS = 30  # of a chart of the updates that were taken; more rounds than that are averaged in groups

@@ -339,7 +339,7 @@ def _counts(rows: Sequence[Site], things: str) -> tuple[Count, ...]:
 
 
 def _worst(one: Count) -> tuple[int, int]:
-    order: list[Verdict] = [*LEAKS, "inconclusive", "not demonstrated", "not applicable"]
+    order: list[Verdict] = [*LEAKS, "present, not extracted", "inconclusive", "not demonstrated", "not applicable"]
     worst = min(order.index(verdict) for verdict in one.verdicts)
     return worst, -one.leaks
 

@@ -9,7 +9,14 @@ from fedaudit.report.wording import sentence, shared
 from fedaudit.results import LEAKS, AttackSummary, AuditResult
 
 _OUTCOMES = {"pass": "✅", "fail": "❌", "not tested": "⚠️"}
-_VERDICTS = {"recovered": "🔴", "identifiable": "🟠", "inferred": "🟠", "not demonstrated": "⚪", "inconclusive": "⚠️"}
+_VERDICTS = {
+    "recovered": "🔴",
+    "identifiable": "🟠",
+    "inferred": "🟠",
+    "not demonstrated": "⚪",
+    "inconclusive": "⚠️",
+    "present, not extracted": "⚠️",
+}
 
 
 def render(result: AuditResult) -> str:

@@ -33,9 +33,11 @@ from fedaudit.report.wording import client_of, count, number, rounds_of, shared,
 from fedaudit.results import (
     AttackSummary,
     AuditResult,
+    CeilingResult,
     Chart,
     FederationRecord,
     FindingResult,
+    Line,
     Threshold,
     Verdict,
     overall,
@@ -96,6 +98,18 @@ def render_report(result: AuditResult, folder: Path) -> str:
             for m in result.margins
             if m.steps
         ],
+        ceilings=[
+            (
+                c,
+                _ceiling_plot(c, i),
+                [
+                    (e, images[e.true_image], images[e.open_image], [(o.precision, images[o.path]) for o in e.others])
+                    for e in c.examples
+                    if e.true_image and e.open_image
+                ],
+            )
+            for i, c in enumerate(result.ceilings)
+        ],
         kinds=UPDATES,
         update_kinds={f.name: f.update_kind for f in result.federations},
         measured=any(s.psnr for s in result.summaries),
@@ -154,6 +168,30 @@ def _plots(charts: list[Chart], prefix: str) -> Plots:
     ]
     legend = [(n, figures.to_svg(figures.draw_swatch(i), f"{prefix}-l{i}-", None)) for i, n in enumerate(lines)]
     return Plots(drawn, legend)
+
+
+def _ceiling_plot(ceiling: CeilingResult, index: int) -> str | None:
+    """Return the drawing of a ceiling over precisions; None: there is none."""
+    if not ceiling.curve or ceiling.guess is None:
+        return None
+    x = [point.precision for point in ceiling.curve]
+    chart = Chart(
+        title=ceiling.federation,
+        caption="",
+        x_label="precision to which the update is known",
+        y_label=ceiling.unit,
+        lines=[
+            Line(name="at least", x=x, y=[point.low for point in ceiling.curve]),
+            *[Line(name="at most", x=x, y=[point.high for point in ceiling.curve])]
+            * any(p.high > p.low for p in ceiling.curve),
+            Line(name="a guess", x=[x[0]], y=[ceiling.guess]),
+        ],
+    )
+    return figures.to_svg(
+        figures.draw_chart(chart, [line.name for line in chart.lines], decades=True),
+        f"ceiling-{index}-",
+        _chart_alt(chart),
+    )
 
 
 def _kind(result: AuditResult) -> ExampleKind:

@@ -24,6 +24,7 @@ _LEVELS: dict[str, tuple[str, float]] = {
     "recovered": ("error", 8.5),
     "identifiable": ("error", 7.0),
     "inferred": ("warning", 6.0),
+    "present, not extracted": ("warning", 4.5),
     "inconclusive": ("warning", 4.0),
     "not demonstrated": ("note", 0.0),
     "not applicable": ("none", 0.0),
@@ -68,7 +69,7 @@ def render(result: AuditResult, scenario: str = "scenario.yaml") -> str:
 
 def rule_id(kind: str | None, verdict: str) -> str:
     """Return the stable name of a rule: what was recovered, then the verdict."""
-    return f"fedaudit/{kind or 'none'}/{verdict.replace(' ', '-')}"
+    return f"fedaudit/{kind or 'none'}/{verdict.replace(',', '').replace(' ', '-')}"
 
 
 def _of_summary(result: AuditResult, summary: AttackSummary, rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -132,7 +133,9 @@ def _rule(name: str, kind: str | None, verdict: Verdict, level: str, severity: f
     rules = " ".join(known.rules) if known else ""
     return {
         "id": name,
-        "name": "".join(word.capitalize() for word in f"{kind or 'attack'} {verdict}".replace("-", " ").split()),
+        "name": "".join(
+            word.capitalize() for word in f"{kind or 'attack'} {verdict}".replace("-", " ").replace(",", "").split()
+        ),
         "shortDescription": {"text": f"{verdict.capitalize()}: can the adversary {what}?"},
         "fullDescription": {"text": f"{VERDICTS[verdict]} {rules}".strip()},
         "help": {"text": f"{VERDICTS[verdict]} What can be done, and what was not tested, is in report.html."},

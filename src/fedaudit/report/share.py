@@ -18,6 +18,9 @@ from fedaudit.results import (
     AttackRecord,
     AttackSummary,
     AuditResult,
+    CeilingChange,
+    CeilingPoint,
+    CeilingResult,
     CertificateRecord,
     Comparison,
     ControlResult,
@@ -57,7 +60,7 @@ _OWN = "a site's own data"
 # By type the fields that are shared; "*": all of them, which are numbers and words of fedaudit's own.
 KEPT: dict[type[Record], str] = {
     AuditResult: "fedaudit_version name data model adversary federations attacks findings summaries comparisons "
-    "controls margins verdict_rules not_asked out_of_scope thresholds timing",
+    "controls margins ceilings verdict_rules not_asked out_of_scope thresholds timing",
     DataRecord: "classes kind input_shape",
     ModelRecord: "name parameters initialisation batch_norm dropout",
     AdversaryRecord: "*",
@@ -86,6 +89,11 @@ KEPT: dict[type[Record], str] = {
     ControlResult: "attack model federation case won text power without_defence",
     MarginResult: "attack federation steps nearest factor more text",
     MarginStep: "*",
+    CeilingResult: "federation updates unit low high guess left left_at_most open open_at_most unknowns numbers lost "
+    "precision why prior curve changes "
+    "verdict text reason",
+    CeilingPoint: "*",
+    CeilingChange: "*",
     Threshold: "*",
     Timing: "*",
 }

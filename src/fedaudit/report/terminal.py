@@ -29,7 +29,7 @@ from fedaudit.utils.progress import wide_console
 _WIDEST_HEAD = 14  # letters, of a column of numbers
 _KNOWN = "fedaudit audit scenario.yaml --out DIR"  # a user's own parts, or a transcript, aren't repeated so
 _ATTACK = "fedaudit attack "  # of a transcript
-_NOTHING = ("not demonstrated", "inconclusive", "not applicable")
+_NOTHING = ("present, not extracted", "not demonstrated", "inconclusive", "not applicable")
 
 
 def print_summary(result: AuditResult) -> None:
@@ -106,6 +106,8 @@ def print_summary(result: AuditResult) -> None:
     for margin in result.margins:
         if margin.steps:
             print(f"margin of {margin.federation}: {margin.text}")
+    for ceiling in result.ceilings:
+        print(f"ceiling of {ceiling.federation}: {ceiling.text}")
     advised = [(s.attack, s.federation, f"{s.verdict}; {advice}") for s in result.summaries for advice in s.advice]
     for whom, text, _ in shared(advised):
         print(f"{whom}: {text}")

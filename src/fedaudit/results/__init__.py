@@ -23,6 +23,7 @@ from fedaudit.results.audit import (
     SharedRecord,
     Threshold,
 )
+from fedaudit.results.ceilings import CeilingChange, CeilingExample, CeilingPicture, CeilingPoint, CeilingResult
 from fedaudit.results.checks import (
     CalibrationResult,
     CalibrationStep,
@@ -59,6 +60,11 @@ __all__ = [
     "AuditResult",
     "CalibrationResult",
     "CalibrationStep",
+    "CeilingChange",
+    "CeilingExample",
+    "CeilingPicture",
+    "CeilingPoint",
+    "CeilingResult",
     "CertificateRecord",
     "Chart",
     "Comparison",

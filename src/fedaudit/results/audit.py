@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import Field, ValidationError
 
+from fedaudit.results.ceilings import CeilingResult
 from fedaudit.results.checks import CalibrationResult, Comparison, ControlResult, MarginResult
 from fedaudit.results.epsilon import CertificateRecord
 from fedaudit.results.findings import AttackSummary, FindingResult
@@ -341,6 +342,9 @@ class AuditResult(Record):
     )
     margins: list[MarginResult] = Field(
         default=[], description="how far away the conditions are in which an attack would recover images"
+    )
+    ceilings: list[CeilingResult] = Field(
+        default=[], description="how much updates determine of their examples, whoever attacks"
     )
     verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
     not_asked: list[str] = Field(

@@ -158,6 +158,9 @@ class Runs(Record):
     )
     diagnostic_because: list[str] = Field(default=[], description="why it is a diagnostic, of all its findings")
     evidence: Evidence | None = optional("the number behind the verdict; null: not run")
+    had_power: bool | None = optional(
+        "whether the attack had power, or won its control; null: the verdict isn't 'present, not extracted'"
+    )
     control: int | None = optional("which of the result's controls belongs to it, from 0")
     cautions: list[str] = Field(default=[], description="what weakens a verdict without a leak")
     advice: list[str] = Field(default=[], description="what to change so that an inconclusive audit can conclude")
@@ -193,7 +196,7 @@ def overall(summaries: Sequence[AttackSummary]) -> Verdict:
 
     An attack that won its control and found nothing says more than one beside it that is inconclusive.
     """
-    order = (*LEAKS, "not demonstrated", "inconclusive", "not applicable")
+    order = (*LEAKS, "present, not extracted", "not demonstrated", "inconclusive", "not applicable")
     return min((s.verdict for s in summaries), key=order.index, default="not applicable")
 
 

@@ -11,7 +11,7 @@ from fedaudit.results import VERDICTS
 from fedaudit.utils import plain_yaml
 
 FILE = Path(__file__).parent / "glossary.yaml"
-MOST = 30  # a glossary that is longer isn't read
+MOST = 32  # a glossary that is longer isn't read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,15 @@ class Interval(Record):
 
 
 # From the worst down; VERDICTS says what each means.
-Verdict = Literal["recovered", "identifiable", "inferred", "inconclusive", "not demonstrated", "not applicable"]
+Verdict = Literal[
+    "recovered",
+    "identifiable",
+    "inferred",
+    "present, not extracted",
+    "inconclusive",
+    "not demonstrated",
+    "not applicable",
+]
 
 VERDICTS: dict[Verdict, str] = {
     "recovered": "Training data came out visibly: someone who looks at the result sees what was trained on.",
@@ -67,6 +75,8 @@ VERDICTS: dict[Verdict, str] = {
     "more often than luck would.",
     "inferred": "Something about the training data was told better than by guessing: membership, attributes, labels, a "
     "client's own model.",
+    "present, not extracted": "The attacks failed, but the update determines its examples, so a better attack could "
+    "have them: see the ceiling, an estimate that takes the truth.",
     "inconclusive": "This audit can't tell: the attack has no power under these conditions, or lost its positive "
     "control, or won an easier case only, or none was run, or there is too little to test, or the federation was "
     "hardly trained.",

@@ -144,6 +144,7 @@ FINDING_TYPES["images"] = FindingType(
     worst="recovered",
     counts=True,
     margin=True,
+    ceiling=True,
     remedies=("larger batches", "other attacks"),
     scores=_scores,
     columns=_columns,

@@ -1,0 +1,119 @@
+"""The ceiling of one update: what the best local estimate of its examples could reach, over precisions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedaudit.ceiling.derivative import Derivative
+from fedaudit.ceiling.message import Message
+from fedaudit.ceiling.prior import Prior
+from fedaudit.ceiling.spectrum import Bracket, Spectrum, by_probes, exact
+
+PRECISIONS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the noise's length beside the update's
+WHOLE = 1100  # numbers of the examples, up to which J is taken column by column
+PROBES, STEPS, MOST = 2, 40, 160
+MANY = 5000  # numbers, from which one probe tells as closely
+HALF = 0.5  # of what a guess leaves open: where more is left, little is determined
+
+
+def products(unknowns: int) -> int:
+    """Return how many products with J and Jᵀ a ceiling of so many unknown numbers takes, where it settles soon."""
+    return unknowns if unknowns <= WHOLE else (2 if unknowns >= MANY else PROBES + 1) * STEPS
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What an update determines of its examples, near the truth. Errors are mean squared, of a number.
+
+    Attributes:
+        message: what was sent.
+        prior: what is known without it.
+        spectrum: relative to the message's own noise.
+        exact: whether by all columns, not by probes.
+    """
+
+    message: Message
+    prior: Prior
+    spectrum: Spectrum
+    exact: bool
+
+    def error(self, precision: float | None = None) -> Bracket:
+        """Return the error where the noise has this length beside the update's; None: the message's own."""
+        return self.spectrum.error.at(self._factor(precision))
+
+    def open(self, precision: float | None = None) -> Bracket:
+        """Return the share of directions of which the update says less than was known before."""
+        return self.spectrum.open.at(self._factor(precision))
+
+    def each(self, precision: float | None = None) -> Tensor:
+        """Return the error of every number, as the examples."""
+        found = self.spectrum.each(self._factor(precision)).clamp(min=0)
+        return found.view_as(self.message.examples)
+
+    def other(self, precision: float | None = None) -> Tensor:
+        """Return other examples that give the same update as far as its noise lets anybody see."""
+        return self.message.examples + self.spectrum.other(self._factor(precision)).view_as(self.message.examples)
+
+    @property
+    def lost(self) -> float:
+        """The least share of directions that are lost whatever the attack: there are more unknowns than numbers."""
+        return max(0.0, 1 - self.message.numbers / self.message.examples.numel())
+
+    def _factor(self, precision: float | None) -> float:
+        return 1.0 if precision is None else precision / self.message.relative
+
+
+def decibels(error: float) -> float:
+    """Return a mean squared error of numbers between 0 and 1 as a PSNR, 100 dB at most."""
+    return min(100.0, -10 * math.log10(max(error, 1e-300)))
+
+
+def ceiling_of(
+    message: Message,
+    prior: Prior,
+    *,
+    seed: int = 0,
+    probes: int | None = None,
+    steps: int = STEPS,
+    most: int = MOST,
+    whole: int = WHOLE,
+    draw: bool = True,
+    keep: Sequence[bool] | None = None,
+    report: Callable[[int], None] = lambda _: None,
+) -> Ceiling:
+    """Return the ceiling of one update.
+
+    Args:
+        probes, steps, most, draw: where it has more than ``whole`` unknown numbers, see :func:`.by_probes`; two probes,
+            or of many numbers one, unless told otherwise.
+        keep: of every tensor that is sent, whether it still is; None: all are.
+        report: is told of every product with J and Jᵀ, see :func:`products`.
+    """
+    weights = 1 / message.noise
+    examples, draws = message.examples, torch.Generator().manual_seed(seed)
+    if keep is not None:
+        parts = message.sent(examples)
+        weights = torch.cat([w * k for w, k in zip(weights.split([p.numel() for p in parts]), keep, strict=True)])
+    derivative = Derivative(message.sent, examples, weights)
+    if examples.numel() <= whole:
+        one = prior.root(torch.eye(examples[0].numel(), dtype=torch.float64))
+        spectrum = exact(derivative.gram(report), torch.block_diag(*[one] * len(examples)), draws)
+        return Ceiling(message, prior, spectrum, exact=True)
+    spectrum = by_probes(
+        derivative.normal,
+        prior.root,
+        tuple(examples.shape),
+        probes=probes or (1 if examples.numel() >= MANY else PROBES),
+        steps=steps,
+        generator=draws,
+        draw=draw,
+        most=most,
+        settled=lambda error: error.high <= HALF * prior.variance or error.low > HALF * prior.variance,
+        report=report,
+    )
+    return Ceiling(message, prior, spectrum, exact=False)

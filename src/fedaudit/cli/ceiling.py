@@ -1,0 +1,72 @@
+"""``fedaudit ceiling``: what any attack could get. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.cli import options
+from fedaudit.utils.errors import BadInput
+
+
+def ceiling(
+    source: Annotated[
+        Path | None,
+        typer.Argument(help="A scenario's YAML file, or a recording's folder; default: the built-in scenario."),
+    ] = None,
+    settings: options.Settings = None,
+    seed: options.Seed = None,
+    data_dir: options.DataDir = None,
+    out: Annotated[
+        Path, typer.Option(parser=options.folder, metavar="FOLDER", help="Folder for report.html and results.json.")
+    ] = Path("ceiling"),
+    overwrite: options.Overwrite = False,
+    model: options.OwnModel = None,
+    checkpoint: options.OwnCheckpoint = None,
+    loss: options.OwnLoss = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    input_shape: options.InputShape = None,
+    batch_norm: options.BatchNorm = None,
+    task_file: options.Task = None,
+    rounds: options.Rounds = None,
+    fail_above: options.FailAbove = None,
+) -> None:
+    """Compute how much updates determine of their examples, whoever attacks, and what lowers it; no attack is run.
+
+    With --fail-above ceiling=20: exit 1 if it is higher, 3 if that can't be told.
+    """
+    own = options.own_parts(
+        model, checkpoint, loss, options.task_of(mean, std, input_shape, batch_norm, task_file), rounds
+    )
+    limits = options.limits_of(fail_above, None, None, None)
+    options.check_data_dir(data_dir)
+    from fedaudit.evaluation import Limits
+    from fedaudit.pipeline import offline, run
+    from fedaudit.pipeline.ceilings import figure
+    from fedaudit.utils.progress import live_display
+
+    if source is not None and source.is_dir():
+        request = offline.AttackRequest(transcript=source, **own, seed=seed, out=out, overwrite=overwrite)
+        finished = offline.ceilings_of(request)
+    else:
+        if given := [flag for flag, value in {"--model": model, "--loss": loss, "--rounds": rounds}.items() if value]:
+            raise BadInput(f"{given[0]} is for a recording: give its folder")
+        loaded = options.scenario_of(source, settings, seed)
+        options.check_folder(out)
+        with live_display() as display:
+            finished = run.ceilings_of(loaded, data_dir=data_dir, display=display)
+    finished = finished.held_to(Limits(**limits))
+    finished.save(out)
+    for one in finished.result.ceilings:
+        print(f"{one.federation}: {one.text}")
+        if one.changes:
+            print("For whoever matches an update to 1 in 1,000, about:")
+        for change in one.changes:
+            told = change.reason if change.value is None else figure(change.value, one.unit)
+            print(f"  {change.text}: {told}")
+    print(f"report: {out / 'report.html'}")
+    if code := options.exit_code(finished.result):
+        raise typer.Exit(code)

@@ -1,0 +1,493 @@
+"""The ceiling in an audit: how much the attacked updates determine, whoever attacks, and what it makes of verdicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedaudit.attacks.inversion.calibration import own_client
+from fedaudit.ceiling import Ceiling, Message, Prior, ceiling_of, message_of, names_of, prior_of, products
+from fedaudit.ceiling.estimate import HALF, PRECISIONS, decibels
+from fedaudit.evaluation.finding_types import known_type
+from fedaudit.evaluation.limits import POWERLESS
+from fedaudit.evaluation.rows import cells_within
+from fedaudit.pipeline.margin import resized
+from fedaudit.pipeline.trials import Means, Trial
+from fedaudit.results import (
+    LEAKS,
+    AttackSummary,
+    CeilingChange,
+    CeilingExample,
+    CeilingPicture,
+    CeilingPoint,
+    CeilingResult,
+)
+from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.simulator import Recording
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.truth import Truth
+from fedaudit.utils.errors import NotApplicable, OutOfTime
+from fedaudit.utils.machine import interrupted
+from fedaudit.utils.progress import Display, Report
+from fedaudit.utils.seeds import derive_seed, generator
+
+_SHARE = 0.2  # of the attacks' work, that ceilings may take where nobody asked for them
+_PASSES = 2.0  # of an attack's iteration, that a product with J and Jᵀ costs
+UPDATES = 3  # of a federation, that are looked at
+_SHOWN = 3  # examples with pictures
+_PICTURED = (1e-3, 1e-1)  # precisions of which other examples are drawn, beside the message's own
+_DRAWS = 16  # of what is left open, that cells are counted over
+MATCHED = 1e-3  # precision at which changes are compared: what an attack may well reach
+AS_IS = "nothing is changed"
+_ROUNDED = {
+    "numbers are rounded to float16": 2.0**-12,
+    "numbers are rounded to 8 bits": 2.0**-8,
+}  # and how exact that is
+_LAYERS = 4  # largest tensors, of which it is asked what their absence brings
+
+
+@dataclasses.dataclass(frozen=True)
+class Looked:
+    """One update's ceiling, in the units of readers.
+
+    Attributes:
+        each: (k,) the mean squared error of every example, in units of which 1 is the range.
+        scale: by which squared errors of the prior's units are multiplied, on average.
+    """
+
+    ceiling: Ceiling
+    key: tuple[int, int]
+    each: Tensor
+    scale: float
+
+
+def run_ceilings(
+    trials: Sequence[Trial],
+    summaries: Sequence[AttackSummary],
+    recordings: Sequence[Recording],
+    scenario: Scenario,
+    means: Means,
+    wrong: Mapping[str, str],
+) -> tuple[list[CeilingResult], dict[str, Tensor]]:
+    """Return the ceilings of federations whose images or rows no attack recovered, and their pictures.
+
+    Of all, where the scenario asks for ceilings; elsewhere where they take less than a fifth of the attacks' work.
+    """
+    found: list[CeilingResult] = []
+    files: dict[str, Tensor] = {}
+    asked = scenario.evaluation.ceiling
+    for recording in recordings:
+        name = recording.transcript.name
+        own = [t for t in trials if known_type(t.attack.finds.kind).ceiling and t.observation.federation == name]
+        leaks = any(s.verdict in LEAKS and known_type(s.kind).ceiling and s.federation == name for s in summaries)
+        seen = {(m.round, m.client): t.observation for t in own if len(t.observation.messages) == 1
+                for m in t.observation.messages}  # fmt: skip
+        beside = recording.transcript.sent
+        if asked is False or not seen or (leaks and not asked) or beside.no_updates or beside.by_client():
+            continue
+        first = [*seen.values()][:UPDATES]
+        if not asked:
+            spent = sum(t.work for t in own if not isinstance(t.outcome, NotApplicable) or _set_aside(t))
+            first = _affordable(first, recording.truth, _SHARE * spent)
+        if not first:
+            continue
+        if name in wrong:
+            found.append(none(name, wrong[name]))
+            continue
+        result, pictures = ceiling_on(recording.truth, first, seed=scenario.seed, means=means)
+        found.append(result)
+        files |= pictures
+    return found, files
+
+
+def _set_aside(trial: Trial) -> bool:
+    return isinstance(trial.outcome, OutOfTime) or str(trial.outcome) == POWERLESS
+
+
+def _affordable(seen: Sequence[Observation], truth: Truth, work: float) -> list[Observation]:
+    """Return the first updates whose ceilings take no more work than that."""
+    kept: list[Observation] = []
+    for observation in seen:
+        message = observation.single()
+        inputs = truth.inputs.get((message.round, message.client))
+        if inputs is None:
+            continue
+        n = message.update.num_examples
+        work -= _PASSES * products(inputs.numel()) * n
+        if work < 0:
+            break
+        kept.append(observation)
+    return kept
+
+
+def none(federation: str, reason: str) -> CeilingResult:
+    """Return that there is no ceiling, and why."""
+    return CeilingResult(federation=federation, text=f"no ceiling was computed: {reason}", reason=reason)
+
+
+def ceiling_on(
+    truth: Truth, observations: Sequence[Observation], *, seed: int, means: Means, changes: bool = False
+) -> tuple[CeilingResult, dict[str, Tensor]]:
+    """Return the ceiling of some updates of one federation, and pictures; why there is none, as a result.
+
+    Args:
+        truth: what the clients trained on.
+        observations: one an update.
+        changes: whether it is computed what changes of the federation bring.
+    """
+    looked: list[Looked] = []
+    federation, reason = observations[0].federation, ""
+    sizes = [products(truth.inputs[key].numel()) for o in observations if (key := _key(o)) in truth.inputs]
+    report = means.display.stage(f"ceiling of {len(observations)} updates of {federation}", max(1, sum(sizes)))
+    done = itertools.count(1)
+    for observation in observations:
+        try:
+            means.check()
+            with interrupted(means.deadline, OutOfTime):
+                looked.append(look(observation, truth, seed=seed, report=lambda _: report(next(done))))
+        except NotApplicable as error:
+            reason = reason or str(error)
+    if not looked:
+        return none(federation, reason), {}
+    result, files = _result(looked, observations[0], truth, seed)
+    if changes:
+        try:
+            with interrupted(means.deadline, OutOfTime):
+                told = _changes(observations[0], truth, looked[0], result, seed, means.display)
+        except OutOfTime:
+            told = []
+        result = result.model_copy(update={"changes": told})
+    return result, files
+
+
+def _key(observation: Observation) -> tuple[int, int]:
+    message = observation.single()
+    return message.round, message.client
+
+
+def quickly(message: Message, prior: Prior, **rest: Any) -> Ceiling:
+    """Return a ceiling as :func:`.ceiling_of` does, by one probe: of changes, which are many."""
+    return ceiling_of(message, prior, probes=1, steps=20, most=20, whole=300, draw=False, **rest)
+
+
+def look(
+    observation: Observation,
+    truth: Truth,
+    *,
+    seed: int,
+    compute: Callable[..., Ceiling] = ceiling_of,
+    report: Report = lambda _: None,
+) -> Looked:
+    """Return the ceiling of one update.
+
+    Raises:
+        NotApplicable: see :func:`.message_of`; or its truth isn't known.
+    """
+    key, kind = _key(observation), observation.task_info.example_kind
+    if key not in truth.inputs:
+        raise NotApplicable("what the client trained on isn't known; of such an update only the counting bound is")
+    inputs, labels = truth.inputs[key], truth.labels[key]
+    message = message_of(observation, inputs, labels)
+    victims = torch.cat([*truth.inputs.values()])
+    prior = prior_of(kind, truth.candidates, victims)
+    found = compute(message, prior, seed=derive_seed(seed, "ceiling", *map(str, key)), report=report)
+    units = _ranges(observation, truth)
+    each = found.each() / units.square()
+    plain = float(found.each().mean())
+    scale = float(each.mean()) / plain if plain else 1.0
+    return Looked(found, key, each.flatten(1).mean(dim=1), scale)
+
+
+def _ranges(observation: Observation, truth: Truth) -> Tensor:
+    """Return by what numbers are divided so that they are compared: 1, or of signals each channel's range."""
+    kind, shape = observation.task_info.example_kind, truth.candidates.shape[1:]
+    if kind.bounds is not None or len(shape) < 2:
+        return torch.ones(1, *[1] * len(shape), dtype=torch.float64)
+    every = truth.candidates.double().transpose(0, 1).flatten(1)
+    reach = (every.amax(dim=1) - every.amin(dim=1)).clamp(min=1e-12)
+    return reach.view(1, -1, *[1] * (len(shape) - 1))
+
+
+def _result(
+    looked: Sequence[Looked], observation: Observation, truth: Truth, seed: int
+) -> tuple[CeilingResult, dict[str, Tensor]]:
+    kind = observation.task_info.example_kind
+    prior, n = looked[0].ceiling.prior, len(looked)
+    of_cells = len(truth.candidates.shape) == 2
+
+    def value(error: float, one: Looked) -> float:
+        return _cells(one, error, observation, truth, seed) if of_cells else error * one.scale
+
+    def told(values: Sequence[float]) -> float:
+        mean = sum(values) / len(values)
+        return mean if of_cells else decibels(mean)
+
+    def at(precision: float | None) -> tuple[float, float]:
+        errors = [one.ceiling.error(precision) for one in looked]
+        return (
+            told([value(e.high, one) for e, one in zip(errors, looked, strict=True)]),
+            told([value(e.low, one) for e, one in zip(errors, looked, strict=True)]),
+        )
+
+    low, high = at(None)
+    guess = told([value(prior.variance, one) for one in looked])
+    bare = [one.ceiling.error() for one in looked]
+    left = (
+        sum(e.low for e in bare) / n / prior.variance,
+        min(1.0, sum(e.high + e.spread for e in bare) / n / prior.variance),
+    )
+    opened = [one.ceiling.open() for one in looked]
+    verdict = "high" if left[1] <= HALF else "low" if left[0] > HALF else None
+    precision = sum(one.ceiling.message.relative for one in looked) / n
+    curve = [CeilingPoint(precision=p, low=a, high=b) for p in PRECISIONS for a, b in [at(p)]]
+    examples, files = _examples(looked, observation, truth, of_cells=of_cells, seed=seed)
+    unit = "share of cells" if of_cells else "dB"
+    result = CeilingResult(
+        federation=observation.federation,
+        updates=n,
+        unit=unit,
+        low=low,
+        high=max(high, low),
+        guess=guess,
+        left=left[0],
+        left_at_most=left[1],
+        open=sum(o.low for o in opened) / n,
+        open_at_most=min(1.0, sum(o.high for o in opened) / n),
+        unknowns=round(sum(one.ceiling.message.examples.numel() for one in looked) / n),
+        numbers=round(sum(one.ceiling.message.numbers for one in looked) / n),
+        lost=min(one.ceiling.lost for one in looked),
+        precision=precision,
+        why=looked[0].ceiling.message.why,
+        prior=prior.words,
+        curve=curve,
+        examples=examples,
+        verdict=verdict,
+        text="",
+    )
+    return result.model_copy(update={"text": _in_words(result, kind.plural)}), files
+
+
+def _cells(one: Looked, error: float, observation: Observation, truth: Truth, seed: int) -> float:
+    """Return the share of the cells that are right, where the numbers are off by so much."""
+    each = one.ceiling.each()
+    spread = (each * (error / max(float(each.mean()), 1e-300))).sqrt()
+    if error >= one.ceiling.prior.variance:  # nothing but the prior
+        spread = torch.full_like(each, math.sqrt(error))
+    draws = generator(seed, "ceiling", "cells", *map(str, one.key))
+    true = one.ceiling.message.examples
+    shares = [
+        cells_within(observation.task_info, truth, true, true + spread * torch.randn(true.shape, generator=draws))
+        for _ in range(_DRAWS)
+    ]
+    return sum(shares) / len(shares)
+
+
+def figure(value: float, unit: str) -> str:
+    """Return a ceiling with its unit."""
+    return f"{100 * value:.0f} % of the cells" if unit == "share of cells" else f"{value:.3g} dB"
+
+
+def _between(low: float, high: float, unit: str) -> str:
+    if figure(low, unit) == figure(high, unit):
+        return figure(low, unit)
+    return f"at least {figure(low, unit)}" if unit == "dB" else f"{figure(low, unit)} or more"
+
+
+def _in_words(found: CeilingResult, things: str) -> str:
+    assert found.low is not None
+    assert found.high is not None
+    assert found.guess is not None
+    could = f"whoever attacks could have {things} of these updates with {_between(found.low, found.high, found.unit)}"
+    text = f"{could}, where a guess has {figure(found.guess, found.unit)}; what limits it is {found.why}"
+    coarse = [p for p in found.curve if p.precision in (1e-3, 1e-1) and p.precision > (found.precision or 0)]
+    told = [
+        f"whoever matches the update to 1 in {round(1 / p.precision):,} could have "
+        f"{_between(p.low, p.high, found.unit)}"
+        for p in coarse
+    ]
+    if found.verdict == "low":
+        text = f"these updates determine little of their {things}: {text}"
+    if found.lost:
+        told.append(
+            f"at least {100 * found.lost:.0f} % of the directions are lost whatever the attack, for the examples are "
+            f"{found.unknowns:,} numbers, and {found.numbers:,} are sent"
+        )
+    return "; ".join([text, *told])
+
+
+def _examples(
+    looked: Sequence[Looked], observation: Observation, truth: Truth, *, of_cells: bool, seed: int
+) -> tuple[list[CeilingExample], dict[str, Tensor]]:
+    """Return the examples, the most exposed first, with pictures of the first."""
+    kind, files = observation.task_info.example_kind, dict[str, Tensor]()
+    order = sorted(((float(e), one, i) for one in looked for i, e in enumerate(one.each)), key=lambda item: item[0])
+    found = []
+    for rank, (error, one, place) in enumerate(order):
+        value = decibels(error)
+        if of_cells:
+            own = one.ceiling.each()[place].sqrt()
+            draws = generator(seed, "ceiling", "row", str(place))
+            true = one.ceiling.message.examples[place : place + 1]
+            many = true.expand(_DRAWS, -1)
+            value = cells_within(
+                observation.task_info, truth, many, many + own * torch.randn(many.shape, generator=draws)
+            )
+        row = CeilingExample(round=one.key[0], client=one.key[1], place=place, value=value)
+        if rank < _SHOWN and len(kind.axes) > 1:
+            row = _pictured(row, one, observation, files)
+        found.append(row)
+    return found, files
+
+
+def _pictured(row: CeilingExample, one: Looked, observation: Observation, files: dict[str, Tensor]) -> CeilingExample:
+    kind, ceiling = observation.task_info.example_kind, one.ceiling
+    stem = f"images/ceiling-{observation.federation}-{row.round}-{row.client}-{row.place}"
+    own = ceiling.message.examples.float()
+
+    def drawn(name: str, example: Tensor) -> str:
+        low, high = kind.bounds or (-math.inf, math.inf)
+        files[f"{stem}-{name}.png"] = kind.draw(example[None].clamp(low, high))
+        return f"{stem}-{name}.png"
+
+    left = (
+        (ceiling.each(max(_PICTURED[-1], ceiling.message.relative)) / ceiling.prior.variance)
+        .sqrt()
+        .clamp(0, 1)[row.place]
+        .float()
+    )
+    low, high = kind.bounds or (float(own.min()), float(own.max()))
+    precisions = [p for p in (ceiling.message.relative, *_PICTURED) if p >= ceiling.message.relative]
+    return row.model_copy(
+        update={
+            "true_image": drawn("true", own[row.place]),
+            "open_image": drawn("open", low + left * (high - low)),
+            "others": [
+                CeilingPicture(precision=p, path=drawn(f"other-{i}", ceiling.other(p)[row.place].float()))
+                for i, p in enumerate(precisions)
+            ],
+        }
+    )
+
+
+# --- what verdicts become ---------------------------------------------------------------------------------------------
+
+
+def with_ceiling(
+    summary: AttackSummary, before: AttackSummary, ceilings: Sequence[CeilingResult], who: str, things: str
+) -> AttackSummary:
+    """Return the summary with what the ceiling of its federation makes of "found nothing".
+
+    A high one: the information is in the update, and these attacks didn't get it. A low one: little is there to get,
+    whatever power they had. ``before``: the summary before controls.
+    """
+    kind = known_type(summary.kind)
+    nothing = before.verdict == "not demonstrated" or (before.verdict == "not applicable" and summary.kind is not None)
+    if not (kind.ceiling and nothing) or summary.verdict not in ("inconclusive", "not demonstrated"):
+        return summary
+    own = next((c for c in ceilings if c.federation == summary.federation), None)
+    if own is None or own.verdict is None or own.low is None or own.high is None or own.guess is None:
+        if summary.verdict == "inconclusive":
+            return summary
+        why = f" ({own.reason})" if own and own.reason else ""
+        caution = f"whether the information is in the update isn't known: no ceiling was computed{why}"
+        return summary.model_copy(update={"cautions": [*summary.cautions, caution]})
+    question = kind.question.replace("{things}", things)
+    if own.verdict == "high":
+        told = f"{_between(own.low, own.high, own.unit)} could be had, where a guess has {figure(own.guess, own.unit)}"
+        headline = f"{who} could not {question} with {summary.attack}, but the information is in the update: {told}."
+        power = summary.verdict == "not demonstrated"
+        changes = {"verdict": "present, not extracted", "headline": headline, "had_power": power}
+        return summary.model_copy(update=changes)
+    told = f"{figure(own.high, own.unit)} at most, where a guess has {figure(own.guess, own.unit)}"
+    headline = f"{who} could not {question} with {summary.attack}, and there is little to find: {told}."
+    return summary.model_copy(update={"verdict": "not demonstrated", "headline": headline, "advice": []})
+
+
+# --- what changes bring -----------------------------------------------------------------------------------------------
+
+
+def _changes(
+    observation: Observation, truth: Truth, looked: Looked, result: CeilingResult, seed: int, display: Display
+) -> list[CeilingChange]:
+    """Return what changes of the federation lower the ceiling to, by computing it on updates that are made that way."""
+    ceiling, of_cells = looked.ceiling, result.unit != "dB"
+    update = observation.single().update
+
+    def told(one: Looked, precision: float = 0.0) -> float:
+        found = one.ceiling.error(max(precision, MATCHED, one.ceiling.message.relative))
+        error = math.sqrt(found.low * found.high)
+        return _cells(one, error, observation, truth, seed) if of_cells else decibels(error * one.scale)
+
+    def without(*places: int) -> Looked:
+        keep = [i not in places for i in range(len(names))]
+        return dataclasses.replace(looked, ceiling=quickly(ceiling.message, ceiling.prior, seed=seed, keep=keep))
+
+    def at(precision: float) -> Callable[[], float]:
+        return lambda: told(looked, precision)
+
+    asked: list[tuple[str, Callable[[], float]]] = [(AS_IS, lambda: told(without()))]
+    asked += [(text, at(precision)) for text, precision in _ROUNDED.items() if precision > ceiling.message.relative]
+    if (enough := _enough(ceiling)) is not None:
+        asked.append((f"noise as long as {100 * enough:.2g} % of the update is added", at(enough)))
+    names, parts = names_of(observation), ceiling.message.sent(ceiling.message.examples)
+    for k in sorted(range(len(names)), key=lambda k: -parts[k].numel())[: _LAYERS * (len(names) > 1)]:
+        asked.append((f"{names[k]} isn't sent", partial(_called, told, without, k)))
+    steps = update.training.local_steps if update.training else 1
+    batch = -(-update.num_examples // steps)
+    made = partial(_of_own, truth=truth, looked=looked, seed=seed)
+    for more, size in ((steps, 2 * batch), (steps, 4 * batch), *[(4 * steps, batch)] * (update.kind == "weights")):
+        text = f"an update is over {f'{more} steps of ' if more > 1 else ''}batches of {size}"
+        asked.append((text, partial(_called, told, made, resized(observation, more, size))))
+    report = display.stage(f"what lowers the ceiling of {observation.federation}", len(asked))
+    found: list[CeilingChange] = []
+    for done, (text, compute) in enumerate(asked, start=1):
+        try:
+            found.append(CeilingChange(text=text, value=compute()))
+        except NotApplicable as error:
+            found.append(CeilingChange(text=text, reason=str(error)))
+        report(done)
+    now, *others = found
+    return [now, *sorted(others, key=lambda change: math.inf if change.value is None else change.value)]
+
+
+def _called(told: Callable[[Looked], float], make: Callable[..., Looked], of: Any) -> float:
+    return told(make(of))
+
+
+def _enough(ceiling: Ceiling) -> float | None:
+    """Return the length of noise beside the update's that leaves half of what a guess leaves open; None: it does."""
+    low, high = ceiling.message.relative, 1e3
+    if ceiling.error().high > HALF * ceiling.prior.variance:
+        return None
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if ceiling.error(middle).high < HALF * ceiling.prior.variance else (low, middle)
+    return high
+
+
+def _of_own(observation: Observation, truth: Truth, looked: Looked, seed: int) -> Looked:
+    """Return what an update that is made as ``observation``'s determines of the same victims, beside held-out ones."""
+    kind, key = observation.task_info.example_kind, looked.key
+    inputs, labels = truth.inputs[key], truth.labels[key]
+    first = [int((looked.ceiling.message.uses == k).nonzero()[0]) for k in range(len(looked.each))]
+    other = ~torch.isin(kind.fingerprints(truth.candidates), kind.fingerprints(torch.cat([*truth.inputs.values()])))
+    examples = (
+        torch.cat([inputs[first], truth.candidates[other]]),
+        torch.cat([labels[first], truth.candidate_labels[other]]),
+    )
+    own = own_client(observation, examples, generator(seed, "ceiling", "change"))
+    message, order = own.observation.single(), own.orders[0]
+    made = {(message.round, message.client): own.inputs[order]}
+    targets = {(message.round, message.client): own.labels[order]}
+    found = look(own.observation, dataclasses.replace(truth, inputs=made, labels=targets), seed=seed, compute=quickly)
+    theirs = torch.isin(kind.fingerprints(found.ceiling.message.examples.float()), kind.fingerprints(inputs))
+    mean = float(found.each.mean())
+    part = float(found.each[theirs].mean()) / mean if bool(theirs.any()) and mean else 1.0
+    return dataclasses.replace(found, scale=found.scale * part)

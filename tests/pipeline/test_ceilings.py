@@ -1,0 +1,123 @@
+"""Ceilings in audits: what they make of verdicts, limits and reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedaudit
+from fedaudit.results import AuditResult, CeilingResult
+from tests.conftest import Command
+
+FEDAVG = {"name": "f", "algorithm": "fedavg", "clients": 2, "batch_size": 2, "local_steps": 2, "learning_rate": 0.1}
+BASE: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "model": {"name": "lenet"},
+    "federations": [{**FEDAVG}],
+    "attacks": [{"name": "invg", "iterations": 2, "restarts": 1}],
+    "evaluation": {"controls": False, "max_updates": 1, "ceiling": True},
+}
+NOISE = [{"name": "d", "client_defence": {"name": "gradient-noise", "variance": 1.0}}]
+
+
+def audited(**changes: Any) -> AuditResult:
+    limits = changes.pop("fail_above", None)
+    return fedaudit.audit({**BASE, **changes}, progress=False, fail_above=limits).result
+
+
+@pytest.fixture(scope="module")
+def plain() -> AuditResult:
+    return audited(fail_above={"ceiling": 20})
+
+
+def test_attacks_that_fail_where_the_information_is_there(plain: AuditResult) -> None:
+    summary, ceiling = plain.summaries[0], plain.ceilings[0]
+    assert ceiling.verdict == "high"
+    assert ceiling.low is not None
+    assert ceiling.guess is not None
+    assert ceiling.low > ceiling.guess + 20
+    assert summary.verdict == "present, not extracted"
+    assert summary.had_power is False
+    assert "the information is in the update" in summary.headline
+    assert [e.value for e in ceiling.examples] == sorted((e.value for e in ceiling.examples), reverse=True)
+    assert ceiling.examples[0].true_image
+    assert len(ceiling.examples[0].others) == 3
+
+
+def test_more_precision_is_worth_more(plain: AuditResult) -> None:
+    lows = [point.low for point in plain.ceilings[0].curve]
+    assert lows == sorted(lows, reverse=True)
+
+
+def test_a_limit_is_exceeded_by_what_any_attack_could_have(plain: AuditResult) -> None:
+    (limit,) = plain.thresholds
+    assert (limit.outcome, limit.exceeded) == ("fail", True)
+    assert limit.worst == plain.ceilings[0].low
+
+
+def test_where_noise_leaves_little_nothing_is_demonstrated() -> None:
+    result = audited(defences=NOISE, fail_above={"ceiling": 20})
+    assert result.ceilings[0].verdict == "low"
+    assert result.summaries[0].verdict == "not demonstrated"
+    assert "little to find" in result.summaries[0].headline
+    assert result.thresholds[0].outcome == "pass"
+
+
+def test_without_a_derivative_the_reason_is_told() -> None:
+    result = audited(defences=[{"name": "d", "client_defence": {"name": "sign"}}], fail_above={"ceiling": 20})
+    assert "signs alone" in (result.ceilings[0].reason or "")
+    assert result.summaries[0].verdict == "inconclusive"
+    assert result.thresholds[0].outcome == "not tested"
+
+
+def test_a_short_attack_pays_for_no_ceiling() -> None:
+    result = audited(evaluation={"controls": False, "max_updates": 1}, fail_above={"psnr": 90})
+    assert not result.ceilings
+    assert result.summaries[0].verdict == "inconclusive"
+
+
+def test_cells_of_tables() -> None:
+    table = {"data": {"name": "breast-cancer"}, "model": {"name": "mlp"}}
+    attack = [{"name": "tableak", "iterations": 2}]
+    result = audited(**table, federations=[{**FEDAVG, "algorithm": "fedsgd", "local_steps": None}], attacks=attack)
+    ceiling = result.ceilings[0]
+    assert ceiling.unit == "share of cells"
+    assert ceiling.low == pytest.approx(1, abs=0.01)
+    assert ceiling.guess is not None
+    assert 0.1 < ceiling.guess < 0.6
+
+
+def test_the_command_computes_ceilings_alone(tmp_path: Path, command: Command) -> None:
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(
+        "{data: {name: digits}, model: {name: lenet}, federations: [{name: f, algorithm: fedsgd, clients: 2, "
+        "batch_size: 1}]}\n"
+    )
+    done = command("ceiling", scenario, "--out", tmp_path / "out", "--fail-above", "ceiling=20")
+    assert done.code == 1
+    assert "whoever attacks could have images" in done.out
+    result = AuditResult.load(tmp_path / "out" / "results.json")
+    changes = result.ceilings[0].changes
+    assert changes[0].text == "nothing is changed"
+    known = [change.value for change in changes[1:] if change.value is not None]
+    assert known == sorted(known)
+    assert min(known) < (changes[0].value or 0)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "What any attack could get" in page
+
+
+def test_of_a_recording_on_disk(tmp_path: Path, command: Command) -> None:
+    fedaudit.simulate({**BASE, "evaluation": {}}, out=tmp_path / "t", progress=False)
+    assert command("ceiling", tmp_path / "t", "--out", tmp_path / "out").code == 0
+    assert AuditResult.load(tmp_path / "out" / "results.json").ceilings[0].verdict == "high"
+
+
+def test_what_is_shared_shows_no_example(plain: AuditResult) -> None:
+    from fedaudit.report.share import shareable
+
+    (shared,) = shareable(plain).ceilings
+    assert isinstance(shared, CeilingResult)
+    assert shared.low == plain.ceilings[0].low
+    assert not shared.examples
