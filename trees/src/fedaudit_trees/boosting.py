@@ -40,6 +40,7 @@ class BoosterCapture:
     def __init__(self) -> None:
         self.booster: Any = None
         self.matrix: Any = None
+        self.matrix_type = ""
         self._own: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -54,6 +55,16 @@ class BoosterCapture:
             sys.meta_path.remove(self)
         for kind, name, own in self._own:
             setattr(kind, name, own)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs of it: rows in place of the matrix, or why they can't be had."""
+        matrix = self.matrix
+        if matrix is not None:
+            try:
+                matrix = _rows_of(matrix)
+            except Exception as error:
+                matrix = error
+        return vars(self) | {"matrix": matrix, "_own": []}
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """Find xgboost as Python does, to watch it once it is imported; of ``sys.meta_path``."""
@@ -78,7 +89,7 @@ class BoosterCapture:
         @functools.wraps(update)
         def updated(booster: Any, dtrain: Any, *arguments: Any, **options: Any) -> None:
             update(booster, dtrain, *arguments, **options)
-            self.booster, self.matrix = booster, dtrain
+            self.booster, self.matrix, self.matrix_type = booster, dtrain, type(dtrain).__name__
 
         @functools.wraps(make)
         def made(matrix: Any, *arguments: Any, **options: Any) -> None:
@@ -144,7 +155,7 @@ class BoosterRecorder(MessageRecorder):
         try:
             own = _rows_of(seen.matrix)
         except Exception as error:  # a matrix in external memory, say
-            self._note(f"client {client}'s rows can't be had of its {type(seen.matrix).__name__}: {error}")
+            self._note(f"client {client}'s rows can't be had of its {seen.matrix_type}: {error}")
             own = None
         if own is not None and not np.isfinite(own[0]).all():
             self._note(f"client {client} trains on rows with missing values, which aren't evaluated")
@@ -179,6 +190,8 @@ class BoosterRecorder(MessageRecorder):
         for name in ("reg_alpha", "max_delta_step"):
             if float(found[name]):
                 raise BadInput(f"not read: {name} is {float(found[name]):g}, and leaves tell no sums of gradients")
+        if float(found["subsample"]) < 1:
+            self._note(f"a tree grows on {float(found['subsample']):.0%} of the rows, drawn anew: it can't be repeated")
         depth = int(found["max_depth"])
         if not 1 <= depth <= _DEEPEST:
             self._note(f"trees have a max_depth of {depth}, which stands as {_DEEPEST} in the report")
@@ -217,6 +230,10 @@ def _same(one: Tree, other: Tree) -> bool:
 
 def _rows_of(matrix: Any) -> Rows:
     """Return a DMatrix's rows (n, d), NaN where missing, and labels (n,); ValueError: all that is known are bins."""
+    if isinstance(matrix, Exception):
+        raise matrix
+    if isinstance(matrix, tuple):  # in another process
+        return matrix
     source = matrix
     if "Quantile" in type(matrix).__name__:
         made_of = getattr(matrix, _MADE_OF, {})
