@@ -39,8 +39,9 @@ class BoosterCapture:
 
     def __init__(self) -> None:
         self.booster: Any = None
-        self.matrix: Any = None
-        self.matrix_type = ""
+        self.rows: Rows | None = None
+        self.unread = ""  # why there are no rows
+        self._matrix: Any = None
         self._own: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -55,16 +56,11 @@ class BoosterCapture:
             sys.meta_path.remove(self)
         for kind, name, own in self._own:
             setattr(kind, name, own)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs of it: rows in place of the matrix, or why they can't be had."""
-        matrix = self.matrix
-        if matrix is not None:
-            try:
-                matrix = _rows_of(matrix)
-            except Exception as error:
-                matrix = error
-        return vars(self) | {"matrix": matrix, "_own": []}
+        matrix, self._matrix, self._own = self._matrix, None, []  # another process may be told
+        try:
+            self.rows = None if matrix is None else _rows_of(matrix)
+        except Exception as error:  # a matrix in external memory, say
+            self.unread = f"{type(matrix).__name__}: {error}"
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """Find xgboost as Python does, to watch it once it is imported; of ``sys.meta_path``."""
@@ -89,7 +85,7 @@ class BoosterCapture:
         @functools.wraps(update)
         def updated(booster: Any, dtrain: Any, *arguments: Any, **options: Any) -> None:
             update(booster, dtrain, *arguments, **options)
-            self.booster, self.matrix, self.matrix_type = booster, dtrain, type(dtrain).__name__
+            self.booster, self._matrix = booster, dtrain
 
         @functools.wraps(make)
         def made(matrix: Any, *arguments: Any, **options: Any) -> None:
@@ -152,11 +148,9 @@ class BoosterRecorder(MessageRecorder):
         if seen.booster is None:
             self._note("a client's training wasn't seen: it runs in a process of its own, or not by xgboost.train")
             return
-        try:
-            own = _rows_of(seen.matrix)
-        except Exception as error:  # a matrix in external memory, say
-            self._note(f"client {client}'s rows can't be had of its {seen.matrix_type}: {error}")
-            own = None
+        own = seen.rows
+        if seen.unread:
+            self._note(f"client {client}'s rows can't be had of its {seen.unread}")
         if own is not None and not np.isfinite(own[0]).all():
             self._note(f"client {client} trains on rows with missing values, which aren't evaluated")
             own = None
@@ -230,10 +224,6 @@ def _same(one: Tree, other: Tree) -> bool:
 
 def _rows_of(matrix: Any) -> Rows:
     """Return a DMatrix's rows (n, d), NaN where missing, and labels (n,); ValueError: all that is known are bins."""
-    if isinstance(matrix, Exception):
-        raise matrix
-    if isinstance(matrix, tuple):  # in another process
-        return matrix
     source = matrix
     if "Quantile" in type(matrix).__name__:
         made_of = getattr(matrix, _MADE_OF, {})

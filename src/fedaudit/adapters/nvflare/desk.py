@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Left:
     model: bytes | None
     start: bytes | None
     others: Mapping[str, Any]
-    at: float = field(default_factory=time.time)
+    at: float = 0.0
 
 
 class DeskFilter(Filter):  # type: ignore[misc]
@@ -73,7 +73,7 @@ class DeskFilter(Filter):  # type: ignore[misc]
 
     def __init__(self, folder: str, script: bool, seed: int = 0) -> None:
         super().__init__()
-        self.folder, self.script, self.seed = folder, script, seed
+        self.script = script
         _desk.folder, _desk.seed = Path(folder), seed
         seed_all(seed)
         if script:
@@ -97,19 +97,6 @@ class DeskFilter(Filter):  # type: ignore[misc]
         return shareable
 
 
-@dataclass(frozen=True)
-class _Open:
-    """A training that goes on: what came in, as arrays or bytes, and what watches it."""
-
-    sent: dict[str, Tensor]
-    start: bytes | None
-    index: int
-    seen: Capture
-    tested: Evaluation
-    others: dict[str, Any]
-    stack: ExitStack
-
-
 class _Desk:
     """What this process's site does: one training after the other."""
 
@@ -117,7 +104,7 @@ class _Desk:
         self.folder, self.site = Path(), "site"
         self._count = 0
         self.seed: int | None = None
-        self._open: _Open | None = None
+        self._open: tuple[Left, ExitStack] | None = None
         self._last: Left | None = None
         self._watches = False
 
@@ -146,7 +133,7 @@ class _Desk:
     def begin(self, sent: Mapping[str, Any], index: int | None) -> None:
         """Watch a training that begins with this model."""
         if self._open is not None:
-            self._open.stack.close()
+            self._open[1].close()
         if self.seed is not None:  # no two sites draw the same noise
             seed_all(derive_seed(self.seed, self.site))
             self.seed = None
@@ -157,20 +144,21 @@ class _Desk:
         recorders = {one.name: other for one in PROTOCOLS if (other := one.value.recorder(self.folder, "")) is not None}
         others = {name: stack.enter_context(other.watch()) for name, other in recorders.items()}
         index = self._count if index is None else index
-        self._open = _Open(kept, _bytes(sent), index, stack.enter_context(Capture()), tested, others, stack)
+        left = Left(self.site, index, kept, {}, "weights", None, Capture(), tested.passes, None, _bytes(sent), others)
+        stack.enter_context(left.seen)
+        self._open = left, stack
 
     def end(self, params: Mapping[str, Any], form: Form, examples: int | None) -> None:
         """Keep the training that ends with this model."""
         if self._open is None:
             return
-        was, self._open = self._open, None
-        was.stack.close()
-        config = was.seen.training() if was.seen.inputs else None
-        vars(was.seen)["training"] = functools.partial(_known, config)
-        self._last = Left(
-            self.site, was.index, was.sent, _arrays(params), form, examples, was.seen, was.tested.passes,
-            _bytes(params), was.start, was.others,
-        )  # fmt: skip
+        (left, stack), self._open = self._open, None
+        stack.close()
+        config = left.seen.training() if left.seen.inputs else None
+        vars(left.seen)["training"] = functools.partial(_known, config)
+        self._last = replace(
+            left, state=_arrays(params), model=_bytes(params), form=form, examples=examples, at=time.time()
+        )
         self._count += 1
         self._write()
 
@@ -195,7 +183,7 @@ _desk = _Desk()
 
 def _arrays(params: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return copies of the arrays, for whoever trains changes theirs; scikit-learn's settings travel beside them."""
-    kept = {str(name): value for name, value in params.items() if isinstance(value, Tensor | np.ndarray)}
+    kept = {str(name): value for name, value in params.items() if isinstance(value, Tensor | np.ndarray | np.generic)}
     return {name: torch.as_tensor(value).detach().cpu().clone() for name, value in kept.items()}
 
 
