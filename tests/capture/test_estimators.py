@@ -11,7 +11,7 @@ import torch
 from sklearn import linear_model
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LinearRegression, LogisticRegression, Perceptron, Ridge, SGDClassifier, SGDRegressor
-from sklearn.metrics import accuracy_score, log_loss
+from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
@@ -163,6 +163,16 @@ def test_what_it_is_tested_on_is_kept(tests):
     ((inputs, targets),) = seen.passes
     np.testing.assert_array_equal(inputs, X)
     np.testing.assert_array_equal(targets, Y)
+
+
+@pytest.mark.parametrize("scores", [lambda m: m.decision_function(X), lambda m: m.predict_proba(X)[:, 1]])
+def test_what_its_scores_are_ranked_by_is_kept(scores):
+    estimator = LogisticRegression(max_iter=5).fit(X, PAIR)
+    with Evaluation(module_of(estimator), 200) as seen:
+        roc_auc_score(PAIR, scores(estimator))
+    ((inputs, targets),) = seen.passes
+    np.testing.assert_array_equal(inputs, X)
+    np.testing.assert_array_equal(targets, PAIR)
 
 
 def test_a_loop_of_one_s_own_is_recorded_and_attacked(tmp_path):

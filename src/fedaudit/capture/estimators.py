@@ -86,7 +86,7 @@ def _replace_all() -> None:
         if keras is not None:
             owner = next(base for base in keras.__mro__ if name in vars(base))
             _replace(owner, name, _Method(vars(owner)[name], instead))
-    for place in ("_classification", "_regression"):
+    for place in ("_classification", "_ranking", "_regression"):
         if (metrics := sys.modules.get(f"sklearn.metrics.{place}")) is not None:
             _replace(metrics, "check_consistent_length", functools.partial(_compared, metrics.check_consistent_length))
 
@@ -161,7 +161,9 @@ def _compared(check: Any, *arrays: Any) -> Any:
     answered: tuple[Any, Any, Any] = getattr(_inside, "answered", (None, None, None))
     estimator, inputs, result = answered
     given: list[Any] = [array for array in arrays if array is not None]
-    own = [np.shape(array) == np.shape(result) and np.array_equal(array, result) for array in given]
+    # of two classes a score is the second column
+    results = [result, result[:, 1]] if np.ndim(result) == 2 and np.shape(result)[1] == 2 else [result]
+    own = [any(np.array_equal(array, one) for one in results) for array in given]
     if estimator is not None and any(own) and len(given) == 2:
         _inside.answered = None, None, None
         _tell_tested(estimator, inputs, given[own.index(False)] if False in own else given[0])

@@ -39,7 +39,9 @@ class BoosterCapture:
 
     def __init__(self) -> None:
         self.booster: Any = None
-        self.matrix: Any = None
+        self.rows: Rows | None = None
+        self.unread = ""  # why there are no rows
+        self._matrix: Any = None
         self._own: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -54,6 +56,11 @@ class BoosterCapture:
             sys.meta_path.remove(self)
         for kind, name, own in self._own:
             setattr(kind, name, own)
+        matrix, self._matrix, self._own = self._matrix, None, []  # another process may be told
+        try:
+            self.rows = None if matrix is None else _rows_of(matrix)
+        except Exception as error:  # a matrix in external memory, say
+            self.unread = f"{type(matrix).__name__}: {error}"
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """Find xgboost as Python does, to watch it once it is imported; of ``sys.meta_path``."""
@@ -78,7 +85,7 @@ class BoosterCapture:
         @functools.wraps(update)
         def updated(booster: Any, dtrain: Any, *arguments: Any, **options: Any) -> None:
             update(booster, dtrain, *arguments, **options)
-            self.booster, self.matrix = booster, dtrain
+            self.booster, self._matrix = booster, dtrain
 
         @functools.wraps(make)
         def made(matrix: Any, *arguments: Any, **options: Any) -> None:
@@ -141,11 +148,9 @@ class BoosterRecorder(MessageRecorder):
         if seen.booster is None:
             self._note("a client's training wasn't seen: it runs in a process of its own, or not by xgboost.train")
             return
-        try:
-            own = _rows_of(seen.matrix)
-        except Exception as error:  # a matrix in external memory, say
-            self._note(f"client {client}'s rows can't be had of its {type(seen.matrix).__name__}: {error}")
-            own = None
+        own = seen.rows
+        if seen.unread:
+            self._note(f"client {client}'s rows can't be had of its {seen.unread}")
         if own is not None and not np.isfinite(own[0]).all():
             self._note(f"client {client} trains on rows with missing values, which aren't evaluated")
             own = None
@@ -179,6 +184,8 @@ class BoosterRecorder(MessageRecorder):
         for name in ("reg_alpha", "max_delta_step"):
             if float(found[name]):
                 raise BadInput(f"not read: {name} is {float(found[name]):g}, and leaves tell no sums of gradients")
+        if float(found["subsample"]) < 1:
+            self._note(f"a tree grows on {float(found['subsample']):.0%} of the rows, drawn anew: it can't be repeated")
         depth = int(found["max_depth"])
         if not 1 <= depth <= _DEEPEST:
             self._note(f"trees have a max_depth of {depth}, which stands as {_DEEPEST} in the report")

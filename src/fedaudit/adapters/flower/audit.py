@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import math
-import random
 import re
 import shutil
 import threading
@@ -15,19 +14,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from fedaudit import api
+from fedaudit.adapters.app_audit import AppAudit
 from fedaudit.adapters.flower.app_file import NODES
 from fedaudit.adapters.flower.in_process import Call, Enough, Mod, Run, chains_of, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, bytes_in, check_names, is_training, num_examples, state_in
 from fedaudit.adapters.flower.privacy import known_of_mods, strategies
 from fedaudit.adapters.flower.secure_sum import TRAINS, UNMASKS, stage_of, unmasked
 from fedaudit.adapters.own_modules import sent_by_value
-from fedaudit.attacks.base import Attacks, attacks_of
+from fedaudit.attacks.base import Attacks
 from fedaudit.capture.answers import FILE, AppModel
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.described import watched
@@ -35,25 +33,20 @@ from fedaudit.capture.estimators import FITTED
 from fedaudit.capture.evaluation import Evaluation, joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.models import without_opacus
-from fedaudit.pipeline import offline
 from fedaudit.pipeline.ledger import server_noise
 from fedaudit.simulation.protocols import PROTOCOLS, MessageRecorder, WrongApp
 from fedaudit.task.training import UNMODELLED, Loss
-from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.truth import truth_beside
 from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.distributions import lacking
 from fedaudit.utils.errors import BadInput, FedAuditError
-from fedaudit.utils.folders import check_folder
 from fedaudit.utils.machine import import_torchvision, one_thread
 from fedaudit.utils.progress import Report, live_display
+from fedaudit.utils.seeds import seed_all
 
 if TYPE_CHECKING:
     from fedaudit.api import Audit, Verdict
 
-RECORDING = "recording"  # the folder in OUT
-SENT = "boosters"  # likewise, of an app that sends no arrays: what travelled, of which the recording is made
 _ALL = 200  # updates up to which all are recorded where nobody says
 _LATE = 0.8  # of an app's time, after which a round that begins may be its last
 _SUMS = (
@@ -129,35 +122,15 @@ def audit_flower(
         BadInput: ``records`` can't be read (that is said before the app runs), the app can't be run, or no training
             was seen; the message says what to do.
     """
-    folder, began = Path(out), time.time()
-    check_folder(folder)
-    called = loss if isinstance(loss, str) else None
-    deadline = offline.deadline_of(max_minutes)
-    request = offline.AttackRequest(  # what is wrong is said before the app runs for an hour
-        transcript=folder / RECORDING,
-        attacks=attacks_of(attacks),
-        threat=threat,
-        seed=seed,
-        records=records,
-        clients=clients,
-        out=folder,
-        workers=workers,
-        overwrite=overwrite,
-        progress=progress,
-    )
-    adversary, limits = offline.threat_from(threat), api.limits_of(fail_above, fail_on, fail_below)
-    if mean is not None and std is not None and (len(mean) != len(std) or not all(value > 0 for value in std)):
-        raise BadInput(f"{len(mean)} means and std {', '.join(map(str, std))}: as many are needed, each std above 0")
-    if attacked == "last" and adversary.partial:
-        attacked = None
-    if records is not None:
-        api.pairs_of(records)
-    if attacked is not None and attacked != "last":
-        given: Any = attacked
-        if isinstance(given, str) or not isinstance(given, Collection) or not len(given):
-            raise BadInput(f"attacked is {attacked!r}; give a list of rounds, such as [0, 1], or leave it out")
-        attacked = sorted(attacked)
-        rounds = rounds or attacked[-1] + 1
+    began, own = time.time(), AppAudit.of(
+        out, attacks=attacks, attacked=attacked, threat=threat, loss=loss, mean=mean, std=std, max_minutes=max_minutes,
+        limits=api.limits_of(fail_above, fail_on, fail_below), controls=controls, seed=seed, records=records,
+        clients=clients, workers=workers, overwrite=overwrite, progress=progress,
+    )  # fmt: skip
+    if own.attacked == "last" and own.threat.partial:
+        own.attacked = None
+    if own.attacked is not None and own.attacked != "last":
+        rounds = rounds or own.attacked[-1] + 1
     if keep_rounds not in (None, "all") and (isinstance(keep_rounds, str) or not isinstance(keep_rounds, Collection)):
         raise BadInput(f"keep_rounds is {keep_rounds!r}; give a list of rounds, such as [0, 19], or 'all'")
     if keep_clients is not None and keep_clients < 1:
@@ -171,78 +144,50 @@ def audit_flower(
     ):
         with live_display(progress) as display:
             started = time.perf_counter()
-            _make_room(folder, overwrite=overwrite)
-            named: dict[str, Any] = {
-                "mean": None if mean is None else tuple(mean),
-                "std": None if std is None else tuple(std),
-            }
-            with Recorder(folder / RECORDING, name=found.name, loss=called, **named) as recorder:
+            own.make_room()
+            with own.recorder(found.name) as recorder:
                 planned = rounds or {**found.config, **dict(config or {})}.get("num-server-rounds")
                 total = float(planned) if isinstance(planned, int) and planned > 0 else math.inf
                 report = display.stage(f"the Flower app {found.name}", total)
-                others = {e.name: o for e in PROTOCOLS if (o := e.value.recorder(folder / SENT, found.name, **named))}
-                until = None if deadline is None else (began + deadline) / 2
-                keeps = _Keeps.of(keep_rounds, attacked, total * (nodes or found.nodes or NODES), total)
+                keeps = _Keeps.of(keep_rounds, own.attacked, total * (nodes or found.nodes or NODES), total)
                 keeps.clients = keep_clients
-                if keep_rounds is None and until is not None:
-                    keeps.late = began + _LATE * (until - began)
-                watcher = _Watcher(recorder, list(others.values()), report, chains_of(found), keeps, described)
+                if keep_rounds is None and own.until is not None:
+                    keeps.late = began + _LATE * (own.until - began)
+                watcher = _Watcher(recorder, list(own.others.values()), report, chains_of(found), keeps, described)
                 try:
                     with one_thread(), watcher.server:  # one thread as the replay, so that it can give the same bits
-                        _seed(seed)
+                        seed_all(seed)
                         run = run_app(
                             found,
                             nodes=nodes,
                             config=config,
                             rounds=rounds,
-                            until=until,
+                            until=own.until,
                             watch=watcher,
                         )
                     watcher.keep_tested()
                 finally:
                     if not watcher.updates:  # nothing to keep
-                        shutil.rmtree(folder / RECORDING, ignore_errors=True)
+                        shutil.rmtree(recorder.folder, ignore_errors=True)
             if watcher.refused is not None:
                 raise watcher.refused
             if run.stopped:
                 display.say(f"note: half of the time was spent: the app was stopped in round {run.rounds}")
-            watcher.notes = _once(
-                [*watcher.notes, *run.dropped, *(note for other in others.values() for note in other.notes)]
-            )
-            sent = next((name for name, other in others.items() if other.messages), None)
-            if sent:  # all that a client sent is attacked together
-                others[sent].close(records)
-                watcher.notes += PROTOCOLS[sent].value.convert(folder / SENT, folder / RECORDING)
-                attacked = records = None
-            if watcher.sums and adversary.group_size == 1:
-                adversary = adversary.model_copy(update={"sees": "sum"})
-            if not sent and keeps.rounds is not None and 0 < len(watcher.rounds) < run.rounds:
+            watcher.notes = _once([*watcher.notes, *run.dropped, *own.convert()])
+            if watcher.sums and own.threat.group_size == 1:
+                own.threat = own.threat.model_copy(update={"sees": "sum"})
+            if not own.messages and keeps.rounds is not None and 0 < len(watcher.rounds) < run.rounds:
                 some = f"rounds {', '.join(map(str, sorted(watcher.rounds)))} of {run.rounds}"
                 watcher.notes.append(f"only {some} are recorded: keep_rounds says which, or 'all'")
             for note in watcher.notes:
                 display.say(f"note: {note}")
-            module = None if sent else recorder.without_personal(_module(watcher, run, folder / RECORDING))
+            module = None if own.messages else recorder.without_personal(_module(watcher, run, recorder.folder))
             display.say(
-                f"{others[sent].messages if sent else watcher.updates} updates in {run.rounds} round(s) recorded in "
-                f"{folder / RECORDING} ({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
+                f"{own.messages or watcher.updates} updates in {run.rounds} round(s) recorded in "
+                f"{recorder.folder} ({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
             )
-        request = dataclasses.replace(
-            request,
-            model=module,
-            loss=None if isinstance(loss, str) else watcher.loss if loss is None else loss,
-            rounds=[max(watcher.rounds)] if attacked == "last" else attacked,
-            records=records,
-            threat=adversary,
-            max_minutes=None if deadline is None else max(1e-3, (deadline - time.time()) / 60),
-        )
-        if limits or truth_beside(folder / RECORDING) is not None:
-            return offline.audited(request, limits, controls=controls)
-        offline.attacked(request)
-    because = f" ({'; '.join(watcher.notes)})" if watcher.notes else ""
-    raise BadInput(
-        f"what the clients trained on couldn't be recorded{because}; what was recovered is listed in "
-        f"{folder / 'findings.json'}"
-    )
+        because = f" ({'; '.join(watcher.notes)})" if watcher.notes else ""
+        return own.finish(module, watcher.loss, watcher.rounds, because)
 
 
 @dataclasses.dataclass
@@ -519,22 +464,3 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
         "no client's training was seen: it runs in a thread or process of its own, or without torch; what travelled "
         f"is in {recording}, for fedaudit attack --model"
     )
-
-
-def _make_room(folder: Path, *, overwrite: bool) -> None:
-    """Make room in ``folder`` for a recording and its boosters; BadInput: some, or others' files, are in the way."""
-    for place, own, use in (
-        (folder / RECORDING, INDEX, "attack it with 'fedaudit attack {}' (of a network: --model MODULE:NAME)"),
-        (folder / SENT, "round-*", "make a recording of it with 'fedaudit convert {} TRANSCRIPT'"),
-    ):
-        if not place.exists():
-            continue
-        if not overwrite or not any(place.glob(own)):
-            raise BadInput(f"'{place}' is there already: {use.format(place)}, take another out=…, or overwrite=True")
-        shutil.rmtree(place)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 (what apps draw from)
-    torch.manual_seed(seed)

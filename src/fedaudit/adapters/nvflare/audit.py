@@ -14,33 +14,38 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from fedaudit import api
+from fedaudit.adapters.app_audit import AppAudit
 from fedaudit.adapters.nvflare.desk import DeskFilter, Left
 from fedaudit.adapters.nvflare.job import Filter, Job, class_of, configs, mapping, read_job
 from fedaudit.adapters.own_modules import sent_by_value
-from fedaudit.attacks.base import Attacks, attacks_of
+from fedaudit.attacks.base import Attacks
+from fedaudit.capture.estimators import FITTED
 from fedaudit.capture.evaluation import joined
 from fedaudit.capture.recorder import Recorder
 from fedaudit.defences.client_defences import ClientContext
 from fedaudit.guard.budget import known_of
 from fedaudit.models import without_opacus
 from fedaudit.pipeline import offline
+from fedaudit.simulation.protocols import PROTOCOLS, MessageRecorder, WrongApp
 from fedaudit.task.training import Loss
-from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.threat import ThreatModel
-from fedaudit.transcript.truth import truth_beside
 from fedaudit.transcript.update import ClientDefenceInfo, Update
+from fedaudit.utils.distributions import lacking
 from fedaudit.utils.errors import BadInput, FedAuditError
-from fedaudit.utils.folders import check_folder, temporary_folder
+from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.progress import live_display
+from fedaudit.utils.seeds import seed_all
 
 if TYPE_CHECKING:
     from fedaudit.api import Audit, Verdict
 
-RECORDING = "recording"  # the folder in OUT
 _SITES = 2
 _LINES = 3  # of what the simulator said last, where it failed
 _WITHOUT = {  # of homomorphic encryption, and what stands in its place where nothing is encrypted; empty: nothing
@@ -57,11 +62,14 @@ _ENCRYPTED = (
     "whoever has a key and these messages reads, which is everything; the job ran here without encryption"
 )
 _PEERS = "sites aggregate in turn, and the server reads nothing; unless told otherwise the first site is the adversary"
-_REFUSED = {  # parts of an executor's path, and what can be done instead
-    ".sklearn": "its sites train no torch module but scikit-learn's: write the model as a torch.nn.Module, or simulate "
-    "one like it: fedaudit audit SCENARIO",
-    ".xgboost": "its sites grow boosted trees: have a Flower app of the same form audited (--flower), or simulate one "
-    "like it, algorithm: trees",
+_REFUSED = {  # parts of a class's path, and what can be done instead
+    "kmeans_assembler": "its sites send centres and sizes of clusters, which no attack here asks about; linear models "
+    "and networks of scikit-learn are audited, and what a torch.nn.Module learns",
+    "svm_assembler": "its sites send support vectors, rows that they train on as they are: whoever reads them needs no "
+    "attack; LinearSVC and SGDClassifier (loss='hinge') send coefficients, which are audited",
+    "FedXGBHistogram": "its server reads each site's sums of gradients and hessians in every node, by bins of columns "
+    "(the splits, of sites that share rows), on a channel of xgboost's own; simulate that: algorithm: trees, "
+    "trees.protocol: histogram",
     "Launcher": "it trains in a process of its own, which nobody here watches: say launch_external_process=False",
 }
 
@@ -106,69 +114,52 @@ def audit_nvflare(
     Raises:
         BadInput: the job can't be run or watched, or no training was seen; the message says what to do.
     """
-    folder, began, path = Path(out), time.time(), Path(job)
-    check_folder(folder)
-    read = read_job(path)
-    deadline = offline.deadline_of(max_minutes)
-    adversary, limits = offline.threat_from(threat), api.limits_of(fail_above, fail_on, fail_below)
-    request = offline.AttackRequest(
-        transcript=folder / RECORDING, attacks=attacks_of(attacks), threat=adversary, seed=seed, records=records,
-        clients=clients, out=folder, workers=workers, overwrite=overwrite, progress=progress,
+    path = Path(job)
+    own = AppAudit.of(
+        out, attacks=attacks, attacked=attacked, threat=threat, loss=loss, mean=mean, std=std, max_minutes=max_minutes,
+        limits=api.limits_of(fail_above, fail_on, fail_below), controls=controls, seed=seed, records=records,
+        clients=clients, workers=workers, overwrite=overwrite, progress=progress,
     )  # fmt: skip
-    if records is not None:
-        api.pairs_of(records)
-    if (folder / RECORDING).exists():
-        if not overwrite or not (folder / RECORDING / INDEX).exists():
-            raise BadInput(f"'{folder / RECORDING}' is there already: take another out=…, or overwrite=True")
-        shutil.rmtree(folder / RECORDING)
-    with temporary_folder() as place:
-        copied = _copied(path, place)
-        with _importable(copied.folder), contextlib.ExitStack() as shown:
-            display = shown.enter_context(live_display(progress))
-            until = None if deadline is None else (began + deadline) / 2
+    read = read_job(path)
+    own.make_room()
+    with temporary_folder() as place, contextlib.ExitStack() as stack:
+        copied = _copied(path, place, seed)
+        stack.enter_context(_importable(copied.folder))
+        with live_display(progress) as display:
             report = display.stage(f"the NVFlare job {read.name}", read.rounds or math.inf)
-            said = _run(copied.folder, place, _number(read, path, sites), until, lambda: report(_rounds(place)))
+            number = _number(read, path, sites)
+            said = _run(copied.folder, place, number, own.until, lambda: report(_rounds(place)), seed)
             each = [pickle.loads(file.read_bytes()) for file in sorted((place / "left").glob("*.pickle"))]
             if not each:
                 raise BadInput(f"no site of '{path}' sent an update{said and f': {said}'}")
-            given: dict[str, Any] = {
-                "mean": None if mean is None else tuple(mean),
-                "std": None if std is None else tuple(std),
-            }
-            called = loss if isinstance(loss, str) else None
-            with Recorder(folder / RECORDING, name=read.name, loss=called, **given) as recorder:
+            each = _one_a_round(each)
+            ended = [f"the job ended early: {said}"] if said.startswith(_STOPPED) else []
+            with own.recorder(read.name) as recorder:
                 recorder.note(*copied.notes)
-                ended = [f"the job ended early: {said}"] if said.startswith(_STOPPED) else []
-                notes = [*copied.notes, *ended, *_record(recorder, each, read)]
+                notes = _record(recorder, each, read, own.others)
             module = next((one.seen.module for one in each if one.seen.module is not None), None)
-            if module is None:
+            if own.messages:
+                module = None
+                shutil.rmtree(recorder.folder)
+            elif any(one.model is not None for one in each):
+                what = "; ".join(notes) or f"what reads it {lacking(PROTOCOLS.group, 'trees')}"
+                raise BadInput(f"sites of '{path}' send a model as bytes, as those of boosted trees do: {what}")
+            elif module is None:
                 raise BadInput(
-                    f"no training of '{path}' was seen: it trains no torch module that fedaudit can watch, or in "
-                    "another process; write the model as a torch.nn.Module, and train in the process of the executor"
+                    f"no training of '{path}' was seen: nothing of torch, scikit-learn or xgboost trains that fedaudit "
+                    "can watch, or in another process; train in the process of the executor"
                 )
-            for note in dict.fromkeys(notes):
+            for note in dict.fromkeys([*copied.notes, *ended, *notes, *own.convert()]):
                 display.say(f"note: {note}")
             number = len({one.site for one in each})
-            display.say(f"{len(each)} updates of {number} sites recorded in {folder / RECORDING}")
-            shown.close()
-            if copied.threat and not isinstance(threat, ThreatModel):
-                adversary = offline.threat_from({**copied.threat, **(threat or {})})
-            own = next((one.seen.criterion for one in each if one.seen.criterion is not None), None)
-            last = attacked == "last" and not adversary.partial
-            request = dataclasses.replace(
-                request,
-                model=recorder.without_personal(without_opacus(module).cpu()),
-                loss=None if isinstance(loss, str) else own if loss is None else loss,
-                threat=adversary,
-                rounds=[max(one.index for one in each)] if last else None if attacked == "last" else attacked,
-                max_minutes=None if deadline is None else max(1e-3, (deadline - time.time()) / 60),
-            )
-            with sent_by_value(copied.folder):
-                if limits or truth_beside(folder / RECORDING) is not None:
-                    return offline.audited(request, limits, controls=controls)
-                offline.attacked(request)
-    listed = folder / "findings.json"
-    raise BadInput(f"what the sites trained on couldn't be recorded; what was recovered is listed in {listed}")
+            display.say(f"{len(each)} updates of {number} sites recorded in {recorder.folder}")
+        if copied.threat and not isinstance(threat, ThreatModel):
+            own.threat = offline.threat_from({**copied.threat, **(threat or {})})
+        stack.enter_context(sent_by_value(copied.folder))
+        if module is not None:
+            module = recorder.without_personal(without_opacus(module).cpu())
+        criterion = next((one.seen.criterion for one in each if one.seen.criterion is not None), None)
+        return own.finish(module, criterion, [one.index for one in each])
 
 
 _STOPPED = "it was stopped when half of the time was over"
@@ -183,7 +174,7 @@ class _Copy:
     notes: list[str]
 
 
-def _copied(job: Path, place: Path) -> _Copy:
+def _copied(job: Path, place: Path, seed: int = 0) -> _Copy:
     """Copy a job with the filters that watch it, and without encryption; refuse what can't be watched."""
     folder, encrypted, peers = place / "job", False, False
     shutil.copytree(job, folder)
@@ -192,15 +183,17 @@ def _copied(job: Path, place: Path) -> _Copy:
         for file in list(configs(folder, name)):
             config = mapping(file)
             encrypted |= _without_encryption(config)
-            executors = [str(class_of(one.get("executor") or {})) for one in config.get("executors") or []]
+            written = [one for part in ("executors", "components") for one in config.get(part) or []]
+            classes = [str(class_of(one.get("executor") or one)) for one in written]
             for part, why in _REFUSED.items():
-                if any(part in executor for executor in executors):
+                if any(part in one for one in classes):
                     raise BadInput(f"'{job}' can't be watched: {why}")
             if "external" in json.dumps(config.get("executors") or []):
                 raise BadInput(f"'{job}' can't be watched: {_REFUSED['Launcher']}")
-            peers |= any("swarm" in executor for executor in executors)
+            peers |= any("swarm" in one for one in classes)
             if name == "config_fed_client":
-                args = {"folder": str(place / "left"), "script": any("ClientAPI" in one for one in executors)}
+                script = any("ClientAPI" in one for one in classes)
+                args = {"folder": str(place / "left"), "script": script, "seed": seed}
                 own = {"path": f"{DeskFilter.__module__}.{DeskFilter.__name__}", "args": args}
                 for chain in ("task_data_filters", "task_result_filters"):
                     there = config[chain] = list(config.get(chain) or [])
@@ -242,22 +235,12 @@ def _number(read: Job, path: Path, sites: int | None) -> int:
     return sites or len(named) or (least if isinstance(least, int) and least > _SITES else _SITES)
 
 
-def _run(job: Path, place: Path, sites: int, until: float | None, tick: Any) -> str:
+def _run(job: Path, place: Path, sites: int, until: float | None, tick: Any, seed: int) -> str:
     """Run a job by NVFlare's simulator, a process a site; return what it said last where it failed or was stopped."""
-    begin = "import sys; from nvflare.cli import main; sys.argv[0] = 'nvflare'; main()"
-    command = [
-        sys.executable,
-        "-c",
-        begin,
-        "simulator",
-        str(job),
-        "-w",
-        str(place / "ws"),
-        "-n",
-        str(sites),
-        "-t",
-        str(sites),
-    ]
+    begin = f"import sys; from {seed_all.__module__} import {seed_all.__name__} as seed; seed({seed}); "
+    begin += "from nvflare.cli import main; sys.argv[0] = 'nvflare'; main()"
+    options = ["-w", str(place / "ws"), "-n", str(sites), "-t", str(sites)]
+    command = [sys.executable, "-c", begin, "simulator", str(job), *options]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     with (place / "said.txt").open("wb") as said:
         process = subprocess.Popen(
@@ -297,25 +280,53 @@ def _importable(job: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _record(recorder: Recorder, each: Sequence[Left], job: Job) -> list[str]:
+def _one_a_round(each: list[Left]) -> list[Left]:
+    """Count each training as a round where sites hand on a model of bytes, one after the other, in a round."""
+    sent = {(one.index, one.model) for one in each if one.model}
+    if not any((one.index, one.start) in sent for one in each):
+        return each
+    return [replace(one, index=index) for index, one in enumerate(sorted(each, key=lambda one: one.at))]
+
+
+def _record(recorder: Recorder, each: Sequence[Left], job: Job, others: Mapping[str, MessageRecorder]) -> list[str]:
     """Record what sites left, round by round; return notes."""
     notes: list[str] = []
-    for index in sorted({one.index for one in each}):
-        own = [one for one in each if one.index == index]
-        recorder.begin_round(own[0].sent, index)
-        for one in own:
+    begun: int | None = None
+    for one in sorted(each, key=lambda one: one.index):
+        try:
+            known = one.others
+            if any(o.message(one.index, one.site, one.model, one.start, known[name]) for name, o in others.items()):
+                continue
+            named = _named(one)
+            if begun != one.index:
+                recorder.begin_round(named.sent, one.index)
+                begun = one.index
             filters = job.sites.get(one.site) or job.sites.get("every site") or ()
-            facts: dict[str, Any] = {"form": one.form, "num_examples": one.examples, "sent": one.sent}
-            facts["sanitised"] = None if one.seen.private else _known(one, filters)
-            try:
-                recorder.update(one.site, one.state, one.seen, **facts)
-            except FedAuditError as error:
-                notes.append(f"an update of {one.site} isn't recorded: {error}")
-            notes += one.seen.notes
+            facts: dict[str, Any] = {"form": one.form, "num_examples": one.examples, "sent": named.sent}
+            facts["sanitised"] = None if one.seen.private else _known(named, filters)
+            recorder.update(one.site, named.state, one.seen, **facts)
+        except WrongApp:
+            raise
+        except FedAuditError as error:
+            notes.append(f"an update of {one.site} isn't recorded: {error}")
+        notes += one.seen.notes
     if (tested := joined([part for one in each for part in one.tested])) is not None:
         with contextlib.suppress(BadInput):
             recorder.candidates(*tested)
     return notes
+
+
+def _named(one: Left) -> Left:
+    """Return it with arrays by the module's names: those of scikit-learn travel by others."""
+    module = one.seen.module
+    if not isinstance(module, FITTED):
+        return one
+    state = module.state([*one.state.values()])
+    if one.sent:
+        return replace(one, state=state, sent=module.state([*one.sent.values()]))
+    if not getattr(module, "linear", False):
+        raise BadInput(f"round {one.index} begins with no weights of the server's, but the site's own, which differ")
+    return replace(one, state=state, sent={name: torch.zeros_like(value) for name, value in state.items()})
 
 
 def _known(one: Left, filters: Sequence[Filter]) -> ClientDefenceInfo | None:

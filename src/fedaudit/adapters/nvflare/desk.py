@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import nvflare.client
 import torch
 from nvflare.apis.filter import Filter
@@ -19,12 +21,15 @@ from nvflare.app_common.abstract.fl_model import ParamsType
 from nvflare.client import api
 from torch import Tensor
 
-from fedaudit.adapters.nvflare.site import FORMS, counted, is_data, log, model_in, round_of, site_of, state_of
+from fedaudit.adapters.nvflare.site import FORMS, counted, is_data, log, model_in, round_of, site_of
 from fedaudit.capture.capture import Capture
+from fedaudit.capture.estimators import FITTED
 from fedaudit.capture.evaluation import Evaluation
+from fedaudit.simulation.protocols import PROTOCOLS
 from fedaudit.transcript.files import Form
 from fedaudit.utils.errors import in_words
 from fedaudit.utils.integrity import write_whole
+from fedaudit.utils.seeds import derive_seed, seed_all
 
 _MOST = 2000  # examples of what a site validates on that are kept
 
@@ -37,6 +42,9 @@ class Left:
         site, index: whose, and its round from 0.
         sent, state, form: the model that came in, and what left in which form.
         examples: over how many it says that it was.
+        model, start: the bytes that left and came in in place of arrays, as those of boosted trees do.
+        others: what was seen of the training, by what sends such bytes.
+        at: when it left, in seconds since 1970.
         tested: what was validated on meanwhile.
     """
 
@@ -48,6 +56,10 @@ class Left:
     examples: int | None
     seen: Capture
     tested: list[tuple[Tensor, Tensor]]
+    model: bytes | None
+    start: bytes | None
+    others: Mapping[str, Any]
+    at: float = 0.0
 
 
 class DeskFilter(Filter):  # type: ignore[misc]
@@ -56,12 +68,14 @@ class DeskFilter(Filter):  # type: ignore[misc]
     Args:
         folder: for what is kept, a file a training.
         script: the Client API trains, in a thread of its own: watched is from its ``receive`` to its ``send``.
+        seed: of the process, until its site is known, and of the site's training then.
     """
 
-    def __init__(self, folder: str, script: bool) -> None:
+    def __init__(self, folder: str, script: bool, seed: int = 0) -> None:
         super().__init__()
-        self.folder, self.script = folder, script
-        _desk.folder = Path(folder)
+        self.script = script
+        _desk.folder, _desk.seed = Path(folder), seed
+        seed_all(seed)
         if script:
             _desk.watch_script()
 
@@ -71,13 +85,13 @@ class DeskFilter(Filter):  # type: ignore[misc]
             dxo = model_in(shareable)
             _desk.site = site_of(fl_ctx)
             if is_data(self):
-                if not self.script and dxo is not None:
-                    _desk.begin(state_of(dxo), round_of(shareable, fl_ctx))
+                if not self.script:
+                    _desk.begin({} if dxo is None else dxo.data, round_of(shareable, fl_ctx))
             elif dxo is not None:
                 if not self.script:
-                    _desk.end(state_of(dxo), FORMS[dxo.data_kind], counted(dxo))
+                    _desk.end(dxo.data, FORMS[dxo.data_kind], counted(dxo))
                 else:  # other filters may have changed it
-                    _desk.leaves(state_of(dxo), FORMS[dxo.data_kind])
+                    _desk.leaves(dxo.data, FORMS[dxo.data_kind])
         except Exception as error:
             log.warning("fedaudit: not recorded: %s", in_words(error))
         return shareable
@@ -89,7 +103,8 @@ class _Desk:
     def __init__(self) -> None:
         self.folder, self.site = Path(), "site"
         self._count = 0
-        self._open: tuple[dict[str, Tensor], int, Capture, Evaluation, ExitStack] | None = None
+        self.seed: int | None = None
+        self._open: tuple[Left, ExitStack] | None = None
         self._last: Left | None = None
         self._watches = False
 
@@ -101,46 +116,56 @@ class _Desk:
 
         def received(*arguments: Any, **options: Any) -> Any:
             model = receive(*arguments, **options)
-            if model is not None and model.params and nvflare.client.is_train():
-                self._quietly(lambda: self.begin(_tensors(model.params), model.current_round))
+            if model is not None and nvflare.client.is_train():
+                self.site = nvflare.client.get_site_name()
+                self._quietly(lambda: self.begin(model.params or {}, model.current_round))
             return model
 
         def sends(model: Any, *arguments: Any, **options: Any) -> Any:
             form: Form = "difference" if model.params_type == ParamsType.DIFF else "weights"
-            self.site = nvflare.client.get_site_name()
             if model.params:
-                self._quietly(lambda: self.end(_tensors(model.params), form, None))
+                self._quietly(lambda: self.end(model.params, form, None))
             return send(model, *arguments, **options)
 
         for place in (api, nvflare.client):
             place.receive, place.send = received, sends
 
-    def begin(self, sent: dict[str, Tensor], index: int | None) -> None:
+    def begin(self, sent: Mapping[str, Any], index: int | None) -> None:
         """Watch a training that begins with this model."""
         if self._open is not None:
-            self._open[4].close()
-        stack = ExitStack()
-        tested = stack.enter_context(Evaluation([tuple(value.shape) for value in sent.values()], _MOST))
-        kept = {name: value.clone() for name, value in sent.items()}  # whoever trains changes theirs
-        self._open = (kept, self._count if index is None else index, stack.enter_context(Capture()), tested, stack)
+            self._open[1].close()
+        if self.seed is not None:  # no two sites draw the same noise
+            seed_all(derive_seed(self.seed, self.site))
+            self.seed = None
+        stack, kept = ExitStack(), _arrays(sent)
+        own = None if self._last is None else self._last.seen.module
+        shapes = [tuple(value.shape) for value in kept.values()]
+        tested = stack.enter_context(Evaluation(own if isinstance(own, FITTED) else shapes, _MOST))
+        recorders = {one.name: other for one in PROTOCOLS if (other := one.value.recorder(self.folder, "")) is not None}
+        others = {name: stack.enter_context(other.watch()) for name, other in recorders.items()}
+        index = self._count if index is None else index
+        left = Left(self.site, index, kept, {}, "weights", None, Capture(), tested.passes, None, _bytes(sent), others)
+        stack.enter_context(left.seen)
+        self._open = left, stack
 
-    def end(self, state: dict[str, Tensor], form: Form, examples: int | None) -> None:
+    def end(self, params: Mapping[str, Any], form: Form, examples: int | None) -> None:
         """Keep the training that ends with this model."""
         if self._open is None:
             return
-        (sent, index, seen, tested, stack), self._open = self._open, None
+        (left, stack), self._open = self._open, None
         stack.close()
-        config = seen.training() if seen.inputs else None
-        vars(seen)["training"] = functools.partial(_known, config)
-        state = {name: value.clone() for name, value in state.items()}
-        self._last = Left(self.site, index, sent, state, form, examples, seen, tested.passes)
+        config = left.seen.training() if left.seen.inputs else None
+        vars(left.seen)["training"] = functools.partial(_known, config)
+        self._last = replace(
+            left, state=_arrays(params), model=_bytes(params), form=form, examples=examples, at=time.time()
+        )
         self._count += 1
         self._write()
 
-    def leaves(self, state: dict[str, Tensor], form: Form) -> None:
+    def leaves(self, params: Mapping[str, Any], form: Form) -> None:
         """Keep of the last training what really leaves."""
         if self._last is not None:
-            self._last = replace(self._last, state=state, form=form)
+            self._last = replace(self._last, state=_arrays(params), model=_bytes(params), form=form)
             self._write()
 
     def _write(self) -> None:
@@ -156,8 +181,16 @@ class _Desk:
 _desk = _Desk()
 
 
-def _tensors(params: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {str(name): torch.as_tensor(value).detach().cpu() for name, value in params.items()}
+def _arrays(params: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return copies of the arrays, for whoever trains changes theirs; scikit-learn's settings travel beside them."""
+    kept = {str(name): value for name, value in params.items() if isinstance(value, Tensor | np.ndarray | np.generic)}
+    return {name: torch.as_tensor(value).detach().cpu().clone() for name, value in kept.items()}
+
+
+def _bytes(params: Mapping[str, Any]) -> bytes | None:
+    """Return a model that travels as bytes, the first one of several; None: there is none."""
+    values = [value[0] if isinstance(value, list) and value else value for value in params.values()]
+    return next((bytes(value) for value in values if isinstance(value, bytes | bytearray)), None)
 
 
 def _known(config: Any) -> Any:
