@@ -33,7 +33,10 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "join",
         ),
     ),
-    "explanation": ("Explanation", ("threat-models", "verdicts", "controls", "ceiling", "what-decides", "epsilon", "limits")),
+    "explanation": (
+        "Explanation",
+        ("threat-models", "verdicts", "controls", "ceiling", "what-decides", "epsilon", "limits"),
+    ),
     "reference": ("Reference", ("scenario", "cli", "python", "results", "glossary")),
     "data-protection": ("Data protection", ("report", "sharing", "gdpr", "standards", "impact-assessment")),
     "evidence": ("Evidence", ("claims", "performance", "robustness")),
