@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedaudit.ceiling.derivative import Derivative
 from fedaudit.ceiling.estimate import decibels
 from fedaudit.ceiling.spectrum import by_probes, exact
 from fedaudit.modalities import example_kind
+from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.utils.errors import NotApplicable
 
@@ -255,14 +257,50 @@ def test_the_prior_knows_no_victim() -> None:
     assert "range" in few.words
 
 
-def test_another_example_gives_the_same_update_as_far_as_the_noise() -> None:
-    made = found(federations=[{**FEDSGD, "batch_size": 2}])
-    precision = 1e-2
-    other = made.other(precision)
+@pytest.mark.parametrize(("model", "precision"), [("mlp", 1e-5), ("mlp", 1e-3), ("lenet", 1e-5), ("lenet", 1e-4)])
+def test_another_example_has_an_update_as_far_away_as_is_said(model: str, precision: float) -> None:
+    made = found(model={"name": model}, federations=[{**FEDSGD, "batch_size": 4}])
     here, there = (
-        torch.cat([p.flatten() for p in made.message.sent(x)]).detach() for x in (made.message.examples, other)
+        torch.cat([p.flatten() for p in made.message.sent(x)]).detach()
+        for x in (made.message.examples, made.other(precision))
     )
-    noise = made.message.noise * precision / made.message.relative
-    # of as many directions as are determined each is off by about its noise
-    assert float(((there - here) / noise).norm()) < 4 * math.sqrt(other.numel())
-    assert decibels(float((other - made.message.examples).square().mean())) < decibels(made.error(precision).low) + 6
+    assert 0.4 * precision < float((there - here).norm() / here.norm()) < 2.5 * precision
+    moved = float((made.other(precision) - made.message.examples).square().mean())
+    assert abs(decibels(moved) - decibels(made.error(precision).low)) < 6
+
+
+def test_noise_of_a_length_is_even_in_all_numbers() -> None:
+    """Of a linear message: as least squares at such a noise."""
+    rng = torch.Generator().manual_seed(0)
+    matrix, examples = (torch.randn(*size, generator=rng, dtype=torch.float64) for size in ((40, 6), (1, 6)))
+    message = linear(matrix, examples, 1e-9)
+    length = float((matrix @ examples.flatten()).norm())
+    message = replace(message, relative=1e-9 * math.sqrt(40) / length)
+    made = ceiling_of(message, Prior.even(torch.zeros(6), 1e3, ""))
+    sigma = 0.05 * length / math.sqrt(40)
+    bound = sigma**2 * float(torch.linalg.inv(matrix.T @ matrix).trace()) / 6
+    assert made.beside_noise(0.05).low == pytest.approx(bound, rel=1e-3)
+    # an attack that matches to as much as noise looks like examples: 6 of 40 directions
+    assert made.error(0.05 * math.sqrt(6 / 40)).low == pytest.approx(bound, rel=1e-3)
+
+
+def test_one_step_of_adam_is_never_called_little() -> None:
+    """Its step is nearly a sign, which tells more than its derivative."""
+    observation, inputs, labels, _ = seen()
+    message, rate = observation.single(), 1e-3
+    falls = {name: -rate * g / (g.abs() + 1e-8) for name, g in message.update.tensors.items()}
+    training = TrainingConfig(rate, 1, (len(inputs),), optimiser="adam")
+    update = replace(message.update, kind="weights", tensors=falls, training=training)
+    stepped = replace(observation, update_kind="weights", messages=(replace(message, update=update),))
+    assert not message_of(stepped, inputs, labels).sure
+    assert message_of(observation, inputs, labels).sure
+
+
+def test_what_a_defence_keeps_back_is_not_called_noise() -> None:
+    made = found(defences=[{"name": "d", "client_defence": {"name": "percentile-privacy"}}])
+    assert made.message.sure == (made.message.relative < 1e-3)
+
+
+def test_dropout_is_named() -> None:
+    with pytest.raises(NotApplicable, match="dropout"):
+        found(model={"name": "fcn-3-dropout"}, data={"name": "breast-cancer"})

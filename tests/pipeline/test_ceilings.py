@@ -9,7 +9,7 @@ import pytest
 
 import fedaudit
 from fedaudit.results import AuditResult, CeilingResult
-from tests.conftest import Command
+from tests.conftest import Command, refused
 
 FEDAVG = {"name": "f", "algorithm": "fedavg", "clients": 2, "batch_size": 2, "local_steps": 2, "learning_rate": 0.1}
 BASE: dict[str, Any] = {
@@ -41,7 +41,8 @@ def test_attacks_that_fail_where_the_information_is_there(plain: AuditResult) ->
     assert summary.verdict == "present, not extracted"
     assert summary.had_power is False
     assert "the information is in the update" in summary.headline
-    assert [e.value for e in ceiling.examples] == sorted((e.value for e in ceiling.examples), reverse=True)
+    values = [e.value or 0.0 for e in ceiling.examples]
+    assert values == sorted(values, reverse=True)
     assert ceiling.examples[0].true_image
     assert len(ceiling.examples[0].others) == 3
 
@@ -54,7 +55,7 @@ def test_more_precision_is_worth_more(plain: AuditResult) -> None:
 def test_a_limit_is_exceeded_by_what_any_attack_could_have(plain: AuditResult) -> None:
     (limit,) = plain.thresholds
     assert (limit.outcome, limit.exceeded) == ("fail", True)
-    assert limit.worst == plain.ceilings[0].low
+    assert limit.worst == plain.ceilings[0].examples[0].value
 
 
 def test_where_noise_leaves_little_nothing_is_demonstrated() -> None:
@@ -97,13 +98,13 @@ def test_the_command_computes_ceilings_alone(tmp_path: Path, command: Command) -
     )
     done = command("ceiling", scenario, "--out", tmp_path / "out", "--fail-above", "ceiling=20")
     assert done.code == 1
-    assert "whoever attacks could have images" in done.out
+    assert "whoever attacks could rebuild images" in done.out
     result = AuditResult.load(tmp_path / "out" / "results.json")
     changes = result.ceilings[0].changes
     assert changes[0].text == "nothing is changed"
-    known = [change.value for change in changes[1:] if change.value is not None]
+    known = [change.low for change in changes[1:] if change.low is not None]
     assert known == sorted(known)
-    assert min(known) < (changes[0].value or 0)
+    assert min(known) < (changes[0].low or 0)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "What any attack could get" in page
 
@@ -121,3 +122,29 @@ def test_what_is_shared_shows_no_example(plain: AuditResult) -> None:
     assert isinstance(shared, CeilingResult)
     assert shared.low == plain.ceilings[0].low
     assert not shared.examples
+
+
+def test_a_limit_on_tables_is_a_share() -> None:
+    table = {
+        "data": {"name": "breast-cancer"},
+        "model": {"name": "mlp"},
+        "attacks": [{"name": "tableak", "iterations": 2}],
+    }
+    federations = [{"name": "f", "algorithm": "fedsgd", "clients": 2, "batch_size": 2}]
+    for limit, outcome in ((20, "not tested"), (0.5, "fail")):
+        (threshold,) = audited(**table, federations=federations, fail_above={"ceiling": limit}).thresholds
+        assert threshold.outcome == outcome
+
+
+def test_no_report_is_overwritten_and_none_verified(tmp_path: Path, command: Command) -> None:
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(
+        "{data: {name: digits}, model: {name: lenet}, federations: [{name: f, clients: 2, batch_size: 1}]}\n"
+    )
+    assert command("ceiling", scenario, "--out", tmp_path / "out").code == 0
+    refused(command("ceiling", scenario, "--out", tmp_path / "out"), "holds another report")
+    refused(
+        command("ceiling", scenario, "--mean", "0.5", "--std", "0.5", "--out", tmp_path / "b"),
+        "--mean is for a recording",
+    )
+    refused(command("verify", tmp_path / "out"), "holds ceilings alone")

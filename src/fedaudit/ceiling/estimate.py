@@ -14,7 +14,7 @@ from fedaudit.ceiling.message import Message
 from fedaudit.ceiling.prior import Prior
 from fedaudit.ceiling.spectrum import Bracket, Spectrum, by_probes, exact
 
-PRECISIONS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the noise's length beside the update's
+PRECISIONS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # to which an update is matched, beside its length
 WHOLE = 1100  # numbers of the examples, up to which J is taken column by column
 PROBES, STEPS, MOST = 2, 40, 160
 MANY = 5000  # numbers, from which one probe tells as closely
@@ -43,29 +43,62 @@ class Ceiling:
     exact: bool
 
     def error(self, precision: float | None = None) -> Bracket:
-        """Return the error where the noise has this length beside the update's; None: the message's own."""
-        return self.spectrum.error.at(self._factor(precision))
+        """Return the error where the update is matched to this precision; None: to the message's own noise."""
+        low, high = self._factors(precision)
+        return self.spectrum.error.at(low)._replace(high=self.spectrum.error.at(high).high)
 
-    def open(self, precision: float | None = None) -> Bracket:
+    def beside_noise(self, length: float) -> Bracket:
+        """Return the error where even noise is added, of this length beside the update's."""
+        return self.spectrum.error.at(max(1.0, length / self.message.relative))
+
+    def open(self) -> Bracket:
         """Return the share of directions of which the update says less than was known before."""
-        return self.spectrum.open.at(self._factor(precision))
+        found = self.spectrum.open.at(1.0)
+        low = max(found.low, self.lost)
+        return Bracket(low, max(found.high, low))
 
     def each(self, precision: float | None = None) -> Tensor:
         """Return the error of every number, as the examples."""
-        found = self.spectrum.each(self._factor(precision)).clamp(min=0)
+        found = self.spectrum.each(self._factors(precision)[0]).clamp(min=0)
         return found.view_as(self.message.examples)
 
     def other(self, precision: float | None = None) -> Tensor:
-        """Return other examples that give the same update as far as its noise lets anybody see."""
-        return self.message.examples + self.spectrum.other(self._factor(precision)).view_as(self.message.examples)
+        """Return other examples whose update is as far from the true one as the precision, beside its length."""
+        found = self.spectrum.other(self._factors(precision)[0])
+        return self.message.examples + found.view_as(self.message.examples)
 
     @property
     def lost(self) -> float:
         """The least share of directions that are lost whatever the attack: there are more unknowns than numbers."""
         return max(0.0, 1 - self.message.numbers / self.message.examples.numel())
 
-    def _factor(self, precision: float | None) -> float:
-        return 1.0 if precision is None else precision / self.message.relative
+    @property
+    def matched(self) -> float:
+        """To which precision whoever knows no more than the message's own noise allows matches the update."""
+        return self._reached(1.0, self.spectrum.open.at(1.0).low)
+
+    def _reached(self, factor: float, left_open: float) -> float:
+        """Return how far from the update that of the best estimate is: noise that looks like other examples.
+
+        That is of as many directions as are determined, not of all numbers that are sent.
+        """
+        determined = self.message.examples.numel() * max(0.0, 1 - left_open)
+        return factor * self.message.relative * math.sqrt(determined / max(1, self.message.numbers))
+
+    def _factors(self, precision: float | None) -> tuple[float, float]:
+        """Return by how much more noise than the message's this precision comes, at least and at most."""
+        if precision is None:
+            return 1.0, 1.0
+
+        def factor(side: str) -> float:
+            low, high = 1.0, 1e12
+            for _ in range(60):
+                middle = math.sqrt(low * high)
+                reached = self._reached(middle, getattr(self.spectrum.open.at(middle), side))
+                low, high = (middle, high) if reached < precision else (low, middle)
+            return high
+
+        return factor("low"), factor("high")
 
 
 def decibels(error: float) -> float:

@@ -34,6 +34,7 @@ class Message:
         noise: (m,) standard deviation of every number that is sent; infinite: it isn't.
         why: what limits the numbers' precision, in words.
         relative: the noise's length beside the update's.
+        sure: whether what isn't modelled is known to be noise: if not, more may be told of the examples.
     """
 
     sent: Sent
@@ -42,6 +43,7 @@ class Message:
     noise: Tensor
     why: str
     relative: float
+    sure: bool = True
 
     @property
     def numbers(self) -> int:
@@ -53,7 +55,8 @@ def message_of(observation: Observation, inputs: Tensor, labels: Tensor) -> Mess
     """Return what the client of one update sent, as a function of its examples.
 
     What the training gives is computed in float64 at the truth. How far what travelled is from it says how exact it
-    is: rounding of whatever kind. Of a defence, what it declares is modelled (clipping, noise, which numbers are sent);
+    is: rounding of whatever kind, taken for even noise. Of a defence, what it declares is modelled
+    (clipping, noise, which numbers are sent);
     what else it does counts as rounding.
 
     Args:
@@ -74,6 +77,10 @@ def message_of(observation: Observation, inputs: Tensor, labels: Tensor) -> Mess
         raise NotApplicable("signs alone are sent: they don't change with the examples, but where they jump")
     if known is not None and known.private is not None:
         raise NotApplicable("each example's gradient was clipped and noise added in every step: its certificate tells")
+    if info.inserted is not None:
+        raise NotApplicable("the server altered the model so that updates give examples away: its own attack tells")
+    if load_victim(observation, observation.single(), "cpu")[0].dropout:
+        raise NotApplicable("clients train with dropout, whose masks nobody else knows")
     first, uses = _once(kind.fingerprints(inputs))
     examples = inputs[first].double()
     sent = _function(observation, labels, uses)
@@ -83,8 +90,10 @@ def message_of(observation: Observation, inputs: Tensor, labels: Tensor) -> Mess
         raise NotApplicable(f"the model can't be computed in float64: {str(error).splitlines()[0]}") from None
     names = names_of(observation)
     sent_values = {name: update.tensors[name].double() for name in names}
-    noise, why, relative = _precision(sent_values, parts, known)
-    return Message(sent, examples, uses, noise, why, relative)
+    noise, why, relative, sure = _precision(sent_values, parts, known)
+    if update.training is not None and update.training.optimiser != "sgd" and update.training.local_steps == 1:
+        sure = False  # nearly signs, which tell more than their derivative
+    return Message(sent, examples, uses, noise, why, relative, sure)
 
 
 def _once(prints: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,8 +151,8 @@ def _declared(parts: Sequence[Tensor], known: ClientDefenceInfo | None) -> list[
 
 def _precision(
     travelled: Mapping[str, Tensor], made: Sequence[Tensor], known: ClientDefenceInfo | None
-) -> tuple[Tensor, str, float]:
-    """Return the noise of every number, why, and its length beside the update's."""
+) -> tuple[Tensor, str, float, bool]:
+    """Return the noise of every number, why, its length beside the update's, and whether it is known to be noise."""
     sent = [*travelled.values()]
     arrives = [value != 0 if known is not None and known.sparse else torch.ones_like(value, dtype=torch.bool)
                for value in sent]  # fmt: skip
@@ -171,11 +180,11 @@ def _precision(
         why = "rounding, of what travels and of the client's arithmetic"
     if known is not None and not any(noises) and error > _OFF * length:
         why = f"what {known.name} changes, taken for noise of that size"
-    noise = []
-    for value, one, arrived, added in zip(sent, off, arrives, noises, strict=True):
-        least = _HALF_STEP * float(value.square().mean().sqrt())
-        found = added or (float(one.square().mean().sqrt()) if one.numel() else 0.0)
-        level = max(found, least) or _HALF_STEP * length / math.sqrt(value.numel())
-        noise.append(torch.where(arrived, level, math.inf).flatten())
-    every = torch.cat(noise)
-    return every, why, float(every[every.isfinite()].square().sum().sqrt()) / length
+    count = sum(int(a.sum()) for a in arrives)
+    even = max(error, _HALF_STEP * length) / math.sqrt(count)  # as attacks see it: of a tensor's size they know nothing
+    levels = [added or even for added in noises]
+    every = torch.cat(
+        [torch.where(arrived, level, math.inf).flatten() for arrived, level in zip(arrives, levels, strict=True)]
+    )
+    sure = any(noises) or error <= _OFF * length
+    return every, why, float(every[every.isfinite()].square().sum().sqrt()) / length, sure

@@ -191,12 +191,17 @@ def _ceiling(limit: float, summaries: Sequence[AttackSummary], ceilings: Sequenc
         own = known.get(federation)
         if own is None or own.low is None or own.high is None:
             return Threshold(**row, reason=f"{federation}: {own.text if own else _NO_CEILING}")
-        if own.low > limit:
-            where = f"the updates of {federation}"
-            return Threshold(**{**row, "worst": own.low, "where": where, "exceeded": True, "outcome": "fail"})
-        if own.high > limit:
-            return Threshold(**row, reason=f"{federation}: it is between {own.low:.3g} and {own.high:.3g}")
-        worst = max(worst or (own.high, ""), (own.high, f"the updates of {federation}"))
+        if own.unit == "share of cells" and not 0 <= limit <= 1:
+            return Threshold(**row, reason=f"{federation}: of tables it is a share of cells, so a limit is from 0 to 1")
+        most = own.examples[0].value if own.examples else None  # an update doesn't determine all its examples alike
+        low = own.low if most is None else max(own.low, most)
+        high = max(own.high, low)
+        if low > limit:
+            where = f"the most exposed example of {federation}"
+            return Threshold(**{**row, "worst": low, "where": where, "exceeded": True, "outcome": "fail"})
+        if high > limit or most is None:
+            return Threshold(**row, reason=f"{federation}: it is between {own.low:.3g} and {own.high:.3g} on average")
+        worst = max(worst or (high, ""), (high, f"the most exposed example of {federation}"))
     if worst is None:
         return Threshold(**row, reason=_NO_CEILING)
     return Threshold(**{**row, "worst": worst[0], "where": worst[1]}, outcome="pass")

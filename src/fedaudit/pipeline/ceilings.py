@@ -42,9 +42,10 @@ _SHARE = 0.2  # of the attacks' work, that ceilings may take where nobody asked 
 _PASSES = 2.0  # of an attack's iteration, that a product with J and Jᵀ costs
 UPDATES = 3  # of a federation, that are looked at
 _SHOWN = 3  # examples with pictures
-_PICTURED = (1e-3, 1e-1)  # precisions of which other examples are drawn, beside the message's own
+TOLD = (1e-5, 1e-3)  # precisions of which other examples are drawn, beside the message's own
+_CLOSE = 1.0  # dB, between what is told at least and at most, below which single examples are told, too
 _DRAWS = 16  # of what is left open, that cells are counted over
-MATCHED = 1e-3  # precision at which changes are compared: what an attack may well reach
+MATCHED = 1e-4  # precision at which changes are compared: what an attack may well reach
 AS_IS = "nothing is changed"
 _ROUNDED = {
     "numbers are rounded to float16": 2.0**-12,
@@ -174,7 +175,7 @@ def _key(observation: Observation) -> tuple[int, int]:
 
 def quickly(message: Message, prior: Prior, **rest: Any) -> Ceiling:
     """Return a ceiling as :func:`.ceiling_of` does, by one probe: of changes, which are many."""
-    return ceiling_of(message, prior, probes=1, steps=20, most=20, whole=300, draw=False, **rest)
+    return ceiling_of(message, prior, probes=1, steps=20, most=20, whole=300, **rest)
 
 
 def look(
@@ -244,8 +245,10 @@ def _result(
         min(1.0, sum(e.high + e.spread for e in bare) / n / prior.variance),
     )
     opened = [one.ceiling.open() for one in looked]
-    verdict = "high" if left[1] <= HALF else "low" if left[0] > HALF else None
-    precision = sum(one.ceiling.message.relative for one in looked) / n
+    every = torch.cat([one.ceiling.each().flatten(1).mean(dim=1) for one in looked]) / prior.variance
+    little = left[0] > HALF and float(every.min()) > HALF and all(one.ceiling.message.sure for one in looked)
+    verdict = "high" if left[1] <= HALF else "low" if little else None
+    precision = sum(one.ceiling.matched for one in looked) / n
     curve = [CeilingPoint(precision=p, low=a, high=b) for p in PRECISIONS for a, b in [at(p)]]
     examples, files = _examples(looked, observation, truth, of_cells=of_cells, seed=seed)
     unit = "share of cells" if of_cells else "dB"
@@ -258,6 +261,7 @@ def _result(
         guess=guess,
         left=left[0],
         left_at_most=left[1],
+        exact=all(one.ceiling.exact for one in looked),
         open=sum(o.low for o in opened) / n,
         open_at_most=min(1.0, sum(o.high for o in opened) / n),
         unknowns=round(sum(one.ceiling.message.examples.numel() for one in looked) / n),
@@ -294,22 +298,22 @@ def figure(value: float, unit: str) -> str:
     return f"{100 * value:.0f} % of the cells" if unit == "share of cells" else f"{value:.3g} dB"
 
 
-def _between(low: float, high: float, unit: str) -> str:
-    if figure(low, unit) == figure(high, unit):
+def between(low: float, high: float, unit: str) -> str:
+    """Return what is known of a ceiling: "at least" where more isn't."""
+    if figure(low, unit) == figure(high, unit) or high - low < (_CLOSE if unit == "dB" else 0.01):
         return figure(low, unit)
-    return f"at least {figure(low, unit)}" if unit == "dB" else f"{figure(low, unit)} or more"
+    return f"at least {figure(low, unit)}"
 
 
 def _in_words(found: CeilingResult, things: str) -> str:
     assert found.low is not None
     assert found.high is not None
     assert found.guess is not None
-    could = f"whoever attacks could have {things} of these updates with {_between(found.low, found.high, found.unit)}"
+    could = f"whoever attacks could rebuild {things} of these updates at {between(found.low, found.high, found.unit)}"
     text = f"{could}, where a guess has {figure(found.guess, found.unit)}; what limits it is {found.why}"
-    coarse = [p for p in found.curve if p.precision in (1e-3, 1e-1) and p.precision > (found.precision or 0)]
+    coarse = [p for p in found.curve if p.precision in TOLD and p.precision > (found.precision or 0)]
     told = [
-        f"whoever matches the update to 1 in {round(1 / p.precision):,} could have "
-        f"{_between(p.low, p.high, found.unit)}"
+        f"whoever matches the update to 1 in {round(1 / p.precision):,} at {between(p.low, p.high, found.unit)}"
         for p in coarse
     ]
     if found.verdict == "low":
@@ -330,8 +334,8 @@ def _examples(
     order = sorted(((float(e), one, i) for one in looked for i, e in enumerate(one.each)), key=lambda item: item[0])
     found = []
     for rank, (error, one, place) in enumerate(order):
-        value = decibels(error)
-        if of_cells:
+        value: float | None = decibels(error) if _settled(one) else None  # by probes their order alone is known
+        if of_cells and value is not None:
             own = one.ceiling.each()[place].sqrt()
             draws = generator(seed, "ceiling", "row", str(place))
             true = one.ceiling.message.examples[place : place + 1]
@@ -346,6 +350,11 @@ def _examples(
     return found, files
 
 
+def _settled(one: Looked) -> bool:
+    error = one.ceiling.error()
+    return decibels(error.low) - decibels(error.high) < _CLOSE
+
+
 def _pictured(row: CeilingExample, one: Looked, observation: Observation, files: dict[str, Tensor]) -> CeilingExample:
     kind, ceiling = observation.task_info.example_kind, one.ceiling
     stem = f"images/ceiling-{observation.federation}-{row.round}-{row.client}-{row.place}"
@@ -356,20 +365,17 @@ def _pictured(row: CeilingExample, one: Looked, observation: Observation, files:
         files[f"{stem}-{name}.png"] = kind.draw(example[None].clamp(low, high))
         return f"{stem}-{name}.png"
 
-    left = (
-        (ceiling.each(max(_PICTURED[-1], ceiling.message.relative)) / ceiling.prior.variance)
-        .sqrt()
-        .clamp(0, 1)[row.place]
-        .float()
-    )
+    left = (ceiling.each(max(TOLD[-1], ceiling.matched)) / ceiling.prior.variance).sqrt().clamp(0, 1)[row.place].float()
     low, high = kind.bounds or (float(own.min()), float(own.max()))
-    precisions = [p for p in (ceiling.message.relative, *_PICTURED) if p >= ceiling.message.relative]
+    precisions = [ceiling.matched, *(p for p in TOLD if p > ceiling.matched)]
     return row.model_copy(
         update={
             "true_image": drawn("true", own[row.place]),
             "open_image": drawn("open", low + left * (high - low)),
             "others": [
-                CeilingPicture(precision=p, path=drawn(f"other-{i}", ceiling.other(p)[row.place].float()))
+                CeilingPicture(
+                    precision=p, path=drawn(f"other-{i}", ceiling.other(p if i else None)[row.place].float())
+                )
                 for i, p in enumerate(precisions)
             ],
         }
@@ -400,14 +406,18 @@ def with_ceiling(
         return summary.model_copy(update={"cautions": [*summary.cautions, caution]})
     question = kind.question.replace("{things}", things)
     if own.verdict == "high":
-        told = f"{_between(own.low, own.high, own.unit)} could be had, where a guess has {figure(own.guess, own.unit)}"
+        told = f"{between(own.low, own.high, own.unit)} could be had, where a guess has {figure(own.guess, own.unit)}"
         headline = f"{who} could not {question} with {summary.attack}, but the information is in the update: {told}."
         power = summary.verdict == "not demonstrated"
         changes = {"verdict": "present, not extracted", "headline": headline, "had_power": power}
         return summary.model_copy(update=changes)
     told = f"{figure(own.high, own.unit)} at most, where a guess has {figure(own.guess, own.unit)}"
-    headline = f"{who} could not {question} with {summary.attack}, and there is little to find: {told}."
-    return summary.model_copy(update={"verdict": "not demonstrated", "headline": headline, "advice": []})
+    seen = "the update that was looked at" if own.updates == 1 else f"the {own.updates} updates that were looked at"
+    headline = (
+        f"{who} could not {question} with {summary.attack}, and there is little to find in {seen}: {told}. Which of "
+        "some candidates it was is another question."
+    )
+    return summary.model_copy(update={"verdict": "not demonstrated", "headline": headline})
 
 
 # --- what changes bring -----------------------------------------------------------------------------------------------
@@ -420,22 +430,24 @@ def _changes(
     ceiling, of_cells = looked.ceiling, result.unit != "dB"
     update = observation.single().update
 
-    def told(one: Looked, precision: float = 0.0) -> float:
-        found = one.ceiling.error(max(precision, MATCHED, one.ceiling.message.relative))
-        error = math.sqrt(found.low * found.high)
-        return _cells(one, error, observation, truth, seed) if of_cells else decibels(error * one.scale)
+    def told(one: Looked, noise: float = 0.0) -> tuple[float, float]:
+        found = one.ceiling.error(max(MATCHED, one.ceiling.matched))
+        beside = one.ceiling.beside_noise(noise)
+        errors = max(found.high, beside.high), max(found.low, beside.low)
+        low, high = (_cells(one, e, observation, truth, seed) if of_cells else decibels(e * one.scale) for e in errors)
+        return low, max(low, high)
 
     def without(*places: int) -> Looked:
         keep = [i not in places for i in range(len(names))]
         return dataclasses.replace(looked, ceiling=quickly(ceiling.message, ceiling.prior, seed=seed, keep=keep))
 
-    def at(precision: float) -> Callable[[], float]:
-        return lambda: told(looked, precision)
+    def at(noise: float) -> Callable[[], tuple[float, float]]:
+        return lambda: told(looked, noise)
 
-    asked: list[tuple[str, Callable[[], float]]] = [(AS_IS, lambda: told(without()))]
+    asked: list[tuple[str, Callable[[], tuple[float, float]]]] = [(AS_IS, lambda: told(without()))]
     asked += [(text, at(precision)) for text, precision in _ROUNDED.items() if precision > ceiling.message.relative]
     if (enough := _enough(ceiling)) is not None:
-        asked.append((f"noise as long as {100 * enough:.2g} % of the update is added", at(enough)))
+        asked.append((f"even noise {enough:.2g} times as long as the update is added", at(enough)))
     names, parts = names_of(observation), ceiling.message.sent(ceiling.message.examples)
     for k in sorted(range(len(names)), key=lambda k: -parts[k].numel())[: _LAYERS * (len(names) > 1)]:
         asked.append((f"{names[k]} isn't sent", partial(_called, told, without, k)))
@@ -449,26 +461,28 @@ def _changes(
     found: list[CeilingChange] = []
     for done, (text, compute) in enumerate(asked, start=1):
         try:
-            found.append(CeilingChange(text=text, value=compute()))
+            low, high = compute()
+            found.append(CeilingChange(text=text, low=low, high=high))
         except NotApplicable as error:
             found.append(CeilingChange(text=text, reason=str(error)))
         report(done)
     now, *others = found
-    return [now, *sorted(others, key=lambda change: math.inf if change.value is None else change.value)]
+    return [now, *sorted(others, key=lambda change: math.inf if change.low is None else change.low)]
 
 
-def _called(told: Callable[[Looked], float], make: Callable[..., Looked], of: Any) -> float:
+def _called(told: Callable[[Looked], tuple[float, float]], make: Callable[..., Looked], of: Any) -> tuple[float, float]:
     return told(make(of))
 
 
 def _enough(ceiling: Ceiling) -> float | None:
-    """Return the length of noise beside the update's that leaves half of what a guess leaves open; None: it does."""
-    low, high = ceiling.message.relative, 1e3
+    """Return how long even noise must be that leaves half of what a guess leaves open; None: as much is left anyway."""
+    low, high = ceiling.message.relative, 1e6
     if ceiling.error().high > HALF * ceiling.prior.variance:
         return None
-    for _ in range(40):
+    for _ in range(50):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if ceiling.error(middle).high < HALF * ceiling.prior.variance else (low, middle)
+        enough = ceiling.beside_noise(middle).low >= HALF * ceiling.prior.variance
+        low, high = (low, middle) if enough else (middle, high)
     return high
 
 

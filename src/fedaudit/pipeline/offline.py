@@ -22,6 +22,7 @@ from torch import nn
 from fedaudit.attacks import Attack, Finding, ImageFinding, make_attack
 from fedaudit.attacks.base import Attacks, attacks_of
 from fedaudit.evaluation import Limits
+from fedaudit.evaluation.limits import CEILING
 from fedaudit.modalities import ExampleKind
 from fedaudit.models import has_batch_norm
 from fedaudit.pipeline.calibrations import calibrated
@@ -49,6 +50,7 @@ from fedaudit.utils.folders import check_folder, inside
 from fedaudit.utils.progress import live_display
 
 NO_TRUTH = "there is no ground truth beside the transcript to evaluate findings by; say where it is (truth)"
+_COUNTED = "without it only counting is left: examples of more numbers than are sent aren't determined"
 NO_LIMITS_WITHOUT_TRUTH = (
     "fail_above=…, fail_below=… and fail_on=… need the ground truth to evaluate by, and there is none beside the "
     "transcript"
@@ -235,16 +237,17 @@ def attacked(request: AttackRequest) -> Findings:
 def audited(request: AttackRequest, limits: Limits, *, controls: bool = True) -> Audit:
     """Run attacks on a transcript, evaluate what they found, and write the report into the folder, if there is one."""
     without = NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH
+    ceiling = True if CEILING in limits.fail_above else None
     with request.means() as means:
         found = planned_attacks(request, means, without_truth=without)
         means = replace(means, store=found.store)
         if means.deadline is None:
             found = replace(found, trials=run_trials(calibrated(found.trials, means), means))
-            finished = evaluate_findings(found, means=means, controls=controls)
+            finished = opened(found, means=means, controls=controls, ceiling=ceiling).audit(found.trials, means)
         else:
             finished = InTurn(
                 found.trials,
-                lambda: opened(found, means=means, controls=controls),
+                lambda: opened(found, means=means, controls=controls, ceiling=ceiling),
                 means,
                 named=bool(attacks_of(request.attacks)),
                 controls=controls,
@@ -382,8 +385,18 @@ def evaluate_findings(
     return opened(found, truth, means=means, controls=controls).audit(found.trials, replace(means, store=found.store))
 
 
-def opened(found: Findings, truth: Path | Truth | None = None, *, means: Means, controls: bool = True) -> Opened:
-    """Return the transcript with the truth to evaluate by; see :func:`evaluate_findings`."""
+def opened(
+    found: Findings,
+    truth: Path | Truth | None = None,
+    *,
+    means: Means,
+    controls: bool = True,
+    ceiling: bool | None = None,
+) -> Opened:
+    """Return the transcript with the truth to evaluate by; see :func:`evaluate_findings`.
+
+    ``ceiling``: as a scenario's ``evaluation.ceiling``.
+    """
     transcript, attacks, adversary = found.transcript, found.attacks, found.threat
     drawn = transcript.recording is not None and transcript.records is not None  # from the truth that the attack had
     truth = found.truth if truth is None or drawn else truth
@@ -411,6 +424,7 @@ def opened(found: Findings, truth: Path | Truth | None = None, *, means: Means, 
                     "max_clients": None,
                     "attacked_federations": None,
                     "controls": controls,
+                    "ceiling": ceiling,
                     "compare_defences": False,
                 }
             ),
@@ -445,7 +459,7 @@ def ceilings_of(request: AttackRequest) -> Audit:
         BadInput: there is no ground truth, or something can't be used.
     """
     with request.means() as means:
-        found = planned_attacks(request, means, without_truth=NO_TRUTH)
+        found = planned_attacks(request, means, without_truth=f"{NO_TRUTH}; {_COUNTED}")
         made = opened(found, means=means)
         return with_ceilings_alone(
             made.resolved,

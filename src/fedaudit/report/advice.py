@@ -178,7 +178,7 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
             if result.repeat.startswith(_ATTACK):
                 change = " ".join(f"--attack {name}" for name in others)
             lines.append(Advice("Run other attacks, too.", text, change))
-    if not lines and headline(result).verdict != "not demonstrated":
+    if not lines and result.summaries and headline(result).verdict != "not demonstrated":
         text = "What is open above says why. Each attack says what it needs; one of them may decide it."
         lines.append(Advice("Look for an attack that can decide it.", text, "fedaudit list attacks --long"))
     return lines

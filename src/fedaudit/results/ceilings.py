@@ -12,7 +12,7 @@ from fedaudit.results.record import Record, optional
 class CeilingPoint(Record):
     """What whoever knows the update to a precision could have."""
 
-    precision: float = Field(description="length of the noise beside the update's")
+    precision: float = Field(description="to which the update is matched, beside its length")
     low: float = Field(description="at least; in the ceiling's unit")
     high: float = Field(description="at most, by the quadrature")
 
@@ -20,7 +20,7 @@ class CeilingPoint(Record):
 class CeilingPicture(Record):
     """Another example that gives the same update, up to a precision."""
 
-    precision: float = Field(description="length of the difference that the update leaves open, beside the update's")
+    precision: float = Field(description="how far its update is from the true one, beside its length")
     path: str = Field(description="PNG of it, relative to the folder of results.json")
 
 
@@ -30,10 +30,10 @@ class CeilingExample(Record):
     round: int = Field(description="of the update, from 0")
     client: int = Field(description="who sent it")
     place: int = Field(description="among the update's different examples, from 0")
-    value: float = Field(description="in the ceiling's unit: an estimate")
+    value: float | None = optional("in the ceiling's unit; null: by probes their order alone is known")
     true_image: str | None = optional("PNG of it")
     open_image: str | None = optional(
-        "PNG of how far each of its numbers stays open for who matches the update to 1 in 10: white as far as before"
+        "PNG of how far each of its numbers stays open for who matches the update to 1 in 1,000: white as far as before"
     )
     others: list[CeilingPicture] = Field(default=[], description="other examples that give the same update")
 
@@ -41,12 +41,12 @@ class CeilingExample(Record):
 class CeilingChange(Record):
     """A change of the federation, and what it leaves, computed on updates that were made that way.
 
-    For whoever matches updates to 1 in 1,000, or to what travels where that is less exact; by one probe, between what
-    it tells at least and at most.
+    For whoever matches updates to 1 in 10,000, or as closely as they travel, if that is less; by one probe.
     """
 
     text: str = Field(description="what is changed")
-    value: float | None = optional("the ceiling after it, in the same unit; null: not computed")
+    low: float | None = optional("the ceiling after it, in the same unit, at least; null: not computed")
+    high: float | None = optional("the same at most")
     reason: str | None = optional("why it isn't")
 
 
@@ -68,10 +68,11 @@ class CeilingResult(Record):
     left_at_most: float | None = optional("the same at most")
     open: float | None = optional("share of directions of which the update says less than was known before: at least")
     open_at_most: float | None = optional("the same at most")
+    exact: bool = Field(default=False, description="whether by all columns of the derivative, not by probes")
     unknowns: int = Field(default=0, description="numbers of an update's different examples, mean")
     numbers: int = Field(default=0, description="that are sent, mean")
     lost: float = Field(default=0.0, description="least share of directions lost by counting alone, without a prior")
-    precision: float | None = optional("length of the noise beside the update's, as it travels")
+    precision: float | None = optional("to which whoever knows all that travels matches the update, beside its length")
     why: str = Field(default="", description="what limits that precision")
     prior: str = Field(default="", description="whose examples it is of")
     curve: list[CeilingPoint] = Field(default=[], description="over precisions")
