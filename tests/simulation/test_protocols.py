@@ -33,6 +33,7 @@ MODULES = {
 # The names that objects of before are still found by, which a new protocol hasn't, and what says how to get one.
 NAMED = {
     *("simulation/spec.py", "transcript/sent.py", "attacks/base.py", "adapters/flower/audit.py"),
+    "adapters/nvflare/audit.py",
     *("utils/distributions.py", "results/audit.py"),
 }
 
