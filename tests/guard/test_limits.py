@@ -1,6 +1,8 @@
 """A site's guard on a table: limits on images don't block, and what blocks says what to set."""
 
+import json
 import re
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -83,3 +85,17 @@ def test_a_method_within_an_attack_is_not_calibrated_either() -> None:
         "attack": {"name": "agic-plus", "calibrate": False},
     }
     assert uncalibrated("labels") == {"name": "labels"}
+
+
+@pytest.mark.parametrize(("limit", "done", "outcome"), [(20, "refused", "alarm"), (100, "left", "quiet")])
+def test_a_limit_on_the_ceiling_is_a_check_of_its_own(limit: float, done: str, outcome: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Sigmoid(), nn.Linear(16, 2))
+    passing = outgoing(*trained(net, torch.rand(2, 1, 8, 8), torch.tensor([0, 1])))
+    guard = SiteGuard(attacks=["labels"], fail_on=None, fail_above={"ceiling": limit}, on_fail="refuse", out=tmp_path)
+    assert guard.decide(("job", "s"), "s", 0, lambda: passing).done == done
+    (line,) = (tmp_path / "guard.jsonl").read_text().splitlines()
+    check = json.loads(line)["checks"]["ceiling"]
+    assert check["outcome"] == outcome
+    assert "whoever attacks could rebuild" in check["text"]
+    assert check["seconds"] > 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedaudit.capture.recorder import Recorder
-from fedaudit.evaluation.limits import check_limits
+from fedaudit.evaluation.limits import CEILING, Limits, check_limits
 from fedaudit.guard.outgoing import OutgoingUpdate
 from fedaudit.guard.rounds import CheckRecord
 from fedaudit.transcript.truth import truth_beside
@@ -21,7 +21,7 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
 
 if TYPE_CHECKING:
-    from fedaudit.api import Audit, Limits, Verdict
+    from fedaudit.api import Audit, Verdict
     from fedaudit.task.training import Loss
 
 
@@ -62,7 +62,8 @@ def attacked(
     began, examples = time.perf_counter(), sum(map(len, update.seen.inputs))
     if examples > settings.largest:
         raise BadInput(f"the update is over {examples} examples, and largest is {settings.largest}; raise largest")
-    limits = api.Limits(settings.fail_above, settings.fail_on)
+    above = {name: limit for name, limit in settings.fail_above.items() if name != CEILING}  # a check of its own
+    limits = api.Limits(above, settings.fail_on)
     with temporary_folder() as place:
         given = None if isinstance(settings.loss, str) else settings.loss or copy.deepcopy(update.seen.criterion)
         audit = api.audit_transcript(
@@ -81,6 +82,28 @@ def attacked(
     if not audit.exceeded and (problem := _untested(audit, update, settings, whole=len(names) == len(settings.specs))):
         raise BadInput(problem)
     return found
+
+
+def ceiling_check(
+    update: OutgoingUpdate, index: int | None, settings: AttackSettings, sanitised: ClientDefenceInfo | None
+) -> CheckRecord:
+    """Return whether an update determines no more of its examples than the limit says, whoever attacks.
+
+    BadInput: that can't be told.
+    """
+    from fedaudit.pipeline import offline  # what it needs takes seconds to import
+
+    with temporary_folder() as place:
+        given = None if isinstance(settings.loss, str) else settings.loss or copy.deepcopy(update.seen.criterion)
+        module = _recorded(place / "recording", update, index, settings, sanitised)
+        request = offline.AttackRequest(transcript=place / "recording", model=module, loss=given, progress=False)
+        found = offline.ceilings_of(request, changes=False)
+    limits = Limits({CEILING: settings.fail_above[CEILING]})
+    (threshold,) = check_limits(limits, [], [], found.result.data.kind or "image", ceilings=found.result.ceilings)
+    if threshold.outcome == "not tested":
+        raise BadInput(threshold.reason or "it can't be told")
+    (one,) = found.result.ceilings
+    return CheckRecord(outcome="alarm" if threshold.exceeded else "quiet", text=one.text)
 
 
 def _recorded(

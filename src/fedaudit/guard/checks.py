@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from fedaudit.defences.client_defences import ClientContext
 from fedaudit.defences.drift import ReceivedHistory
-from fedaudit.guard.attacks import AttackSettings, attacked
+from fedaudit.evaluation.limits import CEILING
+from fedaudit.guard.attacks import AttackSettings, attacked, ceiling_check
 from fedaudit.guard.budget import known_of
 from fedaudit.guard.given import Examples
 from fedaudit.guard.outgoing import OutgoingUpdate
@@ -84,6 +85,7 @@ class Checks:
     ) -> CheckResults:
         """Play what is due and return what each check says; where ``update`` can't be read, ``problem`` says why."""
         names = list(self.attacks.specs) if state.plan.rounds % self.every == 0 else []
+        names += [CEILING] * (CEILING in self.attacks.fail_above)
         names += [MEMBERS] * (state.held_out is not None)
         due = state.plan.begin(names, update.seen.seconds if update is not None else 0.0)
         results = CheckResults({name: CheckRecord(outcome="not played") for name in (*self.attacks.specs, MEMBERS)})
@@ -101,7 +103,9 @@ class Checks:
             except Exception as error:  # what attacks say must not be lost with it
                 results.problem = f"members aren't watched: {in_words(error)}"
                 results.checks[MEMBERS] = unable(results.problem)
-        if attacks := [name for name in due if name != MEMBERS]:
+        if CEILING in due:
+            results.checks[CEILING] = self._ceiling(state.plan, update, who, index, sanitised, results)
+        if attacks := [name for name in due if name not in (MEMBERS, CEILING)]:
             results.checks |= self._attack(state.plan, attacks, update, who, index, sanitised, results)
         return results
 
@@ -136,6 +140,32 @@ class Checks:
             text=(found.unable or text)[:LONGEST],
             seconds=found.seconds,
         )
+
+    def _ceiling(
+        self,
+        plan: Plan,
+        update: OutgoingUpdate,
+        who: str,
+        index: int | None,
+        sanitised: ClientDefenceInfo | None,
+        results: CheckResults,
+    ) -> CheckRecord:
+        """Compute how much the update determines of its examples, whoever attacks."""
+        began = perf_counter()
+        try:
+            found = ceiling_check(update, index, self.attacks, sanitised)
+        except Exception as error:
+            results.problem = f"the ceiling isn't computed: {in_words(error)}"
+            found = unable(results.problem)
+        took = perf_counter() - began
+        results.seconds += took
+        plan.played(CEILING, took)
+        if found.outcome == "alarm":
+            said = "fedaudit guard: %s: the update determines more of its examples than allowed: %s; %s"
+            self.log.warning(said, who, found.text, self.alarmed)
+        else:
+            self.log.info("fedaudit guard: %s: ceiling: %s (%.1f s)", who, found.text, took)
+        return found.model_copy(update={"text": found.text[:LONGEST], "seconds": took})
 
     def _attack(
         self,

@@ -452,8 +452,10 @@ def opened(
     )
 
 
-def ceilings_of(request: AttackRequest) -> Audit:
+def ceilings_of(request: AttackRequest, *, changes: bool = True) -> Audit:
     """Return how much the updates of a recording determine of their examples; no attack is run.
+
+    ``changes``: it is computed, too, what changes of the federation bring.
 
     Raises:
         BadInput: there is no ground truth, or something can't be used.
@@ -468,6 +470,7 @@ def ceilings_of(request: AttackRequest) -> Audit:
             means,
             started=found.started,
             repeat="fedaudit ceiling TRANSCRIPT",
+            changes=changes,
         )
 
 

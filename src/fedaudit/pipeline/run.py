@@ -483,9 +483,11 @@ def with_ceilings_alone(
     recordings: Sequence[Recording],
     observed: Sequence[Observation],
     means: Means,
+    *,
+    changes: bool = True,
     **rest: Any,
 ) -> Audit:
-    """Return an audit of ceilings, and of what changes of the federation bring, without any attack."""
+    """Return an audit of ceilings, and where asked of what changes of the federation bring, without any attack."""
     found, files = list[CeilingResult](), dict[str, Tensor]()
     for recording, seen in zip(recordings, observed, strict=True):
         own = [] if seen.sent.by_client() is not None or seen.sent.no_updates else seen.split()
@@ -497,7 +499,7 @@ def with_ceilings_alone(
             own[: min(UPDATES, resolved.scenario.evaluation.max_updates or UPDATES)],
             seed=resolved.scenario.seed,
             means=means,
-            changes=True,
+            changes=changes,
         )
         found.append(result)
         files |= pictures
