@@ -90,8 +90,8 @@ class SiteGuard:
             attacks: names, mappings with settings, or objects; default: the labels, and 300 iterations of invg. Attacks
                 run uncalibrated unless their ``calibrate`` says otherwise, as an object's always does.
             fail_on: the verdict that an update must not reach, nor a worse one.
-            fail_above: metric to limit, as ``fedaudit audit --fail-above``. A limit on ``ceiling`` is a check of its own:
-                how much an update determines of its examples, whoever attacks.
+            fail_above: metric to limit, as ``fedaudit audit --fail-above``. A limit on ``ceiling`` is a check of its
+                own: how much an update determines of its examples, whoever attacks.
             on_fail: ``"warn"``, ``"refuse"``, or ``"clip"``: what raises an alarm leaves with its change scaled down
                 to ``clip_norm``.
             unaudited: ``"pass"`` or ``"refuse"`` what can't be audited; default: ``"refuse"`` where ``on_fail`` is, so
