@@ -299,10 +299,10 @@ def figure(value: float, unit: str) -> str:
 
 
 def between(low: float, high: float, unit: str) -> str:
-    """Return what is known of a ceiling: "at least" where more isn't."""
+    """Return what is known of a ceiling: "or more" where its upper end isn't."""
     if figure(low, unit) == figure(high, unit) or high - low < (_CLOSE if unit == "dB" else 0.01):
         return figure(low, unit)
-    return f"at least {figure(low, unit)}"
+    return f"{figure(low, unit)} or more"
 
 
 def _in_words(found: CeilingResult, things: str) -> str:
