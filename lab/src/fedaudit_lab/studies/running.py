@@ -16,6 +16,7 @@ from fedaudit import Audit, BadInput, FedAuditError, Scenario, load_dataset
 from fedaudit.data import find_dataset, reading_once
 from fedaudit.defences import AGGREGATORS, CLIENT_DEFENCES
 from fedaudit.pipeline import Trained, run_audit, training_once
+from fedaudit.results import AuditResult
 from fedaudit.scenario import scenario_from
 from fedaudit.simulation import BEHAVIOURS, SERVER_BEHAVIOURS
 from fedaudit.utils import (
@@ -263,6 +264,15 @@ def _given(**values: float | None) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _ceilings(result: AuditResult, federation: str) -> dict[str, float | None]:
+    """Return what a federation's updates determine, in dB, where that was computed."""
+    for one in result.ceilings:
+        if one.federation == federation and one.unit == "dB":
+            coarse = [point.low for point in one.curve if point.precision == 1e-3]
+            return {"ceiling": one.low, "guess": one.guess, "ceiling_thousandth": coarse[0] if coarse else None}
+    return {}
+
+
 def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None) -> dict[str, Any]:
     """Return the values of every update: images and metrics, or the reason why the attack couldn't be run.
 
@@ -321,6 +331,7 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None) -> d
             "malicious_accepted": _since(f.history.malicious_accepted, start),
             "honest_accepted": _since(f.history.honest_accepted, start),
             "alarms": float(sum(check.noticed > 0 for check in f.checks)) if f.checks else None,
+            **_ceilings(result, f.name),
         }
         for f in result.federations
         if f.history

@@ -55,6 +55,9 @@ MEASURES = {
         Metric(
             "alarms", "a client's checks of a received model that a malicious server's raises", higher_is_better=False
         ),
+        Metric("ceiling", "PSNR that whoever attacks could have of these updates, at least", unit="dB"),
+        Metric("ceiling_thousandth", "the same for whoever matches the update to 1 in 1,000", unit="dB"),
+        Metric("guess", "PSNR of the mean of such images, without any update", unit="dB"),
         Metric("memory", "peak memory of the trial beyond what lay there before", unit="MiB", higher_is_better=False),
     )
 }
@@ -71,6 +74,9 @@ OF_FEDERATIONS = {
     "malicious_accepted": "malicious_accepted",
     "honest_accepted": "honest_accepted",
     "alarms": "alarms",
+    "ceiling": "ceiling",
+    "ceiling_thousandth": "ceiling_thousandth",
+    "guess": "guess",
 }
 FORMAT = 1
 _BUILTIN = Path(__file__).parent / "builtin"
