@@ -19,10 +19,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import torch
 from scipy.stats import spearmanr
+from scipy.stats import t as student
 from torch import Tensor
 
 import fedaudit
@@ -233,17 +235,27 @@ def main() -> None:
         return
     every: list[Row] = []
     models = OF_DIGITS if data is None else OF_PHOTOGRAPHS
-    print("condition | noise | images | ceiling, dB | from the truth | from near it | from the mean")
+    print("condition | noise | images | ceiling, dB | from the truth | from near it | from the mean | above by")
     for state, update in itertools.product(models, UPDATES):
         own = rows(models, data, state, update)
         every += own
         for noise in NOISES:
             at = [row for row in own if row.noise == noise]
             told = [mean([getattr(r, name) for r in at]) for name in ("ceiling", *STARTS)]
-            print(f"{state}, {update} | {noise:g} | {len(at)} | " + " | ".join(f"{t:.1f}" for t in told), flush=True)
+            more = " | ".join(above(at, start) for start in STARTS)
+            shown = " | ".join(f"{t:.1f}" for t in told)
+            print(f"{state}, {update} | {noise:g} | {len(at)} | {shown} | {more}", flush=True)
     for name in STARTS:
         rank = spearmanr([r.ceiling for r in every], [getattr(r, name) for r in every]).statistic
         print(f"from {name}: rank correlation {rank:.3f} over {len(every)} images and noises")
+
+
+def above(at: Sequence[Row], start: str) -> str:
+    """Return by how many dB images are above their ceiling, on average, with Student's 95 % interval over images."""
+    apart = [decibels(getattr(row, start)) - decibels(row.ceiling) for row in at]
+    middle = sum(apart) / len(apart)
+    reach = float(student.ppf(0.975, len(apart) - 1)) * stdev(apart) / len(apart) ** 0.5
+    return f"{middle:+.1f} ± {reach:.1f}"
 
 
 def mean(errors: Sequence[float]) -> float:
