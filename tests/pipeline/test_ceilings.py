@@ -106,7 +106,11 @@ def test_the_command_computes_ceilings_alone(tmp_path: Path, command: Command) -
     assert known == sorted(known)
     assert min(known) < (changes[0].low or 0)
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "What any attack could get" in page
+    assert "<title>What any attack could get: audit</title>" in page
+    assert "no attack was run" in page
+    assert "fedaudit ceiling scenario.yaml" in page
+    for word in ("No attack was aimed", 'id="results"', 'id="mapping"', "fedaudit verify", "--fail-above psnr"):
+        assert word not in page
 
 
 def test_of_a_recording_on_disk(tmp_path: Path, command: Command) -> None:

@@ -474,7 +474,8 @@ def ceilings_of(scenario: Scenario, *, data_dir: Path | None = None, display: Di
     resolved = resolve(scenario, data_dir=data_dir, display=display)
     recordings = record(resolved, display=display)
     observed = [observe(r, resolved.scenario.threat) for r in recordings]
-    return with_ceilings_alone(resolved, recordings, observed, means, started=started)
+    repeat = _how_to_repeat(resolved.scenario).replace("fedaudit audit ", "fedaudit ceiling ")
+    return with_ceilings_alone(resolved, recordings, observed, means, started=started, repeat=repeat)
 
 
 @one_thread()
