@@ -13,9 +13,9 @@ from sklearn.covariance import LedoitWolf
 from torch import Tensor, nn
 
 import fedaudit
-from fedaudit.ceiling import Ceiling, Message, Prior, ceiling_of, message_of, prior_of
+from fedaudit.ceiling import Ceiling, Message, Prior, ceiling_of, message_of, prior_of, products
 from fedaudit.ceiling.derivative import Derivative
-from fedaudit.ceiling.estimate import decibels
+from fedaudit.ceiling.estimate import BUDGET, by_columns, decibels
 from fedaudit.ceiling.spectrum import by_probes, exact
 from fedaudit.modalities import example_kind
 from fedaudit.task.training import TrainingConfig
@@ -98,6 +98,29 @@ def test_probes_enclose_the_exact_error() -> None:
     assert few.low <= many.low + 1e-12
     assert many.high <= few.high + 1e-12
     assert many.high - many.low < few.high - few.low
+
+
+def test_columns_are_taken_where_counting_says_that_they_are_cheap() -> None:
+    """A clock has no say: the same update is looked at in the same way on a busy machine."""
+    assert by_columns(3072, 0.013, 60)  # one CIFAR-10 image, a small network
+    assert not by_columns(1024, 0.1, 60)  # as many numbers are dear where a product is
+    assert not by_columns(4100, 0.0, 1e9)
+    assert by_columns(60, 10.0, 0.0)  # fewer products than probes take
+    message = linear(torch.eye(300, dtype=torch.float64), torch.zeros(5, 60, dtype=torch.float64), 0.1)
+    prior = Prior.even(torch.zeros(60), 1.0, "")
+    for seconds in (0.0, 1.0):
+        counted: list[int] = []
+        made = ceiling_of(replace(message, seconds=seconds), prior, report=counted.append)
+        assert made.exact == (seconds == 0)
+        assert len(counted) <= products(300, seconds, BUDGET)
+        assert made.error().low == pytest.approx(1 / 101, rel=1e-6)
+
+
+def test_what_a_product_takes_is_counted() -> None:
+    one, four = (found(federations=[{**FEDSGD, "batch_size": n}]).message.seconds for n in (1, 4))
+    steps = found(federations=[{**FEDAVG, "local_steps": 4}]).message.seconds
+    assert one < four < steps
+    assert found(federations=[{**FEDSGD, "batch_size": 4}]).message.seconds == four
 
 
 def test_steps_go_on_until_it_is_settled() -> None:

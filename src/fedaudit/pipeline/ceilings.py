@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from fedaudit.attacks.inversion.calibration import own_client
 from fedaudit.ceiling import Ceiling, Message, Prior, ceiling_of, message_of, names_of, prior_of, products
-from fedaudit.ceiling.estimate import HALF, PRECISIONS, decibels
+from fedaudit.ceiling.estimate import BUDGET, HALF, PRECISIONS, decibels
 from fedaudit.evaluation.finding_types import known_type
 from fedaudit.evaluation.limits import POWERLESS
 from fedaudit.evaluation.rows import cells_within
@@ -40,6 +42,7 @@ from fedaudit.utils.seeds import derive_seed, generator
 
 _SHARE = 0.2  # of the attacks' work, that ceilings may take where nobody asked for them
 _PASSES = 2.0  # of an attack's iteration, that a product with J and Jᵀ costs
+_ALONE, _QUICK = 180.0, 2.0  # budgets of seconds for columns: where ceilings alone are asked for, and of changes
 UPDATES = 3  # of a federation, that are looked at
 _SHOWN = 3  # examples with pictures
 TOLD = (1e-5, 1e-3)  # precisions of which other examples are drawn, beside the message's own
@@ -93,16 +96,16 @@ def run_ceilings(
         beside = recording.transcript.sent
         if asked is False or not seen or (leaks and not asked) or beside.no_updates or beside.by_client():
             continue
-        first = [*seen.values()][:UPDATES]
+        first, budget = [*seen.values()][:UPDATES], BUDGET
         if not asked:
             spent = sum(t.work for t in own if not isinstance(t.outcome, NotApplicable) or _set_aside(t))
-            first = _affordable(first, recording.truth, _SHARE * spent)
+            first, budget = _affordable(first, recording.truth, _SHARE * spent)
         if not first:
             continue
         if name in wrong:
             found.append(none(name, wrong[name]))
             continue
-        result, pictures = ceiling_on(recording.truth, first, seed=scenario.seed, means=means)
+        result, pictures = ceiling_on(recording.truth, first, seed=scenario.seed, means=means, budget=budget)
         found.append(result)
         files |= pictures
     return found, files
@@ -112,20 +115,26 @@ def _set_aside(trial: Trial) -> bool:
     return isinstance(trial.outcome, OutOfTime) or str(trial.outcome) == POWERLESS
 
 
-def _affordable(seen: Sequence[Observation], truth: Truth, work: float) -> list[Observation]:
-    """Return the first updates whose ceilings take no more work than that."""
-    kept: list[Observation] = []
-    for observation in seen:
-        message = observation.single()
-        inputs = truth.inputs.get((message.round, message.client))
-        if inputs is None:
-            continue
-        n = message.update.num_examples
-        work -= _PASSES * products(inputs.numel()) * n
-        if work < 0:
-            break
-        kept.append(observation)
-    return kept
+def _affordable(seen: Sequence[Observation], truth: Truth, work: float) -> tuple[list[Observation], float]:
+    """Return the first updates whose ceilings take no more work, with the budget for columns: none, if that decides."""
+    for budget in (BUDGET, 0.0):
+        kept, left = list[Observation](), work
+        for observation in seen:
+            if (inputs := truth.inputs.get(_key(observation))) is None:
+                continue
+            each, size, seconds = _PASSES * observation.single().update.num_examples, inputs.numel(), 0.0
+            if each * products(size, math.inf, 0.0) > left:
+                break
+            with suppress(NotApplicable):
+                message = told_of(observation, truth)
+                size, seconds = message.examples.numel(), message.seconds
+            left -= each * products(size, seconds, budget)
+            if left < 0:
+                break
+            kept.append(observation)
+        if kept:
+            return kept, budget
+    return [], 0.0
 
 
 def none(federation: str, reason: str) -> CeilingResult:
@@ -134,7 +143,13 @@ def none(federation: str, reason: str) -> CeilingResult:
 
 
 def ceiling_on(
-    truth: Truth, observations: Sequence[Observation], *, seed: int, means: Means, changes: bool = False
+    truth: Truth,
+    observations: Sequence[Observation],
+    *,
+    seed: int,
+    means: Means,
+    changes: bool = False,
+    budget: float | None = None,
 ) -> tuple[CeilingResult, dict[str, Tensor]]:
     """Return the ceiling of some updates of one federation, and pictures; why there is none, as a result.
 
@@ -142,17 +157,23 @@ def ceiling_on(
         truth: what the clients trained on.
         observations: one an update.
         changes: whether it is computed what changes of the federation bring.
+        budget: see :func:`.by_columns`, for each update; None: more with changes, which are asked for alone. Where the
+            time that is left may not suffice, it is small.
     """
+    budget = budget if budget is not None else _ALONE if changes else BUDGET
+    if means.deadline is not None and 2 * budget * len(observations) > means.deadline - time.time():
+        budget = _QUICK
     looked: list[Looked] = []
     federation, reason = observations[0].federation, ""
-    sizes = [products(truth.inputs[key].numel()) for o in observations if (key := _key(o)) in truth.inputs]
-    report = means.display.stage(f"ceiling of {len(observations)} updates of {federation}", max(1, sum(sizes)))
-    done = itertools.count(1)
-    for observation in observations:
+    for number, observation in enumerate(observations, start=1):
         try:
             means.check()
             with interrupted(means.deadline, OutOfTime):
-                looked.append(look(observation, truth, seed=seed, report=lambda _: report(next(done))))
+                message = told_of(observation, truth)
+                size = products(message.examples.numel(), message.seconds, budget)
+                report = means.display.stage(f"ceiling of update {number} of {len(observations)} of {federation}", size)
+                compute = partial(ceiling_of, budget=budget, report=_counted(report))
+                looked.append(look(observation, truth, seed=seed, compute=compute, message=message))
         except NotApplicable as error:
             reason = reason or str(error)
     if not looked:
@@ -168,6 +189,11 @@ def ceiling_on(
     return result, files
 
 
+def _counted(report: Report) -> Report:
+    done = itertools.count(1)
+    return lambda _: report(next(done))
+
+
 def _key(observation: Observation) -> tuple[int, int]:
     message = observation.single()
     return message.round, message.client
@@ -175,7 +201,19 @@ def _key(observation: Observation) -> tuple[int, int]:
 
 def quickly(message: Message, prior: Prior, **rest: Any) -> Ceiling:
     """Return a ceiling as :func:`.ceiling_of` does, by one probe: of changes, which are many."""
-    return ceiling_of(message, prior, probes=1, steps=20, most=20, whole=300, **rest)
+    return ceiling_of(message, prior, probes=1, steps=20, most=20, budget=_QUICK, **rest)
+
+
+def told_of(observation: Observation, truth: Truth) -> Message:
+    """Return what an update is a function of.
+
+    Raises:
+        NotApplicable: see :func:`.message_of`; or its truth isn't known.
+    """
+    key = _key(observation)
+    if key not in truth.inputs:
+        raise NotApplicable("what the client trained on isn't known; of such an update only the counting bound is")
+    return message_of(observation, truth.inputs[key], truth.labels[key])
 
 
 def look(
@@ -184,21 +222,14 @@ def look(
     *,
     seed: int,
     compute: Callable[..., Ceiling] = ceiling_of,
-    report: Report = lambda _: None,
+    message: Message | None = None,
 ) -> Looked:
-    """Return the ceiling of one update.
-
-    Raises:
-        NotApplicable: see :func:`.message_of`; or its truth isn't known.
-    """
+    """Return the ceiling of one update; ``message``: what :func:`told_of` returns of it, whose errors it raises."""
     key, kind = _key(observation), observation.task_info.example_kind
-    if key not in truth.inputs:
-        raise NotApplicable("what the client trained on isn't known; of such an update only the counting bound is")
-    inputs, labels = truth.inputs[key], truth.labels[key]
-    message = message_of(observation, inputs, labels)
+    message = message or told_of(observation, truth)
     victims = torch.cat([*truth.inputs.values()])
     prior = prior_of(kind, truth.candidates, victims)
-    found = compute(message, prior, seed=derive_seed(seed, "ceiling", *map(str, key)), report=report)
+    found = compute(message, prior, seed=derive_seed(seed, "ceiling", *map(str, key)))
     units = _ranges(observation, truth)
     each = found.each() / units.square()
     plain = float(found.each().mean())
@@ -444,7 +475,9 @@ def _changes(
     def at(noise: float) -> Callable[[], tuple[float, float]]:
         return lambda: told(looked, noise)
 
-    asked: list[tuple[str, Callable[[], tuple[float, float]]]] = [(AS_IS, lambda: told(without()))]
+    asked: list[tuple[str, Callable[[], tuple[float, float]]]] = [
+        (AS_IS, lambda: told(looked if ceiling.exact else without()))  # beside what is as rough
+    ]
     asked += [(text, at(precision)) for text, precision in _ROUNDED.items() if precision > ceiling.message.relative]
     if (enough := _enough(ceiling)) is not None:
         asked.append((f"even noise {enough:.2g} times as long as the update is added", at(enough)))
