@@ -100,6 +100,27 @@ def test_probes_enclose_the_exact_error() -> None:
     assert many.high - many.low < few.high - few.low
 
 
+def test_examples_are_probed_apart_where_a_limit_is_asked_for() -> None:
+    """Of a message that tells of one example more than of the other, each against its exact error."""
+    rng = torch.Generator().manual_seed(0)
+    size = 80
+    matrix = torch.zeros(150, 2 * size, dtype=torch.float64)
+    matrix[:, :size] = torch.randn(150, size, generator=rng, dtype=torch.float64)
+    matrix[:, size:] = 0.05 * torch.randn(150, size, generator=rng, dtype=torch.float64)
+    message = replace(linear(matrix, torch.zeros(2, size, dtype=torch.float64), 1.0), seconds=0.001)
+    prior = Prior.of(torch.randn(60, size, generator=rng))
+    whole = ceiling_of(message, prior).each().mean(dim=1)
+    limit = float(whole.mean())
+    made = ceiling_of(message, prior, budget=0.1, limit=limit)
+    assert made.spectrum.error.apart
+    brackets = made.spectrum.error.each(1.0)
+    for bracket, truth in zip(brackets, whole, strict=True):
+        assert bracket.low == pytest.approx(float(truth), rel=0.3)
+        assert not bracket.low < limit <= bracket.high
+    assert made.each().mean(dim=1).tolist() == pytest.approx([bracket.low for bracket in brackets], rel=0.2)
+    assert not ceiling_of(message, prior, budget=0.01, limit=limit).spectrum.error.apart  # too dear
+
+
 def test_columns_are_taken_where_counting_says_that_they_are_cheap() -> None:
     """A clock has no say: the same update is looked at in the same way on a busy machine."""
     assert by_columns(3072, 0.013, 60)  # one CIFAR-10 image, a small network

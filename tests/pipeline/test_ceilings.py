@@ -58,6 +58,25 @@ def test_a_limit_is_exceeded_by_what_any_attack_could_have(plain: AuditResult) -
     assert limit.worst == plain.ceilings[0].examples[0].value
 
 
+def test_probes_go_on_until_a_limit_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    fedsgd = [{"name": "f", "algorithm": "fedsgd", "clients": 2, "batch_size": 4}]
+    noise = [{"name": "d", "client_defence": {"name": "gradient-noise", "variance": 1e-6}}]
+    most = audited(federations=fedsgd, defences=noise).ceilings[0].examples[0].value
+    assert most is not None
+    monkeypatch.setattr("fedaudit.ceiling.estimate.WHOLE", 0)
+    for limit, outcome in ((most - 4, "fail"), (most + 4, "pass")):
+        result = audited(federations=fedsgd, defences=noise, fail_above={"ceiling": limit})
+        assert not result.ceilings[0].exact
+        assert all(e.low is not None and e.high is not None for e in result.ceilings[0].examples)
+        assert result.thresholds[0].outcome == outcome
+        assert result.scenario["evaluation"]["ceiling"] == limit
+    monkeypatch.setattr("fedaudit.ceiling.estimate.BUDGET", 0.0)
+    monkeypatch.setattr("fedaudit.pipeline.ceilings.BUDGET", 0.0)
+    (threshold,) = audited(federations=fedsgd, fail_above={"ceiling": 99}).thresholds
+    assert threshold.outcome == "not tested"
+    assert "don't tell of single ones" in (threshold.reason or "")
+
+
 def test_where_noise_leaves_little_nothing_is_demonstrated() -> None:
     result = audited(defences=NOISE, fail_above={"ceiling": 20})
     assert result.ceilings[0].verdict == "low"

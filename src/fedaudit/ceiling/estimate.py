@@ -133,6 +133,7 @@ def ceiling_of(
     budget: float = BUDGET,
     draw: bool = True,
     keep: Sequence[bool] | None = None,
+    limit: float | None = None,
     report: Callable[[int], None] = lambda _: None,
 ) -> Ceiling:
     """Return the ceiling of one update.
@@ -142,6 +143,8 @@ def ceiling_of(
             one, unless told otherwise.
         budget: see :func:`by_columns`.
         keep: of every tensor that is sent, whether it still is; None: all are.
+        limit: mean squared error of an example, of which it is asked whether it is above: probes go on until that is
+            settled, of each example apart where the budget pays for it.
         report: is told of every product with J and Jᵀ, see :func:`products`.
     """
     weights = 1 / message.noise
@@ -154,6 +157,11 @@ def ceiling_of(
         one = prior.root(torch.eye(examples[0].numel(), dtype=torch.float64))
         spectrum = exact(derivative.gram(report), torch.block_diag(*[one] * len(examples)), draws)
         return Ceiling(message, prior, spectrum, exact=True)
+    half = HALF * prior.variance
+
+    def settled(error: Bracket) -> bool:
+        return not error.low <= half < error.high and (limit is None or not error.low < limit <= error.high)
+
     spectrum = by_probes(
         derivative.normal,
         prior.root,
@@ -163,7 +171,8 @@ def ceiling_of(
         generator=draws,
         draw=draw,
         most=most,
-        settled=lambda error: error.high <= HALF * prior.variance or error.low > HALF * prior.variance,
+        settled=settled,
+        apart=limit is not None and len(examples) * steps * message.seconds <= budget,
         report=report,
     )
     return Ceiling(message, prior, spectrum, exact=False)

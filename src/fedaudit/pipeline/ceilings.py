@@ -94,10 +94,10 @@ def run_ceilings(
         seen = {(m.round, m.client): t.observation for t in own if len(t.observation.messages) == 1
                 for m in t.observation.messages}  # fmt: skip
         beside = recording.transcript.sent
-        if asked is False or not seen or (leaks and not asked) or beside.no_updates or beside.by_client():
+        if asked is False or not seen or (leaks and asked is None) or beside.no_updates or beside.by_client():
             continue
         first, budget = [*seen.values()][:UPDATES], BUDGET
-        if not asked:
+        if asked is None:
             spent = sum(t.work for t in own if not isinstance(t.outcome, NotApplicable) or _set_aside(t))
             first, budget = _affordable(first, recording.truth, _SHARE * spent)
         if not first:
@@ -105,10 +105,19 @@ def run_ceilings(
         if name in wrong:
             found.append(none(name, wrong[name]))
             continue
-        result, pictures = ceiling_on(recording.truth, first, seed=scenario.seed, means=means, budget=budget)
+        limit = limit_of(scenario)
+        result, pictures = ceiling_on(
+            recording.truth, first, seed=scenario.seed, means=means, budget=budget, limit=limit
+        )
         found.append(result)
         files |= pictures
     return found, files
+
+
+def limit_of(scenario: Scenario) -> float | None:
+    """Return of which ceiling it is asked whether it is above."""
+    asked = scenario.evaluation.ceiling
+    return None if asked is None or isinstance(asked, bool) else float(asked)
 
 
 def _set_aside(trial: Trial) -> bool:
@@ -150,6 +159,7 @@ def ceiling_on(
     means: Means,
     changes: bool = False,
     budget: float | None = None,
+    limit: float | None = None,
 ) -> tuple[CeilingResult, dict[str, Tensor]]:
     """Return the ceiling of some updates of one federation, and pictures; why there is none, as a result.
 
@@ -159,6 +169,7 @@ def ceiling_on(
         changes: whether it is computed what changes of the federation bring.
         budget: see :func:`.by_columns`, for each update; None: more with changes, which are asked for alone. Where the
             time that is left may not suffice, it is small.
+        limit: see :func:`limit_of`.
     """
     budget = budget if budget is not None else _ALONE if changes else BUDGET
     if means.deadline is not None and 2 * budget * len(observations) > means.deadline - time.time():
@@ -172,7 +183,10 @@ def ceiling_on(
                 message = told_of(observation, truth)
                 size = products(message.examples.numel(), message.seconds, budget)
                 report = means.display.stage(f"ceiling of update {number} of {len(observations)} of {federation}", size)
-                compute = partial(ceiling_of, budget=budget, report=_counted(report))
+                units = _ranges(observation, truth).square()
+                of_cells = len(truth.candidates.shape) == 2
+                mark = None if limit is None or of_cells else 10 ** (-limit / 10) * float(units.mean())
+                compute = partial(ceiling_of, budget=budget, limit=mark, report=_counted(report))
                 looked.append(look(observation, truth, seed=seed, compute=compute, message=message))
         except NotApplicable as error:
             reason = reason or str(error)
@@ -375,6 +389,10 @@ def _examples(
                 observation.task_info, truth, many, many + own * torch.randn(many.shape, generator=draws)
             )
         row = CeilingExample(round=one.key[0], client=one.key[1], place=place, value=value)
+        if one.ceiling.spectrum.error.apart:
+            told = one.ceiling.spectrum.error.each(1.0)[place]
+            ends = decibels(told.high * one.scale), decibels(told.low * one.scale)
+            row = row.model_copy(update={"low": ends[0], "high": max(ends)})
         if rank < _SHOWN and len(kind.axes) > 1:
             row = _pictured(row, one, observation, files)
         found.append(row)

@@ -237,7 +237,7 @@ def attacked(request: AttackRequest) -> Findings:
 def audited(request: AttackRequest, limits: Limits, *, controls: bool = True) -> Audit:
     """Run attacks on a transcript, evaluate what they found, and write the report into the folder, if there is one."""
     without = NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH
-    ceiling = True if CEILING in limits.fail_above else None
+    ceiling = limits.fail_above.get(CEILING)
     with request.means() as means:
         found = planned_attacks(request, means, without_truth=without)
         means = replace(means, store=found.store)
@@ -391,7 +391,7 @@ def opened(
     *,
     means: Means,
     controls: bool = True,
-    ceiling: bool | None = None,
+    ceiling: float | None = None,
 ) -> Opened:
     """Return the transcript with the truth to evaluate by; see :func:`evaluate_findings`.
 
@@ -424,7 +424,7 @@ def opened(
                     "max_clients": None,
                     "attacked_federations": None,
                     "controls": controls,
-                    "ceiling": ceiling,
+                    "ceiling": None if ceiling is None else float(ceiling),
                     "compare_defences": False,
                 }
             ),
@@ -452,17 +452,17 @@ def opened(
     )
 
 
-def ceilings_of(request: AttackRequest, *, changes: bool = True) -> Audit:
+def ceilings_of(request: AttackRequest, *, changes: bool = True, limit: float | None = None) -> Audit:
     """Return how much the updates of a recording determine of their examples; no attack is run.
 
-    ``changes``: it is computed, too, what changes of the federation bring.
+    ``changes``: it is computed, too, what changes of the federation bring. ``limit``: it is asked whether it is above.
 
     Raises:
         BadInput: there is no ground truth, or something can't be used.
     """
     with request.means() as means:
         found = planned_attacks(request, means, without_truth=f"{NO_TRUTH}; {_COUNTED}")
-        made = opened(found, means=means)
+        made = opened(found, means=means, ceiling=limit)
         return with_ceilings_alone(
             made.resolved,
             [made.recording],

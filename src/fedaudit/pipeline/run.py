@@ -28,7 +28,7 @@ from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.evaluation.limits import NOT_YET
 from fedaudit.modalities import example_kind, save_png
 from fedaudit.pipeline.calibrations import calibrated
-from fedaudit.pipeline.ceilings import UPDATES, ceiling_on, run_ceilings, with_ceiling
+from fedaudit.pipeline.ceilings import UPDATES, ceiling_on, limit_of, run_ceilings, with_ceiling
 from fedaudit.pipeline.ceilings import none as no_ceiling
 from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged_by_control, run_controls
 from fedaudit.pipeline.deployment import Settings
@@ -464,13 +464,20 @@ def assess(
     return Audit(result, image_files, scenario.to_yaml())
 
 
-def ceilings_of(scenario: Scenario, *, data_dir: Path | None = None, display: Display | None = None) -> Audit:
+def ceilings_of(
+    scenario: Scenario, *, data_dir: Path | None = None, display: Display | None = None, limit: float | None = None
+) -> Audit:
     """Simulate the federations of ``scenario``, and return how much their updates determine; no attack is run.
+
+    ``limit``: it is asked whether it is above.
 
     Raises:
         BadInput: as of :func:`run_audit`.
     """
     started, means = time.time(), Means(display=display or Quiet())
+    if limit is not None:
+        asked = scenario.evaluation.model_copy(update={"ceiling": float(limit)})
+        scenario = scenario.model_copy(update={"evaluation": asked})
     resolved = resolve(scenario, data_dir=data_dir, display=display)
     recordings = record(resolved, display=display)
     observed = [observe(r, resolved.scenario.threat) for r in recordings]
@@ -501,6 +508,7 @@ def with_ceilings_alone(
             seed=resolved.scenario.seed,
             means=means,
             changes=changes,
+            limit=limit_of(resolved.scenario),
         )
         found.append(result)
         files |= pictures
