@@ -85,6 +85,23 @@ def test_where_noise_leaves_little_nothing_is_demonstrated() -> None:
     assert result.thresholds[0].outcome == "pass"
 
 
+@pytest.mark.parametrize(
+    ("noise", "where", "proven"), [(20.0, "local", True), (0.5, "local", False), (20.0, "central", False)]
+)
+def test_noise_with_a_low_certificate_leaves_little(noise: float, where: str, proven: bool) -> None:
+    defence = {"name": "dp", "where": where, "clip": 1.0, "noise": noise, "epsilon": None}
+    result = audited(
+        defences=[{"name": "d", "client_defence": defence}], evaluation={"controls": False, "ceiling": False}
+    )
+    history, summary = result.federations[0].history, result.summaries[0]
+    assert history is not None
+    assert history.certificate is not None
+    assert history.certificate.central == (where == "central")
+    assert (history.certificate.success <= 2 / history.certificate.candidates) == (noise > 10)
+    assert summary.verdict == ("not demonstrated" if proven else "inconclusive")
+    assert ("nobody can pick the right one" in summary.headline) == proven
+
+
 def test_without_a_derivative_the_reason_is_told() -> None:
     result = audited(defences=[{"name": "d", "client_defence": {"name": "sign"}}], fail_above={"ceiling": 20})
     assert "signs alone" in (result.ceilings[0].reason or "")

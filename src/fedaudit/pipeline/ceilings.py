@@ -17,6 +17,8 @@ from torch import Tensor
 from fedaudit.attacks.inversion.calibration import own_client
 from fedaudit.ceiling import Ceiling, Message, Prior, ceiling_of, message_of, names_of, prior_of, products
 from fedaudit.ceiling.estimate import BUDGET, HALF, PRECISIONS, decibels
+from fedaudit.ceiling.prior import LEAST
+from fedaudit.epsilon.certificate import in_words
 from fedaudit.evaluation.finding_types import known_type
 from fedaudit.evaluation.limits import POWERLESS
 from fedaudit.evaluation.rows import cells_within
@@ -31,6 +33,7 @@ from fedaudit.results import (
     CeilingPoint,
     CeilingResult,
 )
+from fedaudit.results.epsilon import CertificateRecord
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation
@@ -49,6 +52,7 @@ TOLD = (1e-5, 1e-3)  # precisions of which other examples are drawn, beside the 
 _CLOSE = 1.0  # dB, between what is told at least and at most, below which single examples are told, too
 _DRAWS = 16  # of what is left open, that cells are counted over
 MATCHED = 1e-4  # precision at which changes are compared: what an attack may well reach
+_TWICE = 2.0  # as often as by luck, that anybody may pick the right one of some candidates, for noise to leave little
 AS_IS = "nothing is changed"
 _ROUNDED = {
     "numbers are rounded to float16": 2.0**-12,
@@ -435,17 +439,31 @@ def _pictured(row: CeilingExample, one: Looked, observation: Observation, files:
 
 
 def with_ceiling(
-    summary: AttackSummary, before: AttackSummary, ceilings: Sequence[CeilingResult], who: str, things: str
+    summary: AttackSummary,
+    before: AttackSummary,
+    ceilings: Sequence[CeilingResult],
+    who: str,
+    things: str,
+    certificate: CertificateRecord | None = None,
 ) -> AttackSummary:
-    """Return the summary with what the ceiling of its federation makes of "found nothing".
+    """Return the summary with what the ceiling of its federation, or its noise, makes of "found nothing".
 
-    A high one: the information is in the update, and these attacks didn't get it. A low one: little is there to get,
-    whatever power they had. ``before``: the summary before controls.
+    A high one: the information is in the update, and these attacks didn't get it. A low one, or a certificate that
+    rules out more: little is there to get, whatever power they had.
+
+    Args:
+        before: the summary before controls.
+        certificate: what the federation's noise rules out; None: nothing.
     """
     kind = known_type(summary.kind)
     nothing = before.verdict == "not demonstrated" or (before.verdict == "not applicable" and summary.kind is not None)
     if not (kind.ceiling and nothing) or summary.verdict not in ("inconclusive", "not demonstrated"):
         return summary
+    question = kind.question.replace("{things}", things)
+    if certificate is not None and rules_out(certificate):
+        told = in_words(certificate.candidates, certificate.success, "nobody")
+        headline = f"{who} could not {question} with {summary.attack}, and the noise leaves little to find: {told}."
+        return summary.model_copy(update={"verdict": "not demonstrated", "headline": headline})
     own = next((c for c in ceilings if c.federation == summary.federation), None)
     if own is None or own.verdict is None or own.low is None or own.high is None or own.guess is None:
         if summary.verdict == "inconclusive":
@@ -453,7 +471,6 @@ def with_ceiling(
         why = f" ({own.reason})" if own and own.reason else ""
         caution = f"whether the information is in the update isn't known: no ceiling was computed{why}"
         return summary.model_copy(update={"cautions": [*summary.cautions, caution]})
-    question = kind.question.replace("{things}", things)
     if own.verdict == "high":
         told = f"{between(own.low, own.high, own.unit)} could be had, where a guess has {figure(own.guess, own.unit)}"
         headline = f"{who} could not {question} with {summary.attack}, but the information is in the update: {told}."
@@ -467,6 +484,15 @@ def with_ceiling(
         "some candidates it was is another question."
     )
     return summary.model_copy(update={"verdict": "not demonstrated", "headline": headline})
+
+
+def rules_out(certificate: CertificateRecord) -> bool:
+    """Return whether noise leaves little: nobody picks the right one of many candidates twice as often as by luck.
+
+    A server that adds the noise itself sees updates without it.
+    """
+    n = certificate.candidates
+    return not certificate.central and n >= LEAST and certificate.success <= _TWICE / n
 
 
 # --- what changes bring -----------------------------------------------------------------------------------------------

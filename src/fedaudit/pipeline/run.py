@@ -408,8 +408,10 @@ def assess(
         so_far.ceilings = run_ceilings(trials, summaries, recordings, scenario, means, wrong)
     ceilings, drawn = so_far.ceilings or ([], {})
     image_files |= drawn
+    certified = {r.transcript.name: r.history.certificate for r in recordings if r.history is not None}
     summaries = [
-        with_ceiling(s, was, ceilings, adversary.who, things) for s, was in zip(summaries, before, strict=True)
+        with_ceiling(s, was, ceilings, adversary.who, things, certified.get(s.federation))
+        for s, was in zip(summaries, before, strict=True)
     ]
     unverified = {
         r.transcript.name
