@@ -155,6 +155,18 @@ def test_of_a_recording_on_disk(tmp_path: Path, command: Command) -> None:
     assert AuditResult.load(tmp_path / "out" / "results.json").ceilings[0].verdict == "high"
 
 
+def test_without_the_truth_counting_is_left(tmp_path: Path, command: Command) -> None:
+    few = {"model": {"name": "logistic"}, "federations": [{"name": "f", "clients": 1, "batch_size": 16}]}
+    fedaudit.simulate({**BASE, **few, "evaluation": {}}, out=tmp_path / "t", progress=False)
+    for path in (tmp_path / "t").rglob("*truth*"):
+        path.rename(tmp_path / path.name)
+    done = command("ceiling", tmp_path / "t", "--out", tmp_path / "out")
+    refused(done, "no ground truth")
+    assert "(16) are 1,024 numbers, and 650 are sent, so 37 % of their directions are lost" in " ".join(
+        done.err.split()
+    )
+
+
 def test_what_is_shared_shows_no_example(plain: AuditResult) -> None:
     from fedaudit.report.share import shareable
 
