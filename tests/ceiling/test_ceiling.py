@@ -135,6 +135,9 @@ def test_columns_are_taken_where_counting_says_that_they_are_cheap() -> None:
         assert made.exact == (seconds == 0)
         assert len(counted) <= products(300, seconds, BUDGET)
         assert made.error().low == pytest.approx(1 / 101, rel=1e-6)
+    counted = []
+    ceiling_of(replace(message, seconds=10.0, examples=torch.zeros(5, 60).double()), prior, report=counted.append)
+    assert len(counted) <= products(300, 10.0, BUDGET) == 20  # a deep network is looked at roughly
 
 
 def test_what_a_product_takes_is_counted() -> None:

@@ -149,6 +149,18 @@ def test_the_command_computes_ceilings_alone(tmp_path: Path, command: Command) -
         assert word not in page
 
 
+def test_of_a_dear_network_no_change_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedaudit.pipeline.run import ceilings_of
+    from fedaudit.scenario.scenario import Scenario
+
+    monkeypatch.setattr("fedaudit.pipeline.ceilings._ALONE", 0.0)
+    (ceiling,) = ceilings_of(Scenario.model_validate(BASE)).result.ceilings
+    told = {change.text: change for change in ceiling.changes}
+    assert told["nothing is changed"].low is not None
+    assert told["numbers are rounded to 8 bits"].low is not None
+    assert "too long" in (told["fc.weight isn't sent"].reason or "")
+
+
 def test_of_a_recording_on_disk(tmp_path: Path, command: Command) -> None:
     fedaudit.simulate({**BASE, "evaluation": {}}, out=tmp_path / "t", progress=False)
     assert command("ceiling", tmp_path / "t", "--out", tmp_path / "out").code == 0

@@ -19,6 +19,7 @@ WHOLE = 4000  # numbers of the examples, above which J is never taken column by 
 BUDGET = 60.0  # seconds, by counting, that this may take
 _CUBE = 3e-10  # seconds that an eigendecomposition takes, beside the cube of its size
 PROBES, STEPS, MOST = 2, 40, 160
+FEW, LONG = 20, 300.0  # steps of one probe alone, where the usual ones would take more than so many seconds
 MANY = 5000  # numbers, from which one probe tells as closely
 HALF = 0.5  # of what a guess leaves open: where more is left, little is determined
 
@@ -35,10 +36,12 @@ def by_columns(size: int, seconds: float, budget: float) -> bool:
 
 def products(size: int, seconds: float, budget: float) -> int:
     """Return how many products with J and Jᵀ a ceiling takes, where it settles soon; as :func:`by_columns`."""
-    return size if by_columns(size, seconds, budget) else _by_probes(size)
+    return size if by_columns(size, seconds, budget) else _by_probes(size, seconds)
 
 
-def _by_probes(size: int) -> int:
+def _by_probes(size: int, seconds: float = 0.0) -> int:
+    if 2 * STEPS * seconds > LONG:
+        return FEW
     return (2 if size >= MANY else PROBES + 1) * STEPS
 
 
@@ -157,6 +160,8 @@ def ceiling_of(
         one = prior.root(torch.eye(examples[0].numel(), dtype=torch.float64))
         spectrum = exact(derivative.gram(report), torch.block_diag(*[one] * len(examples)), draws)
         return Ceiling(message, prior, spectrum, exact=True)
+    if _by_probes(examples.numel(), message.seconds) == FEW:
+        probes, steps, most, draw = 1, FEW, FEW, False
     half = HALF * prior.variance
 
     def settled(error: Bracket) -> bool:

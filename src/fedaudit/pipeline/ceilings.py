@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedaudit.attacks.inversion.calibration import own_client
 from fedaudit.ceiling import Ceiling, Message, Prior, ceiling_of, message_of, names_of, prior_of, products
-from fedaudit.ceiling.estimate import BUDGET, HALF, PRECISIONS, decibels
+from fedaudit.ceiling.estimate import BUDGET, HALF, PRECISIONS, STEPS, decibels
 from fedaudit.ceiling.prior import LEAST
 from fedaudit.epsilon.certificate import in_words
 from fedaudit.evaluation.finding_types import known_type
@@ -218,7 +218,9 @@ def _key(observation: Observation) -> tuple[int, int]:
 
 
 def quickly(message: Message, prior: Prior, **rest: Any) -> Ceiling:
-    """Return a ceiling as :func:`.ceiling_of` does, by one probe: of changes, which are many."""
+    """Return a ceiling as :func:`.ceiling_of` does, by one probe: of changes; NotApplicable: they are too dear."""
+    if _dear(message):
+        raise NotApplicable("of such a network that takes too long")
     return ceiling_of(message, prior, probes=1, steps=20, most=20, budget=_QUICK, **rest)
 
 
@@ -232,6 +234,10 @@ def told_of(observation: Observation, truth: Truth) -> Message:
     if key not in truth.inputs:
         raise NotApplicable("what the client trained on isn't known; of such an update only the counting bound is")
     return message_of(observation, truth.inputs[key], truth.labels[key])
+
+
+def _dear(message: Message) -> bool:
+    return STEPS * message.seconds > _ALONE
 
 
 def look(
@@ -519,8 +525,9 @@ def _changes(
     def at(noise: float) -> Callable[[], tuple[float, float]]:
         return lambda: told(looked, noise)
 
+    as_rough = not ceiling.exact and not _dear(ceiling.message)
     asked: list[tuple[str, Callable[[], tuple[float, float]]]] = [
-        (AS_IS, lambda: told(looked if ceiling.exact else without()))  # beside what is as rough
+        (AS_IS, lambda: told(without() if as_rough else looked))
     ]
     asked += [(text, at(precision)) for text, precision in _ROUNDED.items() if precision > ceiling.message.relative]
     if (enough := _enough(ceiling)) is not None:
