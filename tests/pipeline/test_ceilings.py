@@ -155,6 +155,7 @@ def test_of_a_dear_network_no_change_is_played(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("fedaudit.pipeline.ceilings._ALONE", 0.0)
     (ceiling,) = ceilings_of(Scenario.model_validate(BASE)).result.ceilings
+    assert ceiling.updates == 1
     told = {change.text: change for change in ceiling.changes}
     assert told["nothing is changed"].low is not None
     assert told["numbers are rounded to 8 bits"].low is not None

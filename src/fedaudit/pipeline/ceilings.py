@@ -185,6 +185,8 @@ def ceiling_on(
             means.check()
             with interrupted(means.deadline, OutOfTime):
                 message = told_of(observation, truth)
+                if looked and _dear(message):
+                    break
                 size = products(message.examples.numel(), message.seconds, budget)
                 report = means.display.stage(f"ceiling of update {number} of {len(observations)} of {federation}", size)
                 units = _ranges(observation, truth).square()
