@@ -120,7 +120,7 @@ def audit(
         request = dataclasses.replace(request, scenario=with_compared_defences(request.scenario))
     limits = limits_of(fail_above, fail_on, fail_below)
     if CEILING in limits.fail_above:
-        asked = request.scenario.evaluation.model_copy(update={"ceiling": True})
+        asked = request.scenario.evaluation.model_copy(update={"ceiling": float(limits.fail_above[CEILING])})
         request = dataclasses.replace(request, scenario=request.scenario.model_copy(update={"evaluation": asked}))
     check_files(request.scenario)
     folder = Path(out) if out else None

@@ -13,9 +13,9 @@ from sklearn.covariance import LedoitWolf
 from torch import Tensor, nn
 
 import fedaudit
-from fedaudit.ceiling import Ceiling, Message, Prior, ceiling_of, message_of, prior_of
+from fedaudit.ceiling import Ceiling, Message, Prior, ceiling_of, message_of, prior_of, products
 from fedaudit.ceiling.derivative import Derivative
-from fedaudit.ceiling.estimate import decibels
+from fedaudit.ceiling.estimate import BUDGET, by_columns, decibels
 from fedaudit.ceiling.spectrum import by_probes, exact
 from fedaudit.modalities import example_kind
 from fedaudit.task.training import TrainingConfig
@@ -98,6 +98,53 @@ def test_probes_enclose_the_exact_error() -> None:
     assert few.low <= many.low + 1e-12
     assert many.high <= few.high + 1e-12
     assert many.high - many.low < few.high - few.low
+
+
+def test_examples_are_probed_apart_where_a_limit_is_asked_for() -> None:
+    """Of a message that tells of one example more than of the other, each against its exact error."""
+    rng = torch.Generator().manual_seed(0)
+    size = 80
+    matrix = torch.zeros(150, 2 * size, dtype=torch.float64)
+    matrix[:, :size] = torch.randn(150, size, generator=rng, dtype=torch.float64)
+    matrix[:, size:] = 0.05 * torch.randn(150, size, generator=rng, dtype=torch.float64)
+    message = replace(linear(matrix, torch.zeros(2, size, dtype=torch.float64), 1.0), seconds=0.001)
+    prior = Prior.of(torch.randn(60, size, generator=rng))
+    whole = ceiling_of(message, prior).each().mean(dim=1)
+    limit = float(whole.mean())
+    made = ceiling_of(message, prior, budget=0.1, limit=limit)
+    assert made.spectrum.error.apart
+    brackets = made.spectrum.error.each(1.0)
+    for bracket, truth in zip(brackets, whole, strict=True):
+        assert bracket.low == pytest.approx(float(truth), rel=0.3)
+        assert not bracket.low < limit <= bracket.high
+    assert made.each().mean(dim=1).tolist() == pytest.approx([bracket.low for bracket in brackets], rel=0.2)
+    assert not ceiling_of(message, prior, budget=0.01, limit=limit).spectrum.error.apart  # too dear
+
+
+def test_columns_are_taken_where_counting_says_that_they_are_cheap() -> None:
+    """A clock has no say: the same update is looked at in the same way on a busy machine."""
+    assert by_columns(3072, 0.013, 60)  # one CIFAR-10 image, a small network
+    assert not by_columns(1024, 0.1, 60)  # as many numbers are dear where a product is
+    assert not by_columns(4100, 0.0, 1e9)
+    assert by_columns(60, 10.0, 0.0)  # fewer products than probes take
+    message = linear(torch.eye(300, dtype=torch.float64), torch.zeros(5, 60, dtype=torch.float64), 0.1)
+    prior = Prior.even(torch.zeros(60), 1.0, "")
+    for seconds in (0.0, 1.0):
+        counted: list[int] = []
+        made = ceiling_of(replace(message, seconds=seconds), prior, report=counted.append)
+        assert made.exact == (seconds == 0)
+        assert len(counted) <= products(300, seconds, BUDGET)
+        assert made.error().low == pytest.approx(1 / 101, rel=1e-6)
+    counted = []
+    ceiling_of(replace(message, seconds=10.0, examples=torch.zeros(5, 60).double()), prior, report=counted.append)
+    assert len(counted) <= products(300, 10.0, BUDGET) == 20  # a deep network is looked at roughly
+
+
+def test_what_a_product_takes_is_counted() -> None:
+    one, four = (found(federations=[{**FEDSGD, "batch_size": n}]).message.seconds for n in (1, 4))
+    steps = found(federations=[{**FEDAVG, "local_steps": 4}]).message.seconds
+    assert one < four < steps
+    assert found(federations=[{**FEDSGD, "batch_size": 4}]).message.seconds == four
 
 
 def test_steps_go_on_until_it_is_settled() -> None:

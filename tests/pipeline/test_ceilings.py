@@ -58,12 +58,48 @@ def test_a_limit_is_exceeded_by_what_any_attack_could_have(plain: AuditResult) -
     assert limit.worst == plain.ceilings[0].examples[0].value
 
 
+def test_probes_go_on_until_a_limit_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    fedsgd = [{"name": "f", "algorithm": "fedsgd", "clients": 2, "batch_size": 4}]
+    noise = [{"name": "d", "client_defence": {"name": "gradient-noise", "variance": 1e-6}}]
+    most = audited(federations=fedsgd, defences=noise).ceilings[0].examples[0].value
+    assert most is not None
+    monkeypatch.setattr("fedaudit.ceiling.estimate.WHOLE", 0)
+    for limit, outcome in ((most - 4, "fail"), (most + 4, "pass")):
+        result = audited(federations=fedsgd, defences=noise, fail_above={"ceiling": limit})
+        assert not result.ceilings[0].exact
+        assert all(e.low is not None and e.high is not None for e in result.ceilings[0].examples)
+        assert result.thresholds[0].outcome == outcome
+        assert result.scenario["evaluation"]["ceiling"] == limit
+    monkeypatch.setattr("fedaudit.ceiling.estimate.BUDGET", 0.0)
+    monkeypatch.setattr("fedaudit.pipeline.ceilings.BUDGET", 0.0)
+    (threshold,) = audited(federations=fedsgd, fail_above={"ceiling": 99}).thresholds
+    assert threshold.outcome == "not tested"
+    assert "don't tell of single ones" in (threshold.reason or "")
+
+
 def test_where_noise_leaves_little_nothing_is_demonstrated() -> None:
     result = audited(defences=NOISE, fail_above={"ceiling": 20})
     assert result.ceilings[0].verdict == "low"
     assert result.summaries[0].verdict == "not demonstrated"
     assert "little to find" in result.summaries[0].headline
     assert result.thresholds[0].outcome == "pass"
+
+
+@pytest.mark.parametrize(
+    ("noise", "where", "proven"), [(20.0, "local", True), (0.5, "local", False), (20.0, "central", False)]
+)
+def test_noise_with_a_low_certificate_leaves_little(noise: float, where: str, proven: bool) -> None:
+    defence = {"name": "dp", "where": where, "clip": 1.0, "noise": noise, "epsilon": None}
+    result = audited(
+        defences=[{"name": "d", "client_defence": defence}], evaluation={"controls": False, "ceiling": False}
+    )
+    history, summary = result.federations[0].history, result.summaries[0]
+    assert history is not None
+    assert history.certificate is not None
+    assert history.certificate.central == (where == "central")
+    assert (history.certificate.success <= 2 / history.certificate.candidates) == (noise > 10)
+    assert summary.verdict == ("not demonstrated" if proven else "inconclusive")
+    assert ("nobody can pick the right one" in summary.headline) == proven
 
 
 def test_without_a_derivative_the_reason_is_told() -> None:
@@ -106,13 +142,42 @@ def test_the_command_computes_ceilings_alone(tmp_path: Path, command: Command) -
     assert known == sorted(known)
     assert min(known) < (changes[0].low or 0)
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "What any attack could get" in page
+    assert "<title>What any attack could get: audit</title>" in page
+    assert "no attack was run" in page
+    assert "fedaudit ceiling scenario.yaml" in page
+    for word in ("No attack was aimed", 'id="results"', 'id="mapping"', "fedaudit verify", "--fail-above psnr"):
+        assert word not in page
+
+
+def test_of_a_dear_network_no_change_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedaudit.pipeline.run import ceilings_of
+    from fedaudit.scenario.scenario import Scenario
+
+    monkeypatch.setattr("fedaudit.pipeline.ceilings._ALONE", 0.0)
+    (ceiling,) = ceilings_of(Scenario.model_validate(BASE)).result.ceilings
+    assert ceiling.updates == 1
+    told = {change.text: change for change in ceiling.changes}
+    assert told["nothing is changed"].low is not None
+    assert told["numbers are rounded to 8 bits"].low is not None
+    assert "too long" in (told["fc.weight isn't sent"].reason or "")
 
 
 def test_of_a_recording_on_disk(tmp_path: Path, command: Command) -> None:
     fedaudit.simulate({**BASE, "evaluation": {}}, out=tmp_path / "t", progress=False)
     assert command("ceiling", tmp_path / "t", "--out", tmp_path / "out").code == 0
     assert AuditResult.load(tmp_path / "out" / "results.json").ceilings[0].verdict == "high"
+
+
+def test_without_the_truth_counting_is_left(tmp_path: Path, command: Command) -> None:
+    few = {"model": {"name": "logistic"}, "federations": [{"name": "f", "clients": 1, "batch_size": 16}]}
+    fedaudit.simulate({**BASE, **few, "evaluation": {}}, out=tmp_path / "t", progress=False)
+    for path in (tmp_path / "t").rglob("*truth*"):
+        path.rename(tmp_path / path.name)
+    done = command("ceiling", tmp_path / "t", "--out", tmp_path / "out")
+    refused(done, "no ground truth")
+    assert "(16) are 1,024 numbers, and 650 are sent, so 37 % of their directions are lost" in " ".join(
+        done.err.split()
+    )
 
 
 def test_what_is_shared_shows_no_example(plain: AuditResult) -> None:

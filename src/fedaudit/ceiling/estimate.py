@@ -15,15 +15,34 @@ from fedaudit.ceiling.prior import Prior
 from fedaudit.ceiling.spectrum import Bracket, Spectrum, by_probes, exact
 
 PRECISIONS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # to which an update is matched, beside its length
-WHOLE = 1100  # numbers of the examples, up to which J is taken column by column
+WHOLE = 4000  # numbers of the examples, above which J is never taken column by column
+BUDGET = 60.0  # seconds, by counting, that this may take
+_CUBE = 3e-10  # seconds that an eigendecomposition takes, beside the cube of its size
 PROBES, STEPS, MOST = 2, 40, 160
+FEW, LONG = 20, 300.0  # steps of one probe alone, where the usual ones would take more than so many seconds
 MANY = 5000  # numbers, from which one probe tells as closely
 HALF = 0.5  # of what a guess leaves open: where more is left, little is determined
 
 
-def products(unknowns: int) -> int:
-    """Return how many products with J and Jᵀ a ceiling of so many unknown numbers takes, where it settles soon."""
-    return unknowns if unknowns <= WHOLE else (2 if unknowns >= MANY else PROBES + 1) * STEPS
+def by_columns(size: int, seconds: float, budget: float) -> bool:
+    """Return whether J is taken column by column, of so many unknown numbers: probes don't tell as closely.
+
+    Args:
+        seconds: that a product takes, see :class:`Message`.
+        budget: seconds that all of it may take. Where it takes no more than probes it is done anyway.
+    """
+    return size <= _by_probes(size) or (size <= WHOLE and size * seconds + _CUBE * size**3 <= budget)
+
+
+def products(size: int, seconds: float, budget: float) -> int:
+    """Return how many products with J and Jᵀ a ceiling takes, where it settles soon; as :func:`by_columns`."""
+    return size if by_columns(size, seconds, budget) else _by_probes(size, seconds)
+
+
+def _by_probes(size: int, seconds: float = 0.0) -> int:
+    if 2 * STEPS * seconds > LONG:
+        return FEW
+    return (2 if size >= MANY else PROBES + 1) * STEPS
 
 
 @dataclass(frozen=True)
@@ -114,17 +133,21 @@ def ceiling_of(
     probes: int | None = None,
     steps: int = STEPS,
     most: int = MOST,
-    whole: int = WHOLE,
+    budget: float = BUDGET,
     draw: bool = True,
     keep: Sequence[bool] | None = None,
+    limit: float | None = None,
     report: Callable[[int], None] = lambda _: None,
 ) -> Ceiling:
     """Return the ceiling of one update.
 
     Args:
-        probes, steps, most, draw: where it has more than ``whole`` unknown numbers, see :func:`.by_probes`; two probes,
-            or of many numbers one, unless told otherwise.
+        probes, steps, most, draw: where it isn't by columns, see :func:`.by_probes`; two probes, or of many numbers
+            one, unless told otherwise.
+        budget: see :func:`by_columns`.
         keep: of every tensor that is sent, whether it still is; None: all are.
+        limit: mean squared error of an example, of which it is asked whether it is above: probes go on until that is
+            settled, of each example apart where the budget pays for it.
         report: is told of every product with J and Jᵀ, see :func:`products`.
     """
     weights = 1 / message.noise
@@ -133,10 +156,17 @@ def ceiling_of(
         parts = message.sent(examples)
         weights = torch.cat([w * k for w, k in zip(weights.split([p.numel() for p in parts]), keep, strict=True)])
     derivative = Derivative(message.sent, examples, weights)
-    if examples.numel() <= whole:
+    if by_columns(examples.numel(), message.seconds, budget):
         one = prior.root(torch.eye(examples[0].numel(), dtype=torch.float64))
         spectrum = exact(derivative.gram(report), torch.block_diag(*[one] * len(examples)), draws)
         return Ceiling(message, prior, spectrum, exact=True)
+    if _by_probes(examples.numel(), message.seconds) == FEW:
+        probes, steps, most, draw = 1, FEW, FEW, False
+    half = HALF * prior.variance
+
+    def settled(error: Bracket) -> bool:
+        return not error.low <= half < error.high and (limit is None or not error.low < limit <= error.high)
+
     spectrum = by_probes(
         derivative.normal,
         prior.root,
@@ -146,7 +176,8 @@ def ceiling_of(
         generator=draws,
         draw=draw,
         most=most,
-        settled=lambda error: error.high <= HALF * prior.variance or error.low > HALF * prior.variance,
+        settled=settled,
+        apart=limit is not None and len(examples) * steps * message.seconds <= budget,
         report=report,
     )
     return Ceiling(message, prior, spectrum, exact=False)

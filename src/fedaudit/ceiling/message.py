@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedaudit.attacks.inversion.engines.reference import one_gradient, unrolled
 from fedaudit.attacks.local_training import before_optimiser
@@ -21,6 +22,8 @@ _OFF = 1e-3  # relative error of an update without a defence, above which the fa
 _UNEXPLAINED = 0.7  # the same of one with a defence that declares no noise: what is left of it isn't noise
 _NOISE_OFF = 2.0  # times as far off as declared noise makes it
 _HALF_STEP = 2.0**-25  # of a float32 beside its size
+_OF_A_STEP, _RATE = 1.5e-3, 2e10  # seconds that a step's calls take; operations a second, of one core
+_PRODUCT = 4  # times as many operations as what is sent takes
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Message:
         why: what limits the numbers' precision, in words.
         relative: the noise's length beside the update's.
         sure: whether what isn't modelled is known to be noise: if not, more may be told of the examples.
+        seconds: what a product with J and Jᵀ takes, about: by counting, so that nothing depends on a clock.
     """
 
     sent: Sent
@@ -44,6 +48,7 @@ class Message:
     why: str
     relative: float
     sure: bool = True
+    seconds: float = 0.0
 
     @property
     def numbers(self) -> int:
@@ -85,7 +90,8 @@ def message_of(observation: Observation, inputs: Tensor, labels: Tensor) -> Mess
     examples = inputs[first].double()
     sent = _function(observation, labels, uses)
     try:
-        parts = [part.detach() for part in sent(examples)]
+        with FlopCounterMode(display=False) as counted:
+            parts = [part.detach() for part in sent(examples)]
     except (RuntimeError, TypeError, ValueError) as error:
         raise NotApplicable(f"the model can't be computed in float64: {str(error).splitlines()[0]}") from None
     names = names_of(observation)
@@ -93,7 +99,9 @@ def message_of(observation: Observation, inputs: Tensor, labels: Tensor) -> Mess
     noise, why, relative, sure = _precision(sent_values, parts, known)
     if update.training is not None and update.training.optimiser != "sgd" and update.training.local_steps == 1:
         sure = False  # nearly signs, which tell more than their derivative
-    return Message(sent, examples, uses, noise, why, relative, sure)
+    steps = update.training.local_steps if update.training else 1
+    seconds = _OF_A_STEP * steps + _PRODUCT * counted.get_total_flops() / _RATE
+    return Message(sent, examples, uses, noise, why, relative, sure, seconds)
 
 
 def _once(prints: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,19 +26,27 @@ class Rule:
     """Nodes λ and weights (p, k) of a probe's quadrature of vᵀ(1 + A/σ²)⁻¹v, and of one that errs above.
 
     Gauss's rule tells too little, for all even derivatives of 1/(1 + λ/σ²) are positive; Radau's, with a node at 0,
-    too much (Golub and Meurant 1994). Without ``above`` it is exact.
+    too much (Golub and Meurant 1994). Without ``above`` it is exact. ``apart``: every probe is of one example alone.
     """
 
     values: Tensor
     weights: Tensor
     above: tuple[Tensor, Tensor] | None = None
+    apart: bool = False
 
     def at(self, sigma: float) -> Bracket:
         """Return the mean over probes."""
+        each = self.each(sigma)
+        low, high = (sum(one[side] for one in each) / len(each) for side in (0, 1))
+        highs = torch.tensor([one.high for one in each], dtype=torch.float64)
+        spread = float(highs.std() / len(each) ** 0.5) if len(each) > 1 and not self.apart else 0.0
+        return Bracket(low, max(high, low), spread)
+
+    def each(self, sigma: float) -> list[Bracket]:
+        """Return the same of every probe."""
         low = _left(self.values, self.weights, sigma)
         high = low if self.above is None else _left(*self.above, sigma)
-        spread = float(high.std() / len(high) ** 0.5) if len(high) > 1 else 0.0
-        return Bracket(float(low.mean()), max(float(high.mean()), float(low.mean())), spread)
+        return [Bracket(*both) for both in zip(low.tolist(), high.tolist(), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,7 @@ def by_probes(
     draw: bool = True,
     most: int = 0,
     settled: Callable[[Bracket], bool] = lambda _: True,
+    apart: bool = False,
     report: Callable[[int], None] = lambda _: None,
 ) -> Spectrum:
     """Return the same by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017), reorthogonalised.
@@ -130,33 +139,43 @@ def by_probes(
         steps: of Lanczos, each a product with J and Jᵀ: for every probe, and for the draw.
         draw: whether directions are counted and other examples drawn; without it these are made of the first probe.
         most, settled: as many steps more as the first probe's bracket of the error isn't settled, up to ``most``.
+        apart: one probe an example instead, of it alone, each of which goes on until it is settled.
         report: is told of every product.
     """
     size = torch.Size(shape).numel()
-    signs = torch.randint(2, (probes, size), generator=generator).double() * 2 - 1
+    signs = torch.randint(2, (1 if apart else probes, size), generator=generator).double() * 2 - 1
+    if apart:
+        signs = torch.block_diag(*signs.view(shape[0], 1, -1))
+    share = size / shape[0] if apart else size  # numbers that a probe is of
+    going_on = shape[0] if apart else 1
     start = torch.randn(size, generator=generator, dtype=torch.float64)
 
     def enough(one: _Krylov) -> bool:
-        return settled(_rule([one], size).at(1.0))
+        return settled(_rule([one], share).at(1.0))
 
-    found = [_lanczos(normal, root, root(signs[0].view(shape)), steps, report, max(most, steps), enough)]
-    steps = len(found[0].values)
-    found += [_lanczos(normal, root, root(sign.view(shape)), steps, report) for sign in signs[1:]]
+    found = [
+        _lanczos(normal, root, root(sign.view(shape)), steps, report, max(most, steps), enough)
+        for sign in signs[:going_on]
+    ]
+    steps = max(len(one.values) for one in found)
+    found += [_lanczos(normal, root, root(sign.view(shape)), steps, report) for sign in signs[going_on:]]
     of_draw = _lanczos(normal, root, start.view(shape), steps, report) if draw else found[0]
 
     def each(sigma: float) -> Tensor:
-        return torch.stack(
+        told = torch.stack(
             [sign * one.applied(lambda v: 1 / (1 + v / sigma**2)) for sign, one in zip(signs, found, strict=True)]
-        ).mean(dim=0)
+        )
+        return told.sum(dim=0) if apart else told.mean(dim=0)
 
     def other(sigma: float) -> Tensor:
         return of_draw.applied(lambda v: 1 / (1 + v / sigma**2).sqrt())
 
-    share = _rule([of_draw], of_draw.norm**2)
-    return Spectrum(_rule(found, size), share, each, other, float(max(one.values[-1] for one in found)))
+    left_open = _rule([of_draw], of_draw.norm**2)
+    error = _rule(found, share, apart=apart)
+    return Spectrum(error, left_open, each, other, float(max(one.values[-1] for one in found)))
 
 
-def _rule(found: list[_Krylov], size: float) -> Rule:
+def _rule(found: list[_Krylov], size: float, *, apart: bool = False) -> Rule:
     most = max(len(one.values) for one in found)
 
     def padded(part: Callable[[_Krylov], Tensor]) -> Tensor:
@@ -169,6 +188,7 @@ def _rule(found: list[_Krylov], size: float) -> Rule:
         padded(lambda one: one.values),
         padded(lambda one: one.norm**2 / size * one.vectors[0].square()),
         (padded(lambda one: one.above[0]), padded(lambda one: one.norm**2 / size * one.above[1].square())),
+        apart,
     )
 
 

@@ -44,6 +44,7 @@ def ceiling(
     task = options.task_of(mean, std, input_shape, batch_norm, task_file)
     own = options.own_parts(model, checkpoint, loss, task, rounds)
     limits = options.limits_of(fail_above, None, None, None)
+    limit = limits["fail_above"].get("ceiling")
     options.check_data_dir(data_dir)
     recording = source is not None and source.is_dir()
     of_recording = {"--model": model, "--checkpoint": checkpoint, "--loss": loss, "--rounds": rounds, "--mean": mean}
@@ -62,11 +63,11 @@ def ceiling(
         raise BadInput(f"'{out}' holds another report: take another folder with --out, or --overwrite")
     if source is not None and recording:
         request = offline.AttackRequest(transcript=source, **own, seed=seed, truth=truth)
-        finished = offline.ceilings_of(request)
+        finished = offline.ceilings_of(request, limit=limit)
     else:
         loaded = options.scenario_of(source, settings, seed)
         with live_display() as display:
-            finished = run.ceilings_of(loaded, data_dir=data_dir, display=display)
+            finished = run.ceilings_of(loaded, data_dir=data_dir, display=display, limit=limit)
     if (out / "results.json").exists():
         clear(out)
     finished = finished.held_to(Limits(**limits))

@@ -193,14 +193,20 @@ def _ceiling(limit: float, summaries: Sequence[AttackSummary], ceilings: Sequenc
             return Threshold(**row, reason=f"{federation}: {own.text if own else _NO_CEILING}")
         if own.unit == "share of cells" and not 0 <= limit <= 1:
             return Threshold(**row, reason=f"{federation}: of tables it is a share of cells, so a limit is from 0 to 1")
-        most = own.examples[0].value if own.examples else None  # an update doesn't determine all its examples alike
-        low = own.low if most is None else max(own.low, most)
-        high = max(own.high, low)
+        ends = [(e.value if e.low is None else e.low, e.value if e.high is None else e.high) for e in own.examples]
+        low = max([own.low, *(e for e, _ in ends if e is not None)])  # an update doesn't determine all alike
+        told = [e for _, e in ends if e is not None]
+        high = max([own.high, low] if len(told) < len(ends) else [low, *told])
         if low > limit:
             where = f"the most exposed example of {federation}"
             return Threshold(**{**row, "worst": low, "where": where, "exceeded": True, "outcome": "fail"})
-        if high > limit or most is None:
-            return Threshold(**row, reason=f"{federation}: it is between {own.low:.3g} and {own.high:.3g} on average")
+        if not told or len(told) < len(ends):
+            why = "probes of all examples at once don't tell of single ones"
+            between = f"it is between {own.low:.3g} and {own.high:.3g} on average"
+            return Threshold(**row, reason=f"{federation}: {why}; {between}")
+        if high > limit:
+            why = f"it is between {low:.3g} and {high:.3g} of the most exposed example, and more probes tell no closer"
+            return Threshold(**row, reason=f"{federation}: {why}")
         worst = max(worst or (high, ""), (high, f"the most exposed example of {federation}"))
     if worst is None:
         return Threshold(**row, reason=_NO_CEILING)

@@ -97,7 +97,7 @@ def ceiling_check(
         given = None if isinstance(settings.loss, str) else settings.loss or copy.deepcopy(update.seen.criterion)
         module = _recorded(place / "recording", update, index, settings, sanitised)
         request = offline.AttackRequest(transcript=place / "recording", model=module, loss=given, progress=False)
-        found = offline.ceilings_of(request, changes=False)
+        found = offline.ceilings_of(request, changes=False, limit=settings.fail_above[CEILING])
     limits = Limits({CEILING: settings.fail_above[CEILING]})
     (threshold,) = check_limits(limits, [], [], found.result.data.kind or "image", ceilings=found.result.ceilings)
     if threshold.outcome == "not tested":

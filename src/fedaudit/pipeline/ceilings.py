@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +16,9 @@ from torch import Tensor
 
 from fedaudit.attacks.inversion.calibration import own_client
 from fedaudit.ceiling import Ceiling, Message, Prior, ceiling_of, message_of, names_of, prior_of, products
-from fedaudit.ceiling.estimate import HALF, PRECISIONS, decibels
+from fedaudit.ceiling.estimate import BUDGET, HALF, PRECISIONS, STEPS, decibels
+from fedaudit.ceiling.prior import LEAST
+from fedaudit.epsilon.certificate import in_words
 from fedaudit.evaluation.finding_types import known_type
 from fedaudit.evaluation.limits import POWERLESS
 from fedaudit.evaluation.rows import cells_within
@@ -29,6 +33,7 @@ from fedaudit.results import (
     CeilingPoint,
     CeilingResult,
 )
+from fedaudit.results.epsilon import CertificateRecord
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation
@@ -40,12 +45,14 @@ from fedaudit.utils.seeds import derive_seed, generator
 
 _SHARE = 0.2  # of the attacks' work, that ceilings may take where nobody asked for them
 _PASSES = 2.0  # of an attack's iteration, that a product with J and Jᵀ costs
+_ALONE, _QUICK = 180.0, 2.0  # budgets of seconds for columns: where ceilings alone are asked for, and of changes
 UPDATES = 3  # of a federation, that are looked at
 _SHOWN = 3  # examples with pictures
 TOLD = (1e-5, 1e-3)  # precisions of which other examples are drawn, beside the message's own
 _CLOSE = 1.0  # dB, between what is told at least and at most, below which single examples are told, too
 _DRAWS = 16  # of what is left open, that cells are counted over
 MATCHED = 1e-4  # precision at which changes are compared: what an attack may well reach
+_TWICE = 2.0  # as often as by luck, that anybody may pick the right one of some candidates, for noise to leave little
 AS_IS = "nothing is changed"
 _ROUNDED = {
     "numbers are rounded to float16": 2.0**-12,
@@ -91,41 +98,56 @@ def run_ceilings(
         seen = {(m.round, m.client): t.observation for t in own if len(t.observation.messages) == 1
                 for m in t.observation.messages}  # fmt: skip
         beside = recording.transcript.sent
-        if asked is False or not seen or (leaks and not asked) or beside.no_updates or beside.by_client():
+        if asked is False or not seen or (leaks and asked is None) or beside.no_updates or beside.by_client():
             continue
-        first = [*seen.values()][:UPDATES]
-        if not asked:
+        first, budget = [*seen.values()][:UPDATES], BUDGET
+        if asked is None:
             spent = sum(t.work for t in own if not isinstance(t.outcome, NotApplicable) or _set_aside(t))
-            first = _affordable(first, recording.truth, _SHARE * spent)
+            first, budget = _affordable(first, recording.truth, _SHARE * spent)
         if not first:
             continue
         if name in wrong:
             found.append(none(name, wrong[name]))
             continue
-        result, pictures = ceiling_on(recording.truth, first, seed=scenario.seed, means=means)
+        limit = limit_of(scenario)
+        result, pictures = ceiling_on(
+            recording.truth, first, seed=scenario.seed, means=means, budget=budget, limit=limit
+        )
         found.append(result)
         files |= pictures
     return found, files
+
+
+def limit_of(scenario: Scenario) -> float | None:
+    """Return of which ceiling it is asked whether it is above."""
+    asked = scenario.evaluation.ceiling
+    return None if asked is None or isinstance(asked, bool) else float(asked)
 
 
 def _set_aside(trial: Trial) -> bool:
     return isinstance(trial.outcome, OutOfTime) or str(trial.outcome) == POWERLESS
 
 
-def _affordable(seen: Sequence[Observation], truth: Truth, work: float) -> list[Observation]:
-    """Return the first updates whose ceilings take no more work than that."""
-    kept: list[Observation] = []
-    for observation in seen:
-        message = observation.single()
-        inputs = truth.inputs.get((message.round, message.client))
-        if inputs is None:
-            continue
-        n = message.update.num_examples
-        work -= _PASSES * products(inputs.numel()) * n
-        if work < 0:
-            break
-        kept.append(observation)
-    return kept
+def _affordable(seen: Sequence[Observation], truth: Truth, work: float) -> tuple[list[Observation], float]:
+    """Return the first updates whose ceilings take no more work, with the budget for columns: none, if that decides."""
+    for budget in (BUDGET, 0.0):
+        kept, left = list[Observation](), work
+        for observation in seen:
+            if (inputs := truth.inputs.get(_key(observation))) is None:
+                continue
+            each, size, seconds = _PASSES * observation.single().update.num_examples, inputs.numel(), 0.0
+            if each * products(size, math.inf, 0.0) > left:
+                break
+            with suppress(NotApplicable):
+                message = told_of(observation, truth)
+                size, seconds = message.examples.numel(), message.seconds
+            left -= each * products(size, seconds, budget)
+            if left < 0:
+                break
+            kept.append(observation)
+        if kept:
+            return kept, budget
+    return [], 0.0
 
 
 def none(federation: str, reason: str) -> CeilingResult:
@@ -134,7 +156,14 @@ def none(federation: str, reason: str) -> CeilingResult:
 
 
 def ceiling_on(
-    truth: Truth, observations: Sequence[Observation], *, seed: int, means: Means, changes: bool = False
+    truth: Truth,
+    observations: Sequence[Observation],
+    *,
+    seed: int,
+    means: Means,
+    changes: bool = False,
+    budget: float | None = None,
+    limit: float | None = None,
 ) -> tuple[CeilingResult, dict[str, Tensor]]:
     """Return the ceiling of some updates of one federation, and pictures; why there is none, as a result.
 
@@ -142,17 +171,29 @@ def ceiling_on(
         truth: what the clients trained on.
         observations: one an update.
         changes: whether it is computed what changes of the federation bring.
+        budget: see :func:`.by_columns`, for each update; None: more with changes, which are asked for alone. Where the
+            time that is left may not suffice, it is small.
+        limit: see :func:`limit_of`.
     """
+    budget = budget if budget is not None else _ALONE if changes else BUDGET
+    if means.deadline is not None and 2 * budget * len(observations) > means.deadline - time.time():
+        budget = _QUICK
     looked: list[Looked] = []
     federation, reason = observations[0].federation, ""
-    sizes = [products(truth.inputs[key].numel()) for o in observations if (key := _key(o)) in truth.inputs]
-    report = means.display.stage(f"ceiling of {len(observations)} updates of {federation}", max(1, sum(sizes)))
-    done = itertools.count(1)
-    for observation in observations:
+    for number, observation in enumerate(observations, start=1):
         try:
             means.check()
             with interrupted(means.deadline, OutOfTime):
-                looked.append(look(observation, truth, seed=seed, report=lambda _: report(next(done))))
+                message = told_of(observation, truth)
+                if looked and _dear(message):
+                    break
+                size = products(message.examples.numel(), message.seconds, budget)
+                report = means.display.stage(f"ceiling of update {number} of {len(observations)} of {federation}", size)
+                units = _ranges(observation, truth).square()
+                of_cells = len(truth.candidates.shape) == 2
+                mark = None if limit is None or of_cells else 10 ** (-limit / 10) * float(units.mean())
+                compute = partial(ceiling_of, budget=budget, limit=mark, report=_counted(report))
+                looked.append(look(observation, truth, seed=seed, compute=compute, message=message))
         except NotApplicable as error:
             reason = reason or str(error)
     if not looked:
@@ -168,14 +209,37 @@ def ceiling_on(
     return result, files
 
 
+def _counted(report: Report) -> Report:
+    done = itertools.count(1)
+    return lambda _: report(next(done))
+
+
 def _key(observation: Observation) -> tuple[int, int]:
     message = observation.single()
     return message.round, message.client
 
 
 def quickly(message: Message, prior: Prior, **rest: Any) -> Ceiling:
-    """Return a ceiling as :func:`.ceiling_of` does, by one probe: of changes, which are many."""
-    return ceiling_of(message, prior, probes=1, steps=20, most=20, whole=300, **rest)
+    """Return a ceiling as :func:`.ceiling_of` does, by one probe: of changes; NotApplicable: they are too dear."""
+    if _dear(message):
+        raise NotApplicable("of such a network that takes too long")
+    return ceiling_of(message, prior, probes=1, steps=20, most=20, budget=_QUICK, **rest)
+
+
+def told_of(observation: Observation, truth: Truth) -> Message:
+    """Return what an update is a function of.
+
+    Raises:
+        NotApplicable: see :func:`.message_of`; or its truth isn't known.
+    """
+    key = _key(observation)
+    if key not in truth.inputs:
+        raise NotApplicable("what the client trained on isn't known; of such an update only the counting bound is")
+    return message_of(observation, truth.inputs[key], truth.labels[key])
+
+
+def _dear(message: Message) -> bool:
+    return STEPS * message.seconds > _ALONE
 
 
 def look(
@@ -184,21 +248,14 @@ def look(
     *,
     seed: int,
     compute: Callable[..., Ceiling] = ceiling_of,
-    report: Report = lambda _: None,
+    message: Message | None = None,
 ) -> Looked:
-    """Return the ceiling of one update.
-
-    Raises:
-        NotApplicable: see :func:`.message_of`; or its truth isn't known.
-    """
+    """Return the ceiling of one update; ``message``: what :func:`told_of` returns of it, whose errors it raises."""
     key, kind = _key(observation), observation.task_info.example_kind
-    if key not in truth.inputs:
-        raise NotApplicable("what the client trained on isn't known; of such an update only the counting bound is")
-    inputs, labels = truth.inputs[key], truth.labels[key]
-    message = message_of(observation, inputs, labels)
+    message = message or told_of(observation, truth)
     victims = torch.cat([*truth.inputs.values()])
     prior = prior_of(kind, truth.candidates, victims)
-    found = compute(message, prior, seed=derive_seed(seed, "ceiling", *map(str, key)), report=report)
+    found = compute(message, prior, seed=derive_seed(seed, "ceiling", *map(str, key)))
     units = _ranges(observation, truth)
     each = found.each() / units.square()
     plain = float(found.each().mean())
@@ -344,6 +401,10 @@ def _examples(
                 observation.task_info, truth, many, many + own * torch.randn(many.shape, generator=draws)
             )
         row = CeilingExample(round=one.key[0], client=one.key[1], place=place, value=value)
+        if one.ceiling.spectrum.error.apart:
+            told = one.ceiling.spectrum.error.each(1.0)[place]
+            ends = decibels(told.high * one.scale), decibels(told.low * one.scale)
+            row = row.model_copy(update={"low": ends[0], "high": max(ends)})
         if rank < _SHOWN and len(kind.axes) > 1:
             row = _pictured(row, one, observation, files)
         found.append(row)
@@ -386,17 +447,31 @@ def _pictured(row: CeilingExample, one: Looked, observation: Observation, files:
 
 
 def with_ceiling(
-    summary: AttackSummary, before: AttackSummary, ceilings: Sequence[CeilingResult], who: str, things: str
+    summary: AttackSummary,
+    before: AttackSummary,
+    ceilings: Sequence[CeilingResult],
+    who: str,
+    things: str,
+    certificate: CertificateRecord | None = None,
 ) -> AttackSummary:
-    """Return the summary with what the ceiling of its federation makes of "found nothing".
+    """Return the summary with what the ceiling of its federation, or its noise, makes of "found nothing".
 
-    A high one: the information is in the update, and these attacks didn't get it. A low one: little is there to get,
-    whatever power they had. ``before``: the summary before controls.
+    A high one: the information is in the update, and these attacks didn't get it. A low one, or a certificate that
+    rules out more: little is there to get, whatever power they had.
+
+    Args:
+        before: the summary before controls.
+        certificate: what the federation's noise rules out; None: nothing.
     """
     kind = known_type(summary.kind)
     nothing = before.verdict == "not demonstrated" or (before.verdict == "not applicable" and summary.kind is not None)
     if not (kind.ceiling and nothing) or summary.verdict not in ("inconclusive", "not demonstrated"):
         return summary
+    question = kind.question.replace("{things}", things)
+    if certificate is not None and rules_out(certificate):
+        told = in_words(certificate.candidates, certificate.success, "nobody")
+        headline = f"{who} could not {question} with {summary.attack}, and the noise leaves little to find: {told}."
+        return summary.model_copy(update={"verdict": "not demonstrated", "headline": headline})
     own = next((c for c in ceilings if c.federation == summary.federation), None)
     if own is None or own.verdict is None or own.low is None or own.high is None or own.guess is None:
         if summary.verdict == "inconclusive":
@@ -404,7 +479,6 @@ def with_ceiling(
         why = f" ({own.reason})" if own and own.reason else ""
         caution = f"whether the information is in the update isn't known: no ceiling was computed{why}"
         return summary.model_copy(update={"cautions": [*summary.cautions, caution]})
-    question = kind.question.replace("{things}", things)
     if own.verdict == "high":
         told = f"{between(own.low, own.high, own.unit)} could be had, where a guess has {figure(own.guess, own.unit)}"
         headline = f"{who} could not {question} with {summary.attack}, but the information is in the update: {told}."
@@ -418,6 +492,15 @@ def with_ceiling(
         "some candidates it was is another question."
     )
     return summary.model_copy(update={"verdict": "not demonstrated", "headline": headline})
+
+
+def rules_out(certificate: CertificateRecord) -> bool:
+    """Return whether noise leaves little: nobody picks the right one of many candidates twice as often as by luck.
+
+    A server that adds the noise itself sees updates without it.
+    """
+    n = certificate.candidates
+    return not certificate.central and n >= LEAST and certificate.success <= _TWICE / n
 
 
 # --- what changes bring -----------------------------------------------------------------------------------------------
@@ -444,7 +527,10 @@ def _changes(
     def at(noise: float) -> Callable[[], tuple[float, float]]:
         return lambda: told(looked, noise)
 
-    asked: list[tuple[str, Callable[[], tuple[float, float]]]] = [(AS_IS, lambda: told(without()))]
+    as_rough = not ceiling.exact and not _dear(ceiling.message)
+    asked: list[tuple[str, Callable[[], tuple[float, float]]]] = [
+        (AS_IS, lambda: told(without() if as_rough else looked))
+    ]
     asked += [(text, at(precision)) for text, precision in _ROUNDED.items() if precision > ceiling.message.relative]
     if (enough := _enough(ceiling)) is not None:
         asked.append((f"even noise {enough:.2g} times as long as the update is added", at(enough)))

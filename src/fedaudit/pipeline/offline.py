@@ -21,6 +21,7 @@ from torch import nn
 
 from fedaudit.attacks import Attack, Finding, ImageFinding, make_attack
 from fedaudit.attacks.base import Attacks, attacks_of
+from fedaudit.attacks.inversion.calibration import distinct
 from fedaudit.evaluation import Limits
 from fedaudit.evaluation.limits import CEILING
 from fedaudit.modalities import ExampleKind
@@ -50,7 +51,6 @@ from fedaudit.utils.folders import check_folder, inside
 from fedaudit.utils.progress import live_display
 
 NO_TRUTH = "there is no ground truth beside the transcript to evaluate findings by; say where it is (truth)"
-_COUNTED = "without it only counting is left: examples of more numbers than are sent aren't determined"
 NO_LIMITS_WITHOUT_TRUTH = (
     "fail_above=…, fail_below=… and fail_on=… need the ground truth to evaluate by, and there is none beside the "
     "transcript"
@@ -237,7 +237,7 @@ def attacked(request: AttackRequest) -> Findings:
 def audited(request: AttackRequest, limits: Limits, *, controls: bool = True) -> Audit:
     """Run attacks on a transcript, evaluate what they found, and write the report into the folder, if there is one."""
     without = NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH
-    ceiling = True if CEILING in limits.fail_above else None
+    ceiling = limits.fail_above.get(CEILING)
     with request.means() as means:
         found = planned_attacks(request, means, without_truth=without)
         means = replace(means, store=found.store)
@@ -271,7 +271,9 @@ def attack_transcript(request: AttackRequest, means: Means, *, without_truth: st
     return replace(found, trials=run_trials(calibrated(found.trials, means), means))
 
 
-def planned_attacks(request: AttackRequest, means: Means, *, without_truth: str | None = None) -> Findings:
+def planned_attacks(
+    request: AttackRequest, means: Means, *, without_truth: str | Callable[[Transcript], str] | None = None
+) -> Findings:
     """Return what is to be run on a transcript: no trial has been, but what doesn't apply has its reason.
 
     A recording's records are drawn first (:mod:`fedaudit.pipeline.recorded_records`), where an attack may ask about
@@ -304,7 +306,7 @@ def planned_attacks(request: AttackRequest, means: Means, *, without_truth: str 
     if transcript.recording and isinstance(truth, Path) and truth.is_dir():
         transcript = with_truth(transcript, truth)
     if truth is None and without_truth is not None:
-        raise BadInput(without_truth)
+        raise BadInput(without_truth if isinstance(without_truth, str) else without_truth(transcript))
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
         loaded, recorded, *_ = _open_truth(truth, transcript)
         transcript = with_known_victims(transcript, loaded)
@@ -391,7 +393,7 @@ def opened(
     *,
     means: Means,
     controls: bool = True,
-    ceiling: bool | None = None,
+    ceiling: float | None = None,
 ) -> Opened:
     """Return the transcript with the truth to evaluate by; see :func:`evaluate_findings`.
 
@@ -424,7 +426,7 @@ def opened(
                     "max_clients": None,
                     "attacked_federations": None,
                     "controls": controls,
-                    "ceiling": ceiling,
+                    "ceiling": None if ceiling is None else float(ceiling),
                     "compare_defences": False,
                 }
             ),
@@ -452,17 +454,36 @@ def opened(
     )
 
 
-def ceilings_of(request: AttackRequest, *, changes: bool = True) -> Audit:
+def _counted(transcript: Transcript) -> str:
+    """Return that there is no truth, and what counting says of the first update without it."""
+    seen = observe(transcript, ThreatModel())
+    if seen.sent.by_client() is not None or seen.sent.no_updates:
+        return NO_TRUTH
+    first = seen.split()[0]
+    sent = sum(value.numel() for value in first.single().update.tensors.values())
+    examples = distinct(first)
+    unknown = examples * math.prod(transcript.task_info.input_shape)
+    lost = (
+        f"so {100 * (1 - sent / unknown):.0f} % of their directions are lost at least"
+        if unknown > sent
+        else "which may suffice"
+    )
+    things = first.task_info.example_kind.plural
+    told = f"the {things} of the first update ({examples}) are {unknown:,} numbers, and {sent:,} are sent, {lost}"
+    return f"{NO_TRUTH}; without it only counting is left: {told}"
+
+
+def ceilings_of(request: AttackRequest, *, changes: bool = True, limit: float | None = None) -> Audit:
     """Return how much the updates of a recording determine of their examples; no attack is run.
 
-    ``changes``: it is computed, too, what changes of the federation bring.
+    ``changes``: it is computed, too, what changes of the federation bring. ``limit``: it is asked whether it is above.
 
     Raises:
         BadInput: there is no ground truth, or something can't be used.
     """
     with request.means() as means:
-        found = planned_attacks(request, means, without_truth=f"{NO_TRUTH}; {_COUNTED}")
-        made = opened(found, means=means)
+        found = planned_attacks(request, means, without_truth=_counted)
+        made = opened(found, means=means, ceiling=limit)
         return with_ceilings_alone(
             made.resolved,
             [made.recording],

@@ -28,7 +28,7 @@ from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.evaluation.limits import NOT_YET
 from fedaudit.modalities import example_kind, save_png
 from fedaudit.pipeline.calibrations import calibrated
-from fedaudit.pipeline.ceilings import UPDATES, ceiling_on, run_ceilings, with_ceiling
+from fedaudit.pipeline.ceilings import UPDATES, ceiling_on, limit_of, run_ceilings, with_ceiling
 from fedaudit.pipeline.ceilings import none as no_ceiling
 from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged_by_control, run_controls
 from fedaudit.pipeline.deployment import Settings
@@ -408,8 +408,10 @@ def assess(
         so_far.ceilings = run_ceilings(trials, summaries, recordings, scenario, means, wrong)
     ceilings, drawn = so_far.ceilings or ([], {})
     image_files |= drawn
+    certified = {r.transcript.name: r.history.certificate for r in recordings if r.history is not None}
     summaries = [
-        with_ceiling(s, was, ceilings, adversary.who, things) for s, was in zip(summaries, before, strict=True)
+        with_ceiling(s, was, ceilings, adversary.who, things, certified.get(s.federation))
+        for s, was in zip(summaries, before, strict=True)
     ]
     unverified = {
         r.transcript.name
@@ -464,17 +466,25 @@ def assess(
     return Audit(result, image_files, scenario.to_yaml())
 
 
-def ceilings_of(scenario: Scenario, *, data_dir: Path | None = None, display: Display | None = None) -> Audit:
+def ceilings_of(
+    scenario: Scenario, *, data_dir: Path | None = None, display: Display | None = None, limit: float | None = None
+) -> Audit:
     """Simulate the federations of ``scenario``, and return how much their updates determine; no attack is run.
+
+    ``limit``: it is asked whether it is above.
 
     Raises:
         BadInput: as of :func:`run_audit`.
     """
     started, means = time.time(), Means(display=display or Quiet())
+    if limit is not None:
+        asked = scenario.evaluation.model_copy(update={"ceiling": float(limit)})
+        scenario = scenario.model_copy(update={"evaluation": asked})
     resolved = resolve(scenario, data_dir=data_dir, display=display)
     recordings = record(resolved, display=display)
     observed = [observe(r, resolved.scenario.threat) for r in recordings]
-    return with_ceilings_alone(resolved, recordings, observed, means, started=started)
+    repeat = _how_to_repeat(resolved.scenario).replace("fedaudit audit ", "fedaudit ceiling ")
+    return with_ceilings_alone(resolved, recordings, observed, means, started=started, repeat=repeat)
 
 
 @one_thread()
@@ -500,6 +510,7 @@ def with_ceilings_alone(
             seed=resolved.scenario.seed,
             means=means,
             changes=changes,
+            limit=limit_of(resolved.scenario),
         )
         found.append(result)
         files |= pictures

@@ -114,7 +114,7 @@ def verify(
     if loss is not None and loss_name(loss) in LOSSES:
         loss = None
     stored = AuditResult.load(inside(folder, "results.json"))
-    if stored.ceilings and not stored.summaries:
+    if stored.ceilings_alone:
         raise BadInput(f"'{folder}' holds ceilings alone, which no finding is behind: run fedaudit ceiling again")
     _check_place(stored, folder)
     found = Verification()

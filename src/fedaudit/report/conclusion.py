@@ -64,10 +64,11 @@ def headline(result: AuditResult) -> Headline:
     used = result.in_use()  # a defence that is only tried gives no answer, and fails nobody
     ran = [s for s in result.summaries if s.verdict != "not applicable" and s.federation in used]
     margin = next((m for m in result.margins if m.federation in used and m.nearest is not None), None)
-    if not ran and result.ceilings and not result.summaries:
+    if result.ceilings_alone:
         first, *more = result.ceilings[0].text.split("; ")
         others = [f"{c.federation}: {sentence(c.text)}" for c in result.ceilings[1:]]
-        return Headline(sentence(first), "", "", " ".join([*map(sentence, more), *others]), "not applicable")
+        how = "Computed with the truth, which no attacker has; no attack was run."
+        return Headline(sentence(first), "", how, " ".join([*map(sentence, more), *others]), "not applicable")
     if not ran:
         if margin is not None:
             lines = [f"Not tried: {'; '.join(result.not_asked)}."] if result.not_asked else []

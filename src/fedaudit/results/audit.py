@@ -364,6 +364,11 @@ class AuditResult(Record):
     timing: Timing = Field(description="of the whole audit")
     shared: SharedRecord | None = optional("of what 'fedaudit share' wrote; null: all results, which stay at the site")
 
+    @property
+    def ceilings_alone(self) -> bool:
+        """Whether it holds ceilings, and no attack was asked for."""
+        return bool(self.ceilings) and not self.attacks and not self.summaries
+
     def in_use(self) -> list[str]:
         """Return the names of the federations that the answer is about: without defences that are only tried."""
         if not self.scenario.get("evaluation", {}).get("compare_defences"):

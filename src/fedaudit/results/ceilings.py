@@ -31,6 +31,8 @@ class CeilingExample(Record):
     client: int = Field(description="who sent it")
     place: int = Field(description="among the update's different examples, from 0")
     value: float | None = optional("in the ceiling's unit; null: by probes their order alone is known")
+    low: float | None = optional("at least, where a limit was asked for and it was probed apart; null: it wasn't")
+    high: float | None = optional("the same at most")
     true_image: str | None = optional("PNG of it")
     open_image: str | None = optional(
         "PNG of how far each of its numbers stays open for who matches the update to 1 in 1,000: white as far as before"

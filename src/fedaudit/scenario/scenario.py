@@ -178,10 +178,11 @@ class EvaluationSpec(Spec):
     accuracy_every: Count | None = Field(
         default=None, description="measure held-out accuracy every so many rounds and after the last; never if null"
     )
-    ceiling: bool | None = Field(
+    ceiling: bool | float | None = Field(
         default=None,
-        description="compute how much updates determine of their examples, whoever attacks; null: where no attack on "
-        "images or rows found anything, and it takes less than a fifth of their work",
+        description="compute how much updates determine of their examples, whoever attacks; a number: and go on until "
+        "it can be told whether it is above that; null: where no attack on images or rows found anything, and it takes "
+        "less than a fifth of their work",
     )
     min_accuracy: Fraction = Field(
         default=0.5,
