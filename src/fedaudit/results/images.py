@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from fedaudit.results.record import Interval, Record, optional
+
+Look = Literal["pixel", "pattern", "embedding"]  # how pictures are compared
 
 
 class RegisteredResult(Record):
@@ -31,6 +35,28 @@ class RegisteredResult(Record):
     psnr_nearest_other: float | None = Field(description="as the image's, alike; null where no move helps")
     as_far_by_luck: float | None = optional("as the image's; null: evaluated before that was")
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates after its own best move")
+
+
+class NamedResult(Record):
+    """Whom or what a reconstruction names, a shifted or pale one, too: the rank of the true one; 1 = named."""
+
+    of: Literal["image", "person"] = Field(
+        description="image: the true one and held-out ones of its class; person: other pictures of persons of the class"
+    )
+    candidates: int = Field(description="images or persons, among which one is named")
+    chance_level: float = Field(description="probability that it is named by luck; 1: its label alone names it")
+    pixel: int = Field(description="rank by the squared error of pixels")
+    pattern: int | None = Field(
+        description="rank by correlation, each channel's mean taken off, where it is best within a pixel"
+    )
+    embedding: int | None = Field(
+        description="rank by a network that was taught on pictures of which none was attacked; null: none was taught"
+    )
+
+    def rank(self, look: Look) -> int | None:
+        """Return the true one's rank as pictures are compared by ``look``."""
+        rank: int | None = getattr(self, look)
+        return rank
 
 
 class ImageResult(Record):
@@ -78,6 +104,7 @@ class ImageResult(Record):
         default=0.0,
         description="by how many dB it is nearer to one candidate that is no victim than to any further one",
     )
+    named: NamedResult | None = optional("whom or what it names; null: evaluated before that was, or no picture")
     uses: int = Field(default=1, description="how often the update used this example (local epochs)")
     rounds: list[int] = Field(default=[], description="the rounds that it was recovered from, where there are several")
     certified: bool | None = optional(
@@ -121,6 +148,18 @@ class ImageDetail(Record):
     curve: Curve | None = optional("how the attack went on; null: not kept")
 
 
+class NamedSummary(Record):
+    """How many victims were named by one way of comparing pictures; of several tries of a victim, by any."""
+
+    by: Look = Field(description="how pictures were compared")
+    of: Literal["image", "person"] = Field(description="what was named")
+    named: int = Field(description="how many of the victims")
+    victims: int = Field(description="of whom that was asked")
+    candidates: int = Field(description="among how many one was named, at least")
+    by_luck: float = Field(description="how many victims luck names on average")
+    p_value: float = Field(description="of luck naming as many (one-sided exact test, Poisson binomial)")
+
+
 class ImageSummary(Record):
     """Of all runs of an attack on images, volumes or signals on one federation."""
 
@@ -137,6 +176,7 @@ class ImageSummary(Record):
     ssim_registered: Interval | None = optional("SSIM after it")
     psnr_mean_image_registered: float | None = optional("baseline: the mean image, alike")
     identification_rate: float | None = optional("share of victims whose image has rank 1")
+    named: list[NamedSummary] = Field(default=[], description="how often reconstructions name their image or person")
     label_accuracy: float | None = optional("share of labels recovered; null: they were given")
     psnr_mean_image: float | None = optional("baseline: mean PSNR of the candidates' mean image")
     psnr_same_class: float | None = optional("baseline: mean PSNR of a random other image of the class")

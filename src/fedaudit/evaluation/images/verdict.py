@@ -1,4 +1,4 @@
-"""What an attack's images show together: visible ones, identified ones, and whether luck explains them."""
+"""What an attack's images show together: visible ones, identified and named ones, and whether luck explains them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fedaudit.evaluation.shift import REMEDY, SHIFTED
 from fedaudit.evaluation.statistics import DOUBT, SURE, combined
 from fedaudit.evaluation.verdicts import Judgement, share_of
 from fedaudit.results import FindingResult, ImageResult, RegisteredResult
+from fedaudit.results.images import Look, NamedSummary
 
 VISIBLE_SSIM = 0.5
 VISIBLE_CORRELATION = 0.8  # of signals: two thirds of the variance are explained
@@ -25,7 +26,9 @@ _FROM_SUMS = 1e-9  # probabilities below are added up, for one minus the others'
 AS_OFTEN = 0.1  # luck names a victim at least so often where its margin is no more than others': candidates may show it
 ENOUGH = 40  # different candidates, of which to be the nearest one by far is no luck; of fewer see ALONE_DB
 # Shares of the level of 1 %, for images as they are and for what is tried after that.
-_LEVELS = {"": 0.8, " after the best shift and flip": 0.1, " after the best turn, contrast and brightness": 0.1}
+_LEVELS = {"": 0.8, " after the best shift and flip": 0.1, " after the best turn, contrast and brightness": 0.05}
+_OF_NAMES = 0.05 / 2  # each, for names by pattern and by an embedding
+LOOKS: tuple[Look, ...] = ("pixel", "pattern", "embedding")
 _INCLUDED = dict(
     zip(_LEVELS, ("", ", shifted or mirrored ones included", ", dark, turned or negative ones included"), strict=True)
 )
@@ -76,6 +79,7 @@ def verdict_of(images: Sequence[ImageResult], things: str = "images", shifted: b
         for moved, (how, level) in zip(tried, _LEVELS.items(), strict=True)
         if not how or any(moved(image) for image in images)
     ]
+    judged += [judgement for look in LOOKS[1:] if (judgement := _by_names(images, look, things))]
     order = ("recovered", "identifiable", "inconclusive", "not demonstrated")
     return min(judged, key=lambda judgement: order.index(judgement.verdict))  # of equal ones the first
 
@@ -158,6 +162,44 @@ def _judged(
         advice = f"{more}: {n} among {candidates} candidates are too few to exclude luck"
         return Judgement("inconclusive", text, evidence, advice=advice)
     return Judgement("not demonstrated", text, evidence)
+
+
+def names(images: Sequence[ImageResult], look: Look, often: float = 0.0) -> NamedSummary | None:
+    """Return how many victims one look named, by luck ``often`` at least; None where that wasn't asked of any."""
+    asked = [[i.named for i in of if i.named and i.named.rank(look)] for of in _by_victim(images)]
+    asked = [of for of in asked if of]
+    if not asked:
+        return None
+    chances = [min(1.0, max(often, sum(one.chance_level for one in of))) for of in asked]
+    count = sum(any(one.rank(look) == 1 for one in of) for of in asked)
+    return NamedSummary(
+        by=look,
+        of=asked[0][0].of,
+        named=count,
+        victims=len(asked),
+        candidates=min(one.candidates for of in asked for one in of),
+        by_luck=sum(chances),
+        p_value=_at_least(count, chances),
+    )
+
+
+def _by_names(images: Sequence[ImageResult], look: Look, things: str) -> Judgement | None:
+    """Return the judgement by what one look names, if that is no luck: one in ten may look like a victim anyway."""
+    grouped = max((image.alike_candidates or 1 for image in images), default=1)
+    found = names(images, look, max(AS_OFTEN, 1 / grouped if grouped > 1 else 0.0))
+    if found is None or (p := min(1.0, found.p_value / _OF_NAMES)) > SURE:
+        return None
+    which, among = ("whose", "persons") if found.of == "person" else ("which", "candidates of the class")
+    how = "by pattern" if look == "pattern" else "by an embedding that was taught on other pictures"
+    told = f"{found.named} of {found.victims} named {how}, among {found.candidates} {among}"
+    test = "one-sided exact test (Poisson binomial) against naming at random, one in ten at least"
+    luck: dict[str, Any] = {"baseline": found.by_luck / found.victims, "p_value": p, "test": test}
+    evidence = share_of(f"{things} named {how}", found.named, found.victims, things, **luck)
+    headline = (
+        f"{{who}} can tell {which} {{things}} a client trained on, out of {found.candidates} {among}, though none came "
+        f"out visibly: {found.named} of {found.victims} were named {how}."
+    )
+    return Judgement("identifiable", f"{told} (by luck with p = {p:.2g})", evidence, headline)
 
 
 def _by_victim(images: Sequence[ImageResult]) -> list[list[ImageResult]]:
