@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -57,6 +58,17 @@ class NamedResult(Record):
         """Return the true one's rank as pictures are compared by ``look``."""
         rank: int | None = getattr(self, look)
         return rank
+
+    def among(self, look: Look, candidates: int) -> float | None:
+        """Return the probability that the true one is named among so many: itself and others, drawn of all that are.
+
+        None where there are fewer, or that look wasn't taken.
+        """
+        rank = self.rank(look)
+        if rank is None or candidates > self.candidates:
+            return None
+        others = candidates - 1
+        return math.comb(self.candidates - rank, others) / math.comb(self.candidates - 1, others)
 
 
 class ImageResult(Record):

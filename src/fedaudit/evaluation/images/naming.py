@@ -20,8 +20,7 @@ from fedaudit.evaluation.images.embedding import FEWEST, shrunk, taught, worth_t
 from fedaudit.evaluation.images.registration import without_colour
 from fedaudit.evaluation.images.scores import squared_distances
 from fedaudit.evaluation.images.space import Case
-from fedaudit.results import ImageResult
-from fedaudit.results.images import NamedResult
+from fedaudit.results import ImageResult, NamedResult
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
 

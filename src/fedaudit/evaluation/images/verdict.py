@@ -11,8 +11,7 @@ from scipy.stats import binom, poisson_binom
 from fedaudit.evaluation.shift import REMEDY, SHIFTED
 from fedaudit.evaluation.statistics import DOUBT, SURE, combined
 from fedaudit.evaluation.verdicts import Judgement, share_of
-from fedaudit.results import FindingResult, ImageResult, RegisteredResult
-from fedaudit.results.images import Look, NamedSummary
+from fedaudit.results import FindingResult, ImageResult, Look, NamedSummary, RegisteredResult
 
 VISIBLE_SSIM = 0.5
 VISIBLE_CORRELATION = 0.8  # of signals: two thirds of the variance are explained
