@@ -9,19 +9,7 @@ from typing import Any
 
 import jinja2
 
-from fedaudit.report.wording import (
-    count,
-    counted,
-    duration,
-    named,
-    number,
-    percent,
-    rests_on,
-    sentence,
-    short,
-    span,
-    when,
-)
+from fedaudit.report.wording import count, counted, duration, number, percent, rests_on, sentence, short, span, when
 from fedaudit.utils.version import __version__
 
 _FILTERS = {"num": number, "count": count, "percent": percent, "duration": duration, "when": when} | {
@@ -29,7 +17,6 @@ _FILTERS = {"num": number, "count": count, "percent": percent, "duration": durat
     "short": short,
     "span": span,
     "counted": counted,
-    "named": named,
     "rests_on": rests_on,
 }
 _TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL)

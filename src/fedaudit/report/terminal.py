@@ -21,7 +21,7 @@ from fedaudit.report.conclusion import (
 )
 from fedaudit.report.epsilon import certificates
 from fedaudit.report.frontier import ORDERS, PSNR, DefenceTable, defence_tables, order, prices, scale, worth_comparing
-from fedaudit.report.wording import counted, named, rests_on, shared
+from fedaudit.report.wording import counted, rests_on, shared
 from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.simulation.protocols import protocol_by
 from fedaudit.utils.progress import wide_console
@@ -58,8 +58,8 @@ def print_summary(result: AuditResult) -> None:
             )
         console.print(table)
         for row in images:
-            if told := named(row):
-                print(f"{row.attack} on {row.federation} {told}")
+            if row.named_text:
+                print(f"{row.attack} on {row.federation} {row.named_text}")
         several = [
             f"{row.attack} on {row.federation} {row.psnr_of_tries:.1f} dB" for row in images if row.psnr_of_tries
         ]

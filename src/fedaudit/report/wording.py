@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from fedaudit.evaluation.finding_types import known_type, metric
-from fedaudit.evaluation.statistics import SURE
 from fedaudit.results import AttackSummary, AuditResult, FindingResult, Interval, MetricSummary
 
 
@@ -44,18 +43,6 @@ def counted(summary: AttackSummary) -> str:
     victims, things = (evidence.n, evidence.of) if evidence else (summary.images, "images")
     found = f"{count(victims)} {noun(victims, things)}"
     return found if victims == summary.images else f"{found}, {count(summary.images)} tries"
-
-
-def named(summary: AttackSummary) -> str:
-    """Return how often reconstructions name the right image or person, and what luck does; nothing if nobody asked."""
-    if not summary.named:
-        return ""
-    first = summary.named[0]
-    by = ", ".join(f"{one.named} by {one.by}" for one in summary.named)
-    sure = min(one.p_value for one in summary.named) * len(summary.named) <= SURE
-    chance = f"chance {first.by_luck:.2g} of {first.victims}{'' if sure else ', so it may be luck'}"
-    who = "person" if first.of == "person" else "one"
-    return f"names the right {who} of {first.candidates} in {by} of {first.victims}; {chance}"
 
 
 def noun(n: int, things: str) -> str:

@@ -41,30 +41,21 @@ class RegisteredResult(Record):
 class NamedResult(Record):
     """Whom or what a reconstruction names, a shifted or pale one, too: the rank of the true one; 1 = named."""
 
-    of: Literal["image", "person"] = Field(
-        description="image: the true one and held-out ones of its class; person: other pictures of persons of the class"
-    )
+    of: Literal["image", "person"] = Field(description="of the class; persons by pictures of which none was attacked")
     candidates: int = Field(description="images or persons, among which one is named")
     chance_level: float = Field(description="probability that it is named by luck; 1: its label alone names it")
     pixel: int = Field(description="rank by the squared error of pixels")
-    pattern: int | None = Field(
-        description="rank by correlation, each channel's mean taken off, where it is best within a pixel"
-    )
+    pattern: int = Field(description="by correlation, each channel's mean taken off, a pixel's shift allowed")
     embedding: int | None = Field(
-        description="rank by a network that was taught on pictures of which none was attacked; null: none was taught"
+        description="by a network that pictures taught of which none was attacked; null: none"
     )
-
-    def rank(self, look: Look) -> int | None:
-        """Return the true one's rank as pictures are compared by ``look``."""
-        rank: int | None = getattr(self, look)
-        return rank
 
     def among(self, look: Look, candidates: int) -> float | None:
         """Return the probability that the true one is named among so many: itself and others, drawn of all that are.
 
         None where there are fewer, or that look wasn't taken.
         """
-        rank = self.rank(look)
+        rank = getattr(self, look)
         if rank is None or candidates > self.candidates:
             return None
         others = candidates - 1
@@ -189,6 +180,7 @@ class ImageSummary(Record):
     psnr_mean_image_registered: float | None = optional("baseline: the mean image, alike")
     identification_rate: float | None = optional("share of victims whose image has rank 1")
     named: list[NamedSummary] = Field(default=[], description="how often reconstructions name their image or person")
+    named_text: str = Field(default="", description="the same in words")
     label_accuracy: float | None = optional("share of labels recovered; null: they were given")
     psnr_mean_image: float | None = optional("baseline: mean PSNR of the candidates' mean image")
     psnr_same_class: float | None = optional("baseline: mean PSNR of a random other image of the class")

@@ -415,18 +415,15 @@ def _candidates(
     if federation.split == "test":
         return test
     seen: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
-    persons = [data.persons for data in federation.client_data]
+    known = [data.persons for data in federation.client_data]
     used: set[tuple[int, int]] = set()  # (client, row): comparing row numbers is quicker than comparing examples
     for key, batch in inputs.items():
         for i, row in enumerate(rows[key].tolist()):
             if (key[1], row) not in used:
                 used.add((key[1], row))
-                own = persons[key[1]]
-                whose = torch.tensor(-1) if own is None else own[row]
-                seen.setdefault(tensor_digest(batch[i]), (batch[i], labels[key][i], whose))
-    victims, targets, known = map(torch.stack, zip(*seen.values(), strict=True))
-    return Split(
-        torch.cat([victims, test.inputs]),
-        torch.cat([targets, test.targets]),
-        persons=None if test.persons is None else torch.cat([known, test.persons]),
-    )
+                whose = known[key[1]]
+                person = torch.tensor(-1) if whose is None else whose[row]
+                seen.setdefault(tensor_digest(batch[i]), (batch[i], labels[key][i], person))
+    victims, targets, persons = map(torch.stack, zip(*seen.values(), strict=True))
+    whole = torch.cat([victims, test.inputs]), torch.cat([targets, test.targets])
+    return Split(*whole, persons=None if test.persons is None else torch.cat([persons, test.persons]))

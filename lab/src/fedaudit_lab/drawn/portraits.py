@@ -1,4 +1,4 @@
-"""AT&T's portraits, to ask whom a reconstruction shows: persons are known, and their classes name nobody."""
+"""AT&T's portraits, to ask whom a reconstruction shows: persons are known, and classes name nobody."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import torch
 
 from fedaudit.data import Dataset, Layout, Request, Split, add_dataset, load_dataset
 
-_PEOPLE = 10  # of a class
-_TRAIN = 4  # of each person's pictures; the others are held out
+_TRAIN = 4  # of each person's ten pictures; the others are held out
 
 
-def _groups(paths: list[Path], request: Request) -> Dataset:
+def _turned(paths: list[Path], request: Request) -> Dataset:
     whole = load_dataset("att-faces", image_size=request.image_size, data_dir=paths[0].parent)
     parts = whole.train, whole.test
     pictures, persons = torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts])
-    each = [torch.nonzero(persons == one)[:, 0] for one in persons.unique().tolist()]
-    train, test = (torch.cat([places[part] for places in each]) for part in (slice(_TRAIN), slice(_TRAIN, None)))
-    splits = [Split(pictures[rows], persons[rows] // _PEOPLE, persons=persons[rows]) for rows in (train, test)]
-    count = len(each) // _PEOPLE
-    names = tuple(f"group {i + 1}" for i in range(count))
-    changed = replace(whole, train=splits[0], test=splits[1], num_classes=count, class_names=names)
+    splits = []
+    for shots in (slice(_TRAIN), slice(_TRAIN, None)):
+        rows = torch.cat([torch.nonzero(persons == one)[shots, 0] for one in persons.unique()])
+        upright = torch.arange(len(rows)) % 2 == 0
+        shown = torch.where(upright[:, None, None, None], pictures[rows], pictures[rows].flip(-2, -1))
+        splits.append(Split(shown, (~upright).long(), persons=persons[rows]))
+    changed = replace(whole, train=splits[0], test=splits[1], num_classes=2, class_names=("upright", "upside down"))
     return replace(changed, name=request.name, summary=request.summary)
 
 
 add_dataset(
-    "att-faces-groups",
-    "the portraits of att-faces in four classes of ten people each; four pictures of each person are the train split",
+    "att-faces-turned",
+    "the portraits of att-faces, every other upside down: which ones is the class; four of each person to train with",
     "the AT&T (ORL) Database of Faces, as att_faces.npz into DATA_DIR/att_faces/",
-    Layout(_groups, ("att_faces.npz",), ("att_faces", "att-faces", ".")),
+    Layout(_turned, ("att_faces.npz",), ("att_faces", "att-faces", ".")),
 )

@@ -22,6 +22,7 @@ from fedaudit.evaluation.images.verdict import (
     VISIBLE_SSIM,
     best_tries,
     names,
+    names_in_words,
     with_certified,
 )
 from fedaudit.evaluation.shift import SHIFTED
@@ -49,6 +50,7 @@ def _columns(done: Sequence[FindingResult], over: Over) -> ImageSummary | None:
     if not victims:
         return None
     labels = [f.label_accuracy for f in done if f.label_accuracy is not None]
+    named = [one for look in LOOKS if (one := names(images, look))]
 
     def of_each(name: str) -> list[float]:
         return [score for image in victims if (score := image.score(name)) is not None]
@@ -63,7 +65,8 @@ def _columns(done: Sequence[FindingResult], over: Over) -> ImageSummary | None:
         psnr_mean_image_registered=mean("psnr_mean_image_registered"),
         psnr_of_tries=float(np.mean([image.psnr for image in images])) if len(images) > len(victims) else None,
         identification_rate=_identified(done)[0],
-        named=[one for look in LOOKS if (one := names(images, look))],
+        named=named,
+        named_text=names_in_words(named),
         label_accuracy=sum(labels) / len(labels) if labels else None,
     )
 
@@ -111,12 +114,9 @@ FINDING_TYPES["images"] = FindingType(
         " are leaks, too: images are judged a third time after the quarter turns, flip, contrast and brightness "
         "that fit best. The worst judgement counts. They share one level: images as they are have 80 % of it, "
         "those after a shift 10 %, those in another tone and those by names 5 %; a moved image's chance is doubled.",
-        "A picture need not be sharp to name somebody. So each reconstruction names one of the candidates of its class "
-        "by the squared error of pixels, by pattern (correlation, each channel's mean taken off, a pixel's shift "
-        "allowed) and by an embedding: a small network that is taught on half of the held-out pictures, which are no "
-        "candidates then, to know a picture under noise, blur and shifts. Where persons are known, one of them is "
-        "named by other pictures, as many of each. Chance is one in so many candidates for each image of an update. "
-        "Pattern and embedding can make images 'identifiable', where luck that names one in ten at least is excluded.",
+        "Each reconstruction also names a candidate of its class, or a person where persons are known, by other "
+        "pictures: by pixels, by pattern (correlation, a pixel's shift allowed) and by an embedding that held-out ones "
+        "taught. The last two can make images 'identifiable', where luck that names one in ten is excluded.",
         "Volumes are judged as images are: their SSIM has a window of three axes, and they are shifted along their "
         "depth, too. Signals are judged by correlation where images are by SSIM: one came out visibly when that of its "
         f"reconstruction with it is at least {VISIBLE_CORRELATION}, each channel's mean taken off, and it is nearer to "
