@@ -188,3 +188,10 @@ def test_among_fewer_candidates_the_true_one_is_named_as_drawing_says():
     assert one.among("pixel", 10) == pytest.approx(drawn, abs=0.03)
     assert one.among("pattern", 10) == 1
     assert one.among("embedding", 10) is None
+
+
+def test_a_truth_keeps_whose_candidates_are(tmp_path):
+    pictures, persons = people(3, 2, seed=3)
+    truth = Truth({(0, 0): pictures[:1]}, {(0, 0): torch.tensor([0])}, pictures, persons, {}, candidate_persons=persons)
+    truth.save(tmp_path / "truth.safetensors")
+    assert Truth.load(tmp_path / "truth.safetensors").candidate_persons.equal(persons)
