@@ -42,8 +42,8 @@ def evaluated(
     )
     candidates = torch.cat([true, others])
     labels = more.get("labels", torch.zeros(len(candidates), dtype=torch.int64))
-    known = {} if persons is None else {"candidate_persons": persons}
-    truth = Truth({(0, 0): true}, {(0, 0): labels[:n]}, candidates, labels, {}, **known)
+    whose = torch.zeros(0, dtype=torch.int64) if persons is None else persons
+    truth = Truth({(0, 0): true}, {(0, 0): labels[:n]}, candidates, labels, {}, candidate_persons=whose)
     finding = ImageFinding(
         attack="invg", images=found, labels=labels[:n], label_source="given", objective=0.0, iterations=10
     )
