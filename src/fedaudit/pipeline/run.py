@@ -25,6 +25,7 @@ from fedaudit.evaluation import FINDING_TYPES, check_limits, compare, entry, eva
 from fedaudit.evaluation import Limits as Limits
 from fedaudit.evaluation.finding_types import Evaluation, known_type
 from fedaudit.evaluation.image_metrics import lpips_missing
+from fedaudit.evaluation.images import embedding
 from fedaudit.evaluation.limits import NOT_YET
 from fedaudit.modalities import example_kind, save_png
 from fedaudit.pipeline.calibrations import calibrated
@@ -355,7 +356,8 @@ def assess(
             findings.append(entry(trial.attack.name, seen, status="not applicable", reason=reason))
             continue
         if place not in so_far.evaluated:
-            so_far.evaluated[place] = evaluate(trial.outcome, seen, truths[seen.federation], seed=scenario.seed)
+            with embedding(scenario.evaluation.embedding):
+                so_far.evaluated[place] = evaluate(trial.outcome, seen, truths[seen.federation], seed=scenario.seed)
         evaluated = so_far.evaluated[place]
         shown = evaluated.result.most_exposed[: scenario.evaluation.most_exposed]
         findings.append(_with_calibration(evaluated.result.model_copy(update={"most_exposed": shown}), trial))

@@ -57,6 +57,9 @@ def print_summary(result: AuditResult) -> None:
                 counted(row),
             )
         console.print(table)
+        for row in images:
+            if row.named_text:
+                print(f"{row.attack} on {row.federation} {row.named_text}")
         several = [
             f"{row.attack} on {row.federation} {row.psnr_of_tries:.1f} dB" for row in images if row.psnr_of_tries
         ]

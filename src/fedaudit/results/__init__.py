@@ -45,7 +45,7 @@ from fedaudit.results.findings import (
     overall,
     with_images,
 )
-from fedaudit.results.images import Curve, ImageResult, RegisteredResult
+from fedaudit.results.images import Curve, ImageResult, Look, NamedResult, NamedSummary, RegisteredResult
 from fedaudit.results.membership import GroupExposure, RecordExposure
 from fedaudit.results.record import LEAKS, VERDICTS, Interval, Setting, Timing, Verdict
 from fedaudit.results.rows import RowResult, SequenceResult
@@ -83,12 +83,15 @@ __all__ = [
     "ImageResult",
     "Interval",
     "Line",
+    "Look",
     "MappingRecord",
     "MarginResult",
     "MarginStep",
     "MetricResult",
     "MetricSummary",
     "ModelRecord",
+    "NamedResult",
+    "NamedSummary",
     "ObserverEpsilon",
     "ReceivedCheck",
     "RecordEpsilon",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 from pydantic import Field
 
 from fedaudit.results.record import Interval, Record, optional
+
+Look = Literal["pixel", "pattern", "embedding"]  # how pictures are compared
 
 
 class RegisteredResult(Record):
@@ -31,6 +36,30 @@ class RegisteredResult(Record):
     psnr_nearest_other: float | None = Field(description="as the image's, alike; null where no move helps")
     as_far_by_luck: float | None = optional("as the image's; null: evaluated before that was")
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates after its own best move")
+
+
+class NamedResult(Record):
+    """Whom or what a reconstruction names, a shifted or pale one, too: the rank of the true one; 1 = named."""
+
+    of: Literal["image", "person"] = Field(description="of the class; persons by pictures of which none was attacked")
+    candidates: int = Field(description="images or persons, among which one is named")
+    chance_level: float = Field(description="probability that it is named by luck; 1: its label alone names it")
+    pixel: int = Field(description="rank by the squared error of pixels")
+    pattern: int = Field(description="by correlation, each channel's mean taken off, a pixel's shift allowed")
+    embedding: int | None = Field(
+        description="by a network that pictures taught of which none was attacked; null: none"
+    )
+
+    def among(self, look: Look, candidates: int) -> float | None:
+        """Return the probability that the true one is named among so many: itself and others, drawn of all that are.
+
+        None where there are fewer, or that look wasn't taken.
+        """
+        rank = getattr(self, look)
+        if rank is None or candidates > self.candidates:
+            return None
+        others = candidates - 1
+        return math.comb(self.candidates - rank, others) / math.comb(self.candidates - 1, others)
 
 
 class ImageResult(Record):
@@ -78,6 +107,7 @@ class ImageResult(Record):
         default=0.0,
         description="by how many dB it is nearer to one candidate that is no victim than to any further one",
     )
+    named: NamedResult | None = optional("whom or what it names; null: evaluated before that was, or no picture")
     uses: int = Field(default=1, description="how often the update used this example (local epochs)")
     rounds: list[int] = Field(default=[], description="the rounds that it was recovered from, where there are several")
     certified: bool | None = optional(
@@ -121,6 +151,18 @@ class ImageDetail(Record):
     curve: Curve | None = optional("how the attack went on; null: not kept")
 
 
+class NamedSummary(Record):
+    """How many victims were named by one way of comparing pictures; of several tries of a victim, by any."""
+
+    by: Look = Field(description="how pictures were compared")
+    of: Literal["image", "person"] = Field(description="what was named")
+    named: int = Field(description="how many of the victims")
+    victims: int = Field(description="of whom that was asked")
+    candidates: int = Field(description="among how many one was named, at least")
+    by_luck: float = Field(description="how many victims luck names on average")
+    p_value: float = Field(description="of luck naming as many (one-sided exact test, Poisson binomial)")
+
+
 class ImageSummary(Record):
     """Of all runs of an attack on images, volumes or signals on one federation."""
 
@@ -137,6 +179,8 @@ class ImageSummary(Record):
     ssim_registered: Interval | None = optional("SSIM after it")
     psnr_mean_image_registered: float | None = optional("baseline: the mean image, alike")
     identification_rate: float | None = optional("share of victims whose image has rank 1")
+    named: list[NamedSummary] = Field(default=[], description="how often reconstructions name their image or person")
+    named_text: str = Field(default="", description="the same in words")
     label_accuracy: float | None = optional("share of labels recovered; null: they were given")
     psnr_mean_image: float | None = optional("baseline: mean PSNR of the candidates' mean image")
     psnr_same_class: float | None = optional("baseline: mean PSNR of a random other image of the class")

@@ -184,6 +184,11 @@ class EvaluationSpec(Spec):
         "it can be told whether it is above that; null: where no attack on images or rows found anything, and it takes "
         "less than a fifth of their work",
     )
+    embedding: bool | None = Field(
+        default=None,
+        description="teach a small network on held-out pictures, and say whom or what reconstructions name by it; "
+        "null: of attacks of 1,000 iterations or more, beside which it takes little",
+    )
     min_accuracy: Fraction = Field(
         default=0.5,
         description="a federation whose global model classified fewer of the held-out examples correctly at the end "

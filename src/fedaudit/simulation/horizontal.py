@@ -253,6 +253,7 @@ class _Running:
             drawn.shares([client.data for client in clients], [client.used for client in clients]),
             coins=self.canaries.coins if self.canaries else torch.zeros(0, dtype=torch.bool),
             members=summed,
+            candidate_persons=torch.zeros(0, dtype=torch.int64) if candidates.persons is None else candidates.persons,
         )
         return Recording(transcript, truth, history)
 
@@ -413,12 +414,16 @@ def _candidates(
     test = federation.dataset.test
     if federation.split == "test":
         return test
-    seen: dict[bytes, tuple[Tensor, Tensor]] = {}
+    seen: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
+    known = [data.persons for data in federation.client_data]
     used: set[tuple[int, int]] = set()  # (client, row): comparing row numbers is quicker than comparing examples
     for key, batch in inputs.items():
         for i, row in enumerate(rows[key].tolist()):
             if (key[1], row) not in used:
                 used.add((key[1], row))
-                seen.setdefault(tensor_digest(batch[i]), (batch[i], labels[key][i]))
-    victims, targets = zip(*seen.values(), strict=True)
-    return Split(torch.cat([torch.stack(victims), test.inputs]), torch.cat([torch.stack(targets), test.targets]))
+                whose = known[key[1]]
+                person = torch.tensor(-1) if whose is None else whose[row]
+                seen.setdefault(tensor_digest(batch[i]), (batch[i], labels[key][i], person))
+    victims, targets, persons = map(torch.stack, zip(*seen.values(), strict=True))
+    whole = torch.cat([victims, test.inputs]), torch.cat([targets, test.targets])
+    return Split(*whole, persons=None if test.persons is None else torch.cat([persons, test.persons]))

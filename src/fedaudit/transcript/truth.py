@@ -37,7 +37,7 @@ FOLDER = "truth"  # where a recorder's files of it lie
 COINS = "canaries.safetensors"
 CANDIDATES = "candidates.safetensors"
 ABOUT = ("scenario", "data", "model", "accuracy", "device", "promise", "std_guessed", "transcript")
-_WHOLE = ("candidates", "candidate_labels", "owners", "matched", "values", "shares", "coins")
+_WHOLE = ("candidates", "candidate_labels", "candidate_persons", "owners", "matched", "values", "shares", "coins")
 _OF_UPDATE = re.compile(r"round-(\d{5})-client-(\d{5})\.safetensors")
 _OF_UPDATES = ("inputs", "labels", "rows", "members", "seen/inputs", "seen/targets", "seen/randomness")
 _PLACE = re.compile(
@@ -74,6 +74,7 @@ class Truth:
             empty of a simulation.
         randomness: likewise, torch's state of randomness (passes, k) before each pass, where the model draws at random.
         starts: likewise, by name what local training began with and the client wasn't sent: layers that stay with it.
+        candidate_persons: (m,) of which person each candidate is; empty where that isn't known.
     """
 
     inputs: dict[tuple[int, int], Tensor]
@@ -91,6 +92,7 @@ class Truth:
     seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     randomness: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     starts: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)
+    candidate_persons: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def __repr__(self) -> str:
         examples = sum(map(len, self.inputs.values()))
@@ -152,7 +154,8 @@ class Truth:
         tensors = {"candidates": self.candidates, "candidate_labels": self.candidate_labels}
         whole = {"owners": self.owners, "matched": self.matched, "values": self.values}
         tensors |= whole if len(self.owners) else {}
-        tensors |= {name: t for name, t in (("coins", self.coins), ("shares", self.shares)) if len(t)}
+        own = {"coins": self.coins, "shares": self.shares, "candidate_persons": self.candidate_persons}
+        tensors |= {name: t for name, t in own.items() if len(t)}
         for what, known in (
             ("inputs", self.inputs),
             ("labels", self.labels),

@@ -22,6 +22,7 @@ from fedaudit.data import Dataset, Layout, Request, add_dataset
 Array = np.ndarray[Any, Any]
 
 _TRAIN, _TEST = 320, 80
+_MANY = 1600  # of which all but the first 320 are held out
 
 # --- heads ------------------------------------------------------------------------------------------------------------
 
@@ -443,6 +444,12 @@ def _chests_of_one_label(_paths: list[Path], request: Request) -> Dataset:
     return _as_dataset(request, images, first, _CHESTS, class_names=("no finding", *FINDINGS))
 
 
+def _many_chests(_paths: list[Path], request: Request) -> Dataset:
+    images, findings = xray_phantoms(_MANY, side=request.image_size or SIDE, seed=request.seed)
+    ill = findings.amax(dim=1).long()
+    return _as_dataset(request, images, ill, _CHESTS, class_names=("no finding", "some finding"))
+
+
 add_dataset(
     "head-phantoms",
     "400 drawn heads as of MRI, 16x32x32 voxels, half of them with lesions",
@@ -488,5 +495,12 @@ add_dataset(
     "the same 400 drawn chest X-rays, each with the first of its findings alone, or none: 15 classes",
     "drawn by fedaudit",
     Layout(_chests_of_one_label),
+    needs="nothing",
+)
+add_dataset(
+    "xray-many",
+    "1,600 drawn chest X-rays, 64x64 pixels, with findings or without: to be told from each other",
+    "drawn by fedaudit",
+    Layout(_many_chests),
     needs="nothing",
 )

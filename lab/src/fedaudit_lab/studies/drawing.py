@@ -20,7 +20,7 @@ from fedaudit import BadInput
 from fedaudit.evaluation import Interval
 from fedaudit.report import LEAST_DB, limits, render
 from fedaudit_lab.studies.analysis import Analysis, Cell, Claim, Outcome
-from fedaudit_lab.studies.spec import IMAGE_METRICS, builtin_studies, expand, measure
+from fedaudit_lab.studies.spec import IMAGE_METRICS, NAMED, builtin_studies, expand, measure
 
 _UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"} | {
     "psnr_registered": "PSNR after shift and flip, dB",
@@ -28,6 +28,7 @@ _UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"} | 
     "success": "share above 25 dB",
     "psnr_normalised": "PSNR of normalised pixels, dB",
     "mse_normalised": "MSE of normalised pixels",
+    **{name: f"share named of {n}, by {look}" for name, (look, n) in NAMED.items()},
 }
 _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "cpu_seconds": 0, "memory": 0} | {
     "psnr_normalised": 1,
@@ -38,6 +39,7 @@ _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "cpu_second
     "psnr_registered": 1,
     "ssim_registered": 2,
     "success": 2,
+    **dict.fromkeys(NAMED, 2),
     **dict.fromkeys(("epsilon", "epsilon_claimed", "epsilon_estimate"), 2),
 }
 _ROW = {1: 70, 2: 38}  # panels side by side -> characters that fit under one of them

@@ -39,10 +39,10 @@ from fedaudit.utils import (
     tensor_digest,
 )
 from fedaudit_lab.studies.backends import Backend
-from fedaudit_lab.studies.spec import IMAGE_METRICS, SUCCESS_DB, StudySpec, StudyTrial, trial_key
+from fedaudit_lab.studies.spec import IMAGE_METRICS, NAMED, SUCCESS_DB, StudySpec, StudyTrial, trial_key
 from fedaudit_lab.studies.store import Store
 
-_METRICS = (*(name for name in IMAGE_METRICS if name != "success"), "rank")
+_METRICS = (*(name for name in IMAGE_METRICS if name != "success" and name not in NAMED), "rank")
 _trained = Trained()  # by the trials that this process has run
 
 
@@ -292,6 +292,7 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None) -> d
                 {
                     **{metric: image.score(metric) for metric in _METRICS},
                     "success": float(image.psnr > SUCCESS_DB),
+                    **{name: image.named and image.named.among(*asked) for name, asked in NAMED.items()},
                     "victim": victims.get(image.true_image),
                 }
                 for image in f.images

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 
 from fedaudit import BadInput, Scenario
 from fedaudit.evaluation import FINDING_TYPES, Metric, metric
+from fedaudit.results import Look
 from fedaudit.scenario import EvaluationSpec, apply_override, scenario_from
 from fedaudit.utils import GRID, Count, Number, Spec, Title, Whole, explain, no_boolean, read_yaml, unknown_name
 
@@ -31,6 +32,11 @@ IMAGE_METRICS = {
     "psnr_normalised": True,
     "mse_normalised": False,
 }
+LOOKS: tuple[Look, ...] = ("pixel", "pattern", "embedding")
+CANDIDATES = (10, 40, 168)
+# How often a reconstruction names the right one of so many candidates, by each way of comparing pictures.
+NAMED = {f"named_{look}_{n}": (look, n) for look in LOOKS for n in CANDIDATES}
+IMAGE_METRICS |= dict.fromkeys(NAMED, True)
 SUCCESS_DB = 25.0  # the PSNR above which an image is a success
 # What is measured beside the findings' own metrics.
 MEASURES = {

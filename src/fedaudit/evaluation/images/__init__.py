@@ -1,5 +1,6 @@
 """Images, volumes and signals: space, pairing, luck, moves, scores, claims; the verdict; and the kind's words."""
 
+from fedaudit.evaluation.images.embedding import embedding
 from fedaudit.evaluation.images.evaluate import evaluate_images
 from fedaudit.evaluation.images.kind import SCORES
 from fedaudit.evaluation.images.luck import chance_level
@@ -13,6 +14,7 @@ __all__ = [
     "assign",
     "best_tries",
     "chance_level",
+    "embedding",
     "evaluate_images",
     "standing",
     "verdict_of",

@@ -9,6 +9,7 @@ from fedaudit.evaluation.finding_types import Evaluation, done, evaluate, refuse
 from fedaudit.evaluation.image_metrics import mse, psnr_from_mse
 from fedaudit.evaluation.images.claims import grouped, wrongly_certified
 from fedaudit.evaluation.images.luck import luck_of
+from fedaudit.evaluation.images.naming import with_names
 from fedaudit.evaluation.images.pairing import matching, pair
 from fedaudit.evaluation.images.scores import scored
 from fedaudit.evaluation.images.space import Case, in_one_space
@@ -41,6 +42,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     the same way. They are compared by the correlation of what sets them apart from the candidates' mean, in these units
     and over all inputs, as they are: nothing is moved.
 
+    Beside, each reconstruction names a person, or a picture (:mod:`fedaudit.evaluation.images.naming`).
+
     Where an example has no class (several labels, numbers, a mask), all are of one: what is drawn of the same class,
     and luck that goes by class, is over all candidates.
     """
@@ -49,7 +52,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         return refused(finding, observation, case)
     rows = pair(case, case.finding.images)
     luck = luck_of(case, seed)
-    scores = scored(case, rows, luck)
+    scores = with_names(case, rows, scored(case, rows, luck), truth.held_out(), seed)
     metrics, by_client = grouped(case, seed)
     images = case.finding.images[rows]
     trace, packing = case.finding.trace, case.info.packed_inputs

@@ -15,17 +15,20 @@ from fedaudit.evaluation.images.verdict import (
     ALONE_DB,
     AS_OFTEN,
     ENOUGH,
+    LOOKS,
     NEARER_BY_LUCK_DB,
     NEARER_DB,
     VISIBLE_CORRELATION,
     VISIBLE_SSIM,
     best_tries,
+    names,
+    names_in_words,
     with_certified,
 )
 from fedaudit.evaluation.shift import SHIFTED
 from fedaudit.evaluation.statistics import SURE
 from fedaudit.results import FindingResult
-from fedaudit.results.images import ImageSummary
+from fedaudit.results.images import ImageSummary, Look
 
 # Scores of single images that a user may set a limit for; for each, higher means more leakage.
 SCORES = ("psnr", "ssim", "correlation", "psnr_registered", "ssim_registered", "correlation_registered")
@@ -47,6 +50,7 @@ def _columns(done: Sequence[FindingResult], over: Over) -> ImageSummary | None:
     if not victims:
         return None
     labels = [f.label_accuracy for f in done if f.label_accuracy is not None]
+    named = [one for look in LOOKS if (one := names(images, look))]
 
     def of_each(name: str) -> list[float]:
         return [score for image in victims if (score := image.score(name)) is not None]
@@ -61,6 +65,8 @@ def _columns(done: Sequence[FindingResult], over: Over) -> ImageSummary | None:
         psnr_mean_image_registered=mean("psnr_mean_image_registered"),
         psnr_of_tries=float(np.mean([image.psnr for image in images])) if len(images) > len(victims) else None,
         identification_rate=_identified(done)[0],
+        named=named,
+        named_text=names_in_words(named),
         label_accuracy=sum(labels) / len(labels) if labels else None,
     )
 
@@ -68,6 +74,11 @@ def _columns(done: Sequence[FindingResult], over: Over) -> ImageSummary | None:
 def _identified(findings: Sequence[FindingResult]) -> list[float]:
     victims = best_tries([image for finding in findings for image in finding.images])
     return [sum(image.rank == 1 for image in victims) / len(victims)] if victims else []
+
+
+def _named(look: Look, findings: Sequence[FindingResult]) -> list[float]:
+    found = names([image for finding in findings for image in finding.images], look)
+    return [found.named / found.victims] if found else []
 
 
 def _labels_right(findings: Sequence[FindingResult]) -> list[float]:
@@ -101,8 +112,11 @@ FINDING_TYPES["images"] = FindingType(
         "the side) and flip that bring them nearest, every other candidate and the mean image after their own best "
         "ones. What an even image would gain by the shift is taken off. A dark picture, a turned one and a negative"
         " are leaks, too: images are judged a third time after the quarter turns, flip, contrast and brightness "
-        "that fit best. The worst judgement counts. The three share one level: images as they are have 80 % of it, "
-        "either other judgement 10 %, with the chance of each image doubled.",
+        "that fit best. The worst judgement counts. They share one level: images as they are have 80 % of it, "
+        "those after a shift 10 %, those in another tone and those by names 5 %; a moved image's chance is doubled.",
+        "Each reconstruction also names a candidate of its class, or a person where persons are known, by other "
+        "pictures: by pixels, by pattern (correlation, a pixel's shift allowed) and by an embedding that held-out ones "
+        "taught. The last two can make images 'identifiable', where luck that names one in ten is excluded.",
         "Volumes are judged as images are: their SSIM has a window of three axes, and they are shifted along their "
         "depth, too. Signals are judged by correlation where images are by SSIM: one came out visibly when that of its "
         f"reconstruction with it is at least {VISIBLE_CORRELATION}, each channel's mean taken off, and it is nearer to "
@@ -149,5 +163,6 @@ FINDING_TYPES["images"] = FindingType(
     scores=_scores,
     columns=_columns,
     limits={name: partial(_of_each, name) for name in SCORES}
+    | {f"named_by_{look}": partial(_named, look) for look in LOOKS}
     | {"identification_rate": _identified, "label_accuracy": _labels_right},
 )

@@ -77,10 +77,8 @@ def correlations(image: Tensor, others: Tensor) -> Tensor:
         (8, n), in the order of :func:`turned`; (4, n) where H and W differ, which no quarter turn fits; (2, n) of
         signals, which can be reversed only.
     """
-    own = _without_colour(torch.stack([turned(image, way) for way in ways(image)]))
-    return torch.cat(
-        [own @ _without_colour(part).T for part in others.split(max(1, _ELEMENTS // image.numel()))], dim=1
-    )
+    own = without_colour(torch.stack([turned(image, way) for way in ways(image)]))
+    return torch.cat([own @ without_colour(part).T for part in others.split(max(1, _ELEMENTS // image.numel()))], dim=1)
 
 
 def turned(image: Tensor, way: int) -> Tensor:
@@ -101,7 +99,7 @@ def channel_means(examples: Tensor, axes: int) -> Tensor:
     return examples.mean(dim=tuple(range(-axes, 0)), keepdim=True)
 
 
-def _without_colour(images: Tensor) -> Tensor:
+def without_colour(images: Tensor) -> Tensor:
     """Return (n, C·H·W) images without each channel's mean, of length 1; nothing is left of an even one."""
     left = images.double() - channel_means(images.double(), images.ndim - 2)
     return torch.nn.functional.normalize(left.flatten(1), dim=1, eps=1e-9)

@@ -33,9 +33,9 @@ class Standing(NamedTuple):
 
 def standing(image: Tensor, true: Tensor, candidates: Tensor) -> Standing:
     """Return where ``true`` stands among ``candidates`` for ``image``."""
-    distances = _squared_distances(image, candidates)
-    own = _squared_distances(image, true[None])
-    same = _squared_distances(true, candidates) == 0
+    distances = squared_distances(image, candidates)
+    own = squared_distances(image, true[None])
+    same = squared_distances(true, candidates) == 0
     rank, equal = 1 + int(((distances <= own) & ~same).sum()), max(1, int(same.sum()))
     if bool(same.all()):
         return Standing(rank, None, 0.0, equal)
@@ -51,7 +51,8 @@ def standing(image: Tensor, true: Tensor, candidates: Tensor) -> Standing:
     )
 
 
-def _squared_distances(image: Tensor, others: Tensor) -> Tensor:
+def squared_distances(image: Tensor, others: Tensor) -> Tensor:
+    """Return (n,) squared distances of ``image`` to each of (n, ...) others, in float64."""
     parts = [(part - image).flatten(1).square().sum(dim=1, dtype=torch.float64) for part in others.split(256)]
     return torch.cat(parts)
 

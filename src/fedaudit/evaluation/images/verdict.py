@@ -1,4 +1,4 @@
-"""What an attack's images show together: visible ones, identified ones, and whether luck explains them."""
+"""What an attack's images show together: visible ones, identified and named ones, and whether luck explains them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.stats import binom, poisson_binom
 from fedaudit.evaluation.shift import REMEDY, SHIFTED
 from fedaudit.evaluation.statistics import DOUBT, SURE, combined
 from fedaudit.evaluation.verdicts import Judgement, share_of
-from fedaudit.results import FindingResult, ImageResult, RegisteredResult
+from fedaudit.results import FindingResult, ImageResult, Look, NamedSummary, RegisteredResult
 
 VISIBLE_SSIM = 0.5
 VISIBLE_CORRELATION = 0.8  # of signals: two thirds of the variance are explained
@@ -25,7 +25,10 @@ _FROM_SUMS = 1e-9  # probabilities below are added up, for one minus the others'
 AS_OFTEN = 0.1  # luck names a victim at least so often where its margin is no more than others': candidates may show it
 ENOUGH = 40  # different candidates, of which to be the nearest one by far is no luck; of fewer see ALONE_DB
 # Shares of the level of 1 %, for images as they are and for what is tried after that.
-_LEVELS = {"": 0.8, " after the best shift and flip": 0.1, " after the best turn, contrast and brightness": 0.1}
+_LEVELS = {"": 0.8, " after the best shift and flip": 0.1, " after the best turn, contrast and brightness": 0.05}
+_TEST = "one-sided exact test (Poisson binomial) against naming candidates of the class at random"
+_OF_NAMES = 0.05 / 2  # each, for names by pattern and by an embedding
+LOOKS: tuple[Look, ...] = ("pixel", "pattern", "embedding")
 _INCLUDED = dict(
     zip(_LEVELS, ("", ", shifted or mirrored ones included", ", dark, turned or negative ones included"), strict=True)
 )
@@ -76,6 +79,7 @@ def verdict_of(images: Sequence[ImageResult], things: str = "images", shifted: b
         for moved, (how, level) in zip(tried, _LEVELS.items(), strict=True)
         if not how or any(moved(image) for image in images)
     ]
+    judged += [judgement for look in LOOKS[1:] if (judgement := _by_names(images, look, things))]
     order = ("recovered", "identifiable", "inconclusive", "not demonstrated")
     return min(judged, key=lambda judgement: order.index(judgement.verdict))  # of equal ones the first
 
@@ -127,8 +131,7 @@ def _judged(
     plain = p_ahead <= SURE and not any(elsewhere(image) for image in images)
     recovered = seen > 0 and (p_seen <= SURE or plain)
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
-    against = "one-sided exact test (Poisson binomial) against naming candidates of the class at random"
-    luck: dict[str, Any] = {} if recovered else {"baseline": sum(chances) / n, "p_value": p, "test": against}
+    luck: dict[str, Any] = {} if recovered else {"baseline": sum(chances) / n, "p_value": p, "test": _TEST}
     evidence = share_of(f"{things} {what}{how}", counted, n, things, **luck)
     which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"
     if recovered and p_seen > SURE:
@@ -158,6 +161,43 @@ def _judged(
         advice = f"{more}: {n} among {candidates} candidates are too few to exclude luck"
         return Judgement("inconclusive", text, evidence, advice=advice)
     return Judgement("not demonstrated", text, evidence)
+
+
+def names(images: Sequence[ImageResult], look: Look, often: float = 0.0) -> NamedSummary | None:
+    """Return how many victims one look named, by luck ``often`` at least; None where that wasn't asked of any."""
+    asked = [[i.named for i in of if i.named and getattr(i.named, look)] for of in _by_victim(images)]
+    asked = [of for of in asked if of]
+    if not asked:
+        return None
+    chances = [min(1.0, max(often, sum(one.chance_level for one in of))) for of in asked]
+    count = sum(any(getattr(one, look) == 1 for one in of) for of in asked)
+    of, candidates = asked[0][0].of, min(one.candidates for of in asked for one in of)
+    found = {"named": count, "victims": len(asked), "candidates": candidates, "by_luck": sum(chances)}
+    return NamedSummary(by=look, of=of, **found, p_value=_at_least(count, chances))
+
+
+def names_in_words(found: Sequence[NamedSummary]) -> str:
+    """Return how often reconstructions name the right one, and what luck does; nothing where nobody asked."""
+    if not found:
+        return ""
+    n, by = found[0].victims, ", ".join(f"{one.named} by {one.by}" for one in found)
+    luck = "" if min(one.p_value for one in found) * len(found) <= SURE else ", so it may be luck"
+    who = f"the right {'person' if found[0].of == 'person' else 'one'} of {found[0].candidates}"
+    return f"names {who} in {by} of {n}; chance {found[0].by_luck:.2g} of {n}{luck}"
+
+
+def _by_names(images: Sequence[ImageResult], look: Look, things: str) -> Judgement | None:
+    """Return the judgement by what one look names, if that is no luck: one in ten may look like a victim anyway."""
+    grouped = max((image.alike_candidates or 1 for image in images), default=1)
+    found = names(images, look, max(AS_OFTEN, 1 / grouped if grouped > 1 else 0.0))
+    if found is None or (p := min(1.0, found.p_value / _OF_NAMES)) > SURE:
+        return None
+    n, which = found.victims, "whose" if found.of == "person" else "which"
+    how, among = f"named by {look}", f"out of {found.candidates} {found.of}s"
+    luck: dict[str, Any] = {"baseline": found.by_luck / n, "p_value": p, "test": _TEST}
+    headline = f"{{who}} can tell {which} {{things}} a client trained on, {among}: {found.named} of {n} were {how}."
+    text = f"{found.named} of {n} {how}, {among} (by luck with p = {p:.2g})"
+    return Judgement("identifiable", text, share_of(f"{things} {how}", found.named, n, things, **luck), headline)
 
 
 def _by_victim(images: Sequence[ImageResult]) -> list[list[ImageResult]]:
