@@ -469,8 +469,10 @@ def with_ceiling(
         return summary
     question = kind.question.replace("{things}", things)
     if certificate is not None and rules_out(certificate):
-        told = in_words(certificate.candidates, certificate.success, "nobody")
+        told = in_words(certificate.candidates, certificate.held, "nobody")
         headline = f"{who} could not {question} with {summary.attack}, and the noise leaves little to find: {told}."
+        if summary.verdict == "not demonstrated":  # by its power, which stays said
+            headline = f"{summary.headline} The noise leaves little to find: {told}."
         return summary.model_copy(update={"verdict": "not demonstrated", "headline": headline})
     own = next((c for c in ceilings if c.federation == summary.federation), None)
     if own is None or own.verdict is None or own.low is None or own.high is None or own.guess is None:
@@ -497,10 +499,11 @@ def with_ceiling(
 def rules_out(certificate: CertificateRecord) -> bool:
     """Return whether noise leaves little: nobody picks the right one of many candidates twice as often as by luck.
 
-    A server that adds the noise itself sees updates without it.
+    The attacked updates hold their victims, so what drawing at random hides doesn't count. A server that adds the noise
+    itself sees updates without it.
     """
-    n = certificate.candidates
-    return not certificate.central and n >= LEAST and certificate.success <= _TWICE / n
+    n, held = certificate.candidates, certificate.held
+    return not certificate.central and n >= LEAST and held is not None and held <= _TWICE / n
 
 
 # --- what changes bring -----------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ KEPT: dict[type[Record], str] = {
     MarginResult: "attack federation steps nearest factor more text",
     MarginStep: "*",
     CeilingResult: "federation updates unit low high guess left left_at_most open open_at_most unknowns numbers lost "
-    "precision why prior curve changes "
+    "precision why prior curve changes exact "
     "verdict text reason",
     CeilingPoint: "*",
     CeilingChange: "*",

@@ -16,6 +16,11 @@ class CertificateRecord(Record):
 
     candidates: int = Field(description="different ones, equally likely without the messages, of which one was used")
     success: float = Field(description="how often, at most, anybody picks the right one of them, as a share")
+    held: float | None = Field(
+        default=None,
+        description="the same where it is known that one of them was used, so that drawing at random hides nothing; "
+        "null: not computed",
+    )
     central: bool = Field(description="the server adds the noise: it holds against those who see global models alone")
 
 

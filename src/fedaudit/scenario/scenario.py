@@ -178,7 +178,7 @@ class EvaluationSpec(Spec):
     accuracy_every: Count | None = Field(
         default=None, description="measure held-out accuracy every so many rounds and after the last; never if null"
     )
-    ceiling: bool | float | None = Field(
+    ceiling: bool | Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None,
         description="compute how much updates determine of their examples, whoever attacks; a number: and go on until "
         "it can be told whether it is above that; null: where no attack on images or rows found anything, and it takes "

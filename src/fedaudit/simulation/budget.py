@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from fedaudit.defences.privacy import DifferentialPrivacy, central_noise
 from fedaudit.epsilon import Adjacency
-from fedaudit.epsilon.accounting import PrivacyAccount, TakingPart
+from fedaudit.epsilon.accounting import Account, PrivacyAccount, TakingPart
 from fedaudit.results.epsilon import CertificateRecord
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.client import Federation
@@ -91,9 +92,11 @@ class PrivacyBudget:
         if self.account is not None:
             self.history.epsilon_pld = self.account.spent(self._counted(), "pld")
             if different := len({tensor_digest(one) for one in candidates}):
-                success = self.account.success(self._counted(), 1 / different)
+                rounds, luck, held = self._counted(), 1 / different, None
+                if isinstance(self.account, Account):
+                    held = replace(self.account, rate=1.0, every=1, of=None).success(rounds, luck)
                 self.history.certificate = CertificateRecord(
-                    candidates=different, success=success, central=self.central
+                    candidates=different, success=self.account.success(rounds, luck), held=held, central=self.central
                 )
 
     def claimed(self, adjacency: Adjacency) -> float | None:

@@ -103,7 +103,9 @@ def _spoilt(pictures: Tensor, draws: torch.Generator) -> Tensor:
     """Return pictures as attacks may return them: blurred, with others shining through, noisy."""
     shares = torch.rand((3, len(pictures), *(1,) * (pictures.ndim - 1)), generator=draws)
     pool = getattr(functional, f"avg_pool{pictures.ndim - 2}d")
-    soft = torch.lerp(pictures, pool(pictures, 3, stride=1, padding=1, count_include_pad=False), shares[0])
+    sides = [3 if side > 2 else 1 for side in pictures.shape[2:]]
+    blurred = pool(pictures, sides, stride=1, padding=[side // 2 for side in sides], count_include_pad=False)
+    soft = torch.lerp(pictures, blurred, shares[0])
     mixed = torch.lerp(soft, soft[torch.randperm(len(soft), generator=draws)], 0.5 * shares[1])
-    spread = pictures.std(dim=tuple(range(1, pictures.ndim)), keepdim=True)
+    spread = pictures.std(dim=tuple(range(1, pictures.ndim)), correction=0, keepdim=True)
     return mixed + 1.5 * shares[2] * spread * torch.randn(pictures.shape, generator=draws)

@@ -2,8 +2,8 @@
 
 A picture need not be sharp to name somebody. Where persons are known, a reconstruction is held against other pictures
 of theirs, as many of each, and the one attacked isn't among them; else against the true one and held-out ones of its
-class. Half of the held-out ones teach the embedding, and nobody is looked for among these: what a network has seen
-looks other to it, so they would be no rivals.
+class. Half of the held-out ones teach the embedding, and no picture is looked for among these: what a network has seen
+looks other to it, so they would be no rivals. Persons' pictures do both, for then all persons' have been seen.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def with_names(
         if i not in own or not bool((shown == who[own[i]]).any()):
             found.append(score)
             continue
-        image, person, label = case.finding.images[rows[i], None], who[own[i]], int(case.labels[i])
+        image, person, label = case.finding.images[rows[i], None], who[own[i]], int(labels[own[i]])
         of_class = who[labels == label]
         rivals = shown[torch.isin(shown, of_class)].unique()
         paired = sum(case.places[i][0] == key for key, _ in case.places)
@@ -71,7 +71,8 @@ def with_names(
 
         def rank(likeness: Tensor, person: Tensor = person, rivals: Tensor = rivals) -> int:
             best = torch.stack([likeness[shown == one].max() for one in rivals])
-            return int((best >= best[rivals == person]).sum())
+            own_best = best[rivals == person]
+            return int((best >= own_best).sum()) if bool(own_best.isfinite()) else len(rivals)
 
         named = NamedResult(
             of="person" if known else "image",

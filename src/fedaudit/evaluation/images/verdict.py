@@ -173,7 +173,10 @@ def names(images: Sequence[ImageResult], look: Look, often: float = 0.0) -> Name
     count = sum(any(getattr(one, look) == 1 for one in of) for of in asked)
     of, candidates = asked[0][0].of, min(one.candidates for of in asked for one in of)
     found = {"named": count, "victims": len(asked), "candidates": candidates, "by_luck": sum(chances)}
-    return NamedSummary(by=look, of=of, **found, p_value=_at_least(count, chances))
+    luck = _at_least(count, chances)
+    if of == "person":  # several victims may be one person's, and named together: Markov's bound holds even so
+        luck = min(1.0, sum(chances) / count) if count else 1.0
+    return NamedSummary(by=look, of=of, **found, p_value=luck)
 
 
 def names_in_words(found: Sequence[NamedSummary]) -> str:
@@ -182,7 +185,8 @@ def names_in_words(found: Sequence[NamedSummary]) -> str:
         return ""
     n, by = found[0].victims, ", ".join(f"{one.named} by {one.by}" for one in found)
     luck = "" if min(one.p_value for one in found) * len(found) <= SURE else ", so it may be luck"
-    who = f"the right {'person' if found[0].of == 'person' else 'one'} of {found[0].candidates}"
+    least = found[0].candidates
+    who = f"the right person of {least}" if found[0].of == "person" else f"the right one of {least} with its label"
     return f"names {who} in {by} of {n}; chance {found[0].by_luck:.2g} of {n}{luck}"
 
 
