@@ -102,6 +102,24 @@ def test_noise_with_a_low_certificate_leaves_little(noise: float, where: str, pr
     assert ("nobody can pick the right one" in summary.headline) == proven
 
 
+def test_drawing_alone_proves_nothing_of_an_update_that_holds_its_victim() -> None:
+    """Next to no noise, and one example of very many in a step: the certificate of all is low, that of one isn't."""
+    drawn = {"level": "sample", "sampling": "poisson", "clip": 1.0, "noise": 0.001, "epsilon": None}
+    federation = {**FEDAVG, "algorithm": "fedsgd", "local_steps": None, "clients": 1, "examples": None, "batch_size": 1}
+    result = audited(
+        federations=[federation],
+        defences=[{"name": "d", "client_defence": {"name": "dp", **drawn}}],
+        evaluation={"controls": False, "ceiling": False, "max_updates": 1},
+    )
+    history = result.federations[0].history
+    assert history is not None
+    assert history.certificate is not None
+    assert history.certificate.held is not None
+    assert history.certificate.success < 3 / history.certificate.candidates
+    assert history.certificate.held > 0.9
+    assert "nobody can pick" not in result.summaries[0].headline
+
+
 def test_without_a_derivative_the_reason_is_told() -> None:
     result = audited(defences=[{"name": "d", "client_defence": {"name": "sign"}}], fail_above={"ceiling": 20})
     assert "signs alone" in (result.ceilings[0].reason or "")
