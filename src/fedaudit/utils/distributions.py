@@ -29,7 +29,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "fedaudit.catalogue": ("studies",),
         "fedaudit.datasets": (
             *("leaf-synthetic", "notes", "notes-causal", "head-phantoms", "head-tissues", "head-slices"),
-            *("slice-tissues", "xray-phantoms", "xray-single-label", "ecg-synthetic"),
+            *("slice-tissues", "xray-phantoms", "xray-single-label", "xray-many", "ecg-synthetic", "att-faces-turned"),
         ),
     },
     "trees": {
