@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit.attacks import ImageFinding, make_attack
-from fedaudit.attacks.inversion.calibration import own_update
 from fedaudit.attacks.inversion.objectives import DISTANCES, distance_to
+from fedaudit.attacks.inversion.own_updates import own_update
 from fedaudit.defences import CLIENT_DEFENCES, ClientContext, ClientDefenceInfo, OwnExamples, Update
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import scenario_from

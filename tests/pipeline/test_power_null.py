@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, Attack, Finding, ImageFinding, make_attack, register
-from fedaudit.attacks.inversion.calibration import own_client
+from fedaudit.attacks.inversion.own_updates import own_client
 from fedaudit.data import load_dataset
 from fedaudit.pipeline import margin
 from fedaudit.pipeline.power import KnownClients, power_of

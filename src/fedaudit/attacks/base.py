@@ -364,7 +364,7 @@ class Attack(Plugin, ABC):
         """
         return None
 
-    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+    def with_settings(self, settings: Mapping[str, Any], inverter: Any = None) -> Self:
         """Return the same with what a calibration chose; only of attacks with a :meth:`calibration`."""
         raise NotImplementedError(f"{self.name} is never calibrated")
 

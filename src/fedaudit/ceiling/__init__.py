@@ -12,5 +12,5 @@ from fedaudit.ceiling.estimate import products as products
 from fedaudit.ceiling.message import Message as Message
 from fedaudit.ceiling.message import message_of as message_of
 from fedaudit.ceiling.message import names_of as names_of
-from fedaudit.ceiling.prior import Prior as Prior
-from fedaudit.ceiling.prior import prior_of as prior_of
+from fedaudit.modalities.prior import Prior as Prior
+from fedaudit.modalities.prior import prior_of as prior_of

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedaudit.ceiling.derivative import Derivative
 from fedaudit.ceiling.message import Message
-from fedaudit.ceiling.prior import Prior
 from fedaudit.ceiling.spectrum import Bracket, Spectrum, by_probes, exact
+from fedaudit.modalities.prior import Prior
 
 PRECISIONS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # to which an update is matched, beside its length
 WHOLE = 4000  # numbers of the examples, above which J is never taken column by column

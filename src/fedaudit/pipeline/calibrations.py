@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import Attack
-from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding, distinct, likely_labels
+from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding
+from fedaudit.attacks.inversion.own_updates import distinct, likely_labels
 from fedaudit.data import load_dataset
 from fedaudit.modalities import ExampleKind
 from fedaudit.pipeline.trials import Means, Trial, run_trials
@@ -124,9 +125,10 @@ def calibrated(trials: Sequence[Trial], means: Means) -> list[Trial]:
             attack = trials[i].attack
             if isinstance(done.outcome, CalibrationFinding):
                 settings = done.outcome.settings
-                found[i] = replace(trials[i], attack=attack.with_settings(settings), calibration=done.outcome)
+                fitted = attack.with_settings(settings, done.outcome.inverter)
+                found[i] = replace(trials[i], attack=fitted, calibration=done.outcome)
             else:
-                found[i] = replace(trials[i], attack=attack.with_settings({}), calibration=str(done.outcome))
+                found[i] = replace(trials[i], attack=attack.with_settings({}, None), calibration=str(done.outcome))
     return found
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.calibration import own_client
+from fedaudit.attacks.inversion.own_updates import own_client
 from fedaudit.ceiling import Ceiling, Message, Prior, ceiling_of, message_of, names_of, prior_of, products
 from fedaudit.ceiling.estimate import BUDGET, HALF, PRECISIONS, STEPS, decibels
-from fedaudit.ceiling.prior import LEAST
 from fedaudit.epsilon.certificate import in_words
 from fedaudit.evaluation.finding_types import known_type
 from fedaudit.evaluation.limits import POWERLESS
 from fedaudit.evaluation.rows import cells_within
+from fedaudit.modalities.prior import LEAST
 from fedaudit.pipeline.margin import resized
 from fedaudit.pipeline.trials import Means, Trial
 from fedaudit.results import (

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedaudit.attacks import Attack, Finding, ImageFinding
 from fedaudit.attacks.base import MOST_EXAMPLES, MOST_STEPS
-from fedaudit.attacks.inversion.calibration import CalibrationFinding, distinct
+from fedaudit.attacks.inversion.calibration import CalibrationFinding
+from fedaudit.attacks.inversion.own_updates import distinct
 from fedaudit.evaluation.finding_types import known_type
 from fedaudit.models import has_batch_norm, initialise
 from fedaudit.pipeline.controls import Controls

@@ -21,7 +21,7 @@ from torch import nn
 
 from fedaudit.attacks import Attack, Finding, ImageFinding, make_attack
 from fedaudit.attacks.base import Attacks, attacks_of
-from fedaudit.attacks.inversion.calibration import distinct
+from fedaudit.attacks.inversion.own_updates import distinct
 from fedaudit.evaluation import Limits
 from fedaudit.evaluation.limits import CEILING
 from fedaudit.modalities import ExampleKind

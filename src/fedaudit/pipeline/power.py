@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedaudit.attacks import Attack, Finding
 from fedaudit.attacks.base import own_failures
-from fedaudit.attacks.inversion.calibration import check_repeatable, distinct, own_client
+from fedaudit.attacks.inversion.own_updates import check_repeatable, distinct, own_client
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.images import visible
 from fedaudit.evaluation.statistics import proportion

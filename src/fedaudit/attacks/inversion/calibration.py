@@ -7,12 +7,10 @@ knows their truth, so it may choose by what comes out. The victim's truth has no
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -20,33 +18,31 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Attack, Progress, silent
 from fedaudit.attacks.findings import Finding, ImageFinding
-from fedaudit.defences import CLIENT_DEFENCES
-from fedaudit.defences.censor import orthogonal_to
-from fedaudit.models import has_batch_norm, set_training_mode
-from fedaudit.simulation.local_training import gradient, local_randomness
-from fedaudit.simulation.replay import replay
+from fedaudit.attacks.inversion.learned import Inverter, learnt
+from fedaudit.attacks.inversion.own_updates import check_repeatable, distinct, likely_labels, own_updates
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.training import class_logits
-from fedaudit.task.transforms import transformed
-from fedaudit.transcript.observation import Message, Observation
-from fedaudit.transcript.update import Update
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, NotApplicable, OutOfTime
 from fedaudit.utils.fingerprint import tensor_digest
+from fedaudit.utils.seeds import generator as seeded
 
 CAP = 60.0  # dB: above, images are equal to the eye, and one of them would decide a mean
 MOST = 6  # runs' iterations that a calibration has, at most, however many updates it serves
 _FEWEST = 60  # iterations below which settings can't be told apart
 _OWN_UPDATES = 2  # at most, that settings are tried on
 _OWN_IMAGES = 4  # of them together, about
+LEARNED = "learned"  # a start: the answer of an inverter
 
 # What is tried, the attack's own settings first, then in the order in which a small budget takes them: each line is one
-# candidate. A strong denoiser with more or less total variation, with and without subspaces, values or signs of the
+# candidate. Descents from what an inverter learnt answers; a strong denoiser with more or less total variation, with and without subspaces, values or signs of the
 # gradient, layers weighed alike. What an attack doesn't have is left out of a line, and a line that then says nothing
 # new is left out.
 SPACE: tuple[Mapping[str, Any], ...] = (
     {},
     {"total_variation": 1e-2, "denoising": 3.0},
+    {"start": "learned", "total_variation": 1e-2, "denoising": 3.0},
     {"total_variation": 1e-2, "denoising": 3.0, "subspace": 0.0},
+    {"start": "learned", "total_variation": 1e-2, "denoising": 3.0, "learning_rate": 0.05},
     {"total_variation": 1e-2, "signed": False},
     {"total_variation": 1e-3, "denoising": 10.0, "subspace": 0.0},
     {"total_variation": 1e-2, "denoising": 10.0},
@@ -61,24 +57,6 @@ SPACE: tuple[Mapping[str, Any], ...] = (
     {"total_variation": 1e-2, "beta": 1.0, "denoising": 3.0, "subspace": 0.0},
     {"total_variation": 5e-2, "denoising": 10.0},
 )
-
-
-@dataclass(frozen=True)
-class Own:
-    """A client of the adversary's own examples, (n, ...), images in [0, 1], and what it would see of it.
-
-    ``orders``: of each of its updates, which examples it used, (num_examples,) in the order of use.
-    """
-
-    observation: Observation
-    inputs: Tensor
-    labels: Tensor
-    orders: tuple[Tensor, ...]
-
-    @property
-    def used(self) -> Tensor:
-        """Those of the inputs that an update used, each once."""
-        return self.inputs[torch.cat(self.orders).unique()]
 
 
 @dataclass(frozen=True)
@@ -104,6 +82,7 @@ class CalibrationFinding(Finding, kind="calibration"):
         settings: that it chose, as far as they differ from its own.
         source: whose images these were, in the plural: ``fedaudit's photographs``.
         failed: why it chose nothing; else empty.
+        inverter: that was learnt from others of these examples, where the attack begins with its answer.
     """
 
     settings: dict[str, Any]
@@ -111,6 +90,7 @@ class CalibrationFinding(Finding, kind="calibration"):
     images: int
     source: str
     failed: str = ""
+    inverter: Inverter | None = None
 
     @property
     def best(self) -> Rung:
@@ -131,6 +111,8 @@ class CalibrationFinding(Finding, kind="calibration"):
         tried = f"{len({str(rung.settings) for rung in self.rungs})} settings, {self.iterations:,} iterations in all"
         if not self.settings:
             return f"calibrated on {images} under the same conditions ({tried}): its own settings are kept"
+        if self.inverter is not None:
+            tried += f"; an inverter was learnt from {self.inverter.updates:,} updates of others of these"
         against = "" if self.own.psnr is None else f", its own {self.own.psnr:.1f}"
         return (
             f"calibrated on {images} under the same conditions ({tried}): {chosen} "
@@ -180,6 +162,8 @@ class Calibration(Attack):
         inputs, labels = self.inputs, self.labels
         if not len(labels):
             labels = likely_labels(observation, inputs, generator)
+        inverter, taken = self._inverter(observation, inputs, labels, progress)
+        inputs, labels = inputs[taken:], labels[taken:]
         try:
             rungs, images = halving(
                 self.attack,
@@ -189,6 +173,7 @@ class Calibration(Attack):
                 device=device,
                 iterations=self.effort(),
                 progress=progress,
+                inverter=inverter,
             )
         except OutOfTime:
             raise
@@ -200,7 +185,23 @@ class Calibration(Attack):
             images=images,
             source=self.source,
             iterations=sum(rung.iterations * rung.updates for rung in rungs),
+            inverter=inverter if rungs[-1].settings.get("start") == LEARNED else None,
         )
+
+    def _inverter(
+        self, observation: Observation, inputs: Tensor, labels: Tensor, progress: Progress
+    ) -> tuple[Inverter | None, int]:
+        """Return an inverter, where one can be learnt, and of how many of the first examples it is."""
+        if "start" not in self.attack.settings():
+            return None, 0
+        taken = len(inputs) - max(_OWN_IMAGES, 2 * distinct(observation))
+        try:
+            own = seeded(0, "an inverter")
+            return learnt(observation, (inputs[:taken], labels[:taken]), own, progress), taken
+        except OutOfTime:
+            raise
+        except NotApplicable:
+            return None, 0
 
 
 def halving(
@@ -212,6 +213,7 @@ def halving(
     device: str = "cpu",
     iterations: int,
     progress: Progress = silent,
+    inverter: Inverter | None = None,
 ) -> tuple[list[Rung], int]:
     """Return what came of settings on own updates, and the number of own images; the chosen settings come last.
 
@@ -227,7 +229,7 @@ def halving(
     duels = max(1, min(most, iterations // (3 * whole)))
     last = min(whole, max(1, iterations // 4 // duels))
     left, updates = iterations - 2 * duels * last, most
-    space = candidates(attack)
+    space = candidates(attack, learned=inverter is not None)
     count = min(len(space), 16)
     while count > 2 and left // (_rungs(count) * count * updates) < _FEWEST:
         updates, count = (updates - 1, count) if updates > 1 else (1, count // 2)
@@ -238,7 +240,7 @@ def halving(
 
     def tried(settings: Mapping[str, Any], length: int, count: int) -> Rung:
         nonlocal done
-        short = attack.with_settings({**settings, "iterations": length, "restarts": 1})
+        short = attack.with_settings({**settings, "iterations": length, "restarts": 1}, inverter)
         values: list[float] | None = []
         for one, state in zip(own[:count], states, strict=False):
             start = torch.Generator()
@@ -280,10 +282,15 @@ def _quality(rung: Rung) -> float:
     return -math.inf if rung.psnr is None else rung.psnr
 
 
-def candidates(attack: Attack) -> list[dict[str, Any]]:
-    """Return the lines of :data:`SPACE` as far as the attack has such settings, each once, its own settings first."""
+def candidates(attack: Attack, *, learned: bool = False) -> list[dict[str, Any]]:
+    """Return the lines of :data:`SPACE` as far as the attack has such settings, each once, its own settings first.
+
+    ``learned``: whether there is an inverter to begin with.
+    """
     known, found = attack.settings(), list[dict[str, Any]]()
     for line in SPACE:
+        if line.get("start") == LEARNED and not learned:
+            continue
         own = {name: value for name, value in line.items() if name in known and known[name] != value}
         if own not in found:
             found.append(own)
@@ -306,208 +313,8 @@ def _images(finding: Finding) -> Tensor:
     return finding.images
 
 
-# --- own updates ------------------------------------------------------------------------------------------------------
-
-
-def distinct(observation: Observation) -> int:
-    """Return over how many different examples a client's updates are: over epochs, the same ones are used again.
-
-    Where nobody says how many the client holds, each update is over others of its own; rounds over the same.
-    """
-    updates = [message.update for message in observation.messages]
-    told = max((update.training.data_size or 0 for update in updates if update.training), default=0)
-    if told:
-        return min(told, sum(update.num_examples for update in updates))
-    return max(update.num_examples for update in updates)
-
-
-def check_repeatable(observation: Observation) -> None:
-    """Raise NotApplicable unless one update can be made of own examples as the observed one was made."""
-    message = observation.single()
-    update, training = message.update, message.update.training
-    if update.members and update.kind == "weights":
-        raise NotApplicable("a sum of several clients' local training can't be repeated with examples of one's own")
-    if message.client_weights:
-        raise NotApplicable("the clients of this sum were sent different weights")
-    if update.kind == "weights" and training is None:
-        raise NotApplicable("how the clients train isn't known, so it can't be repeated with examples of one's own")
-    known = update.sanitised
-    whole = {name for name, p in observation.module.named_parameters() if p.requires_grad} <= update.tensors.keys()
-    told = known is not None and (
-        known.sparse or known.signs or known.noise or known.clip or known.orthogonal or known.transform
-    )
-    if known is not None and whole and not told:
-        raise NotApplicable(f"what the defence '{known.name}' does to an update isn't known, so it can't be repeated")
-    if known is not None and known.noise and known.clip is None and not known.unclipped:
-        raise NotApplicable("how long an update is without its noise isn't known (its clip), so it can't be repeated")
-    if update.members and observation.task_info.batch_norm == "train" and has_batch_norm(observation.module):
-        raise NotApplicable("clients of a sum normalise their own batches each, and which is whose isn't known")
-    if training is not None and training.unmodelled:
-        raise NotApplicable("the clients' training can't be repeated: it has parts that nothing here models")
-
-
-def own_update(
-    observation: Observation, inputs: Tensor, labels: Tensor, order: Tensor, generator: torch.Generator
-) -> Observation:
-    """Return an update of own examples, (m, ...), images in [0, 1], made as the one of ``observation`` was.
-
-    The same model, mode of BatchNorm and dropout, batches, steps, epochs, rates and optimiser; then the defence, as far
-    as everybody knows it: the parameters that arrived, as many numbers of each, signs, the same clip, noise as strong.
-    ``order`` (num_examples,): which examples it uses, in the order of use.
-    """
-    check_repeatable(observation)
-    message, task_info = observation.single(), observation.task_info
-    update, training = message.update, message.update.training
-    seen = task_info.normalise(inputs)
-    if update.sanitised is not None and update.sanitised.transform is not None:
-        seen = transformed(update.sanitised.transform, seen, task_info)
-    if update.kind == "gradient":
-        module = model_of(observation)
-        try:
-            with local_randomness(0):
-                tensors = gradient(module, observation.loss, (seen[order], labels[order]))
-        except BadInput as error:
-            raise NotApplicable(str(error)) from error
-        after = module.state_dict()
-    else:
-        assert training is not None  # check_repeatable saw to it
-        sizes = [one.examples for step in training.passes for one in step] or list(training.batch_sizes)
-        clipped = update.sanitised.private if update.sanitised is not None else None
-        if clipped is not None:  # noise comes afterwards, all at once
-            clipped = dataclasses.replace(clipped, noise=0.0, empty=())
-        try:
-            after = replay(
-                observation.module,
-                observation.loss,
-                message.weights,
-                [(seen[rows], labels[rows]) for rows in order.split(sizes)],
-                training,
-                batch_norm=task_info.batch_norm,
-                dropout=task_info.dropout,
-                private=clipped,
-            )
-        except BadInput as error:
-            raise NotApplicable(str(error)) from error
-        trained = [name for name, p in observation.module.named_parameters() if p.requires_grad]
-        tensors = {name: after[name] - message.weights[name] for name in trained}
-    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise NotApplicable("training like the clients' diverges on own examples")
-    made = dataclasses.replace(
-        update,
-        tensors=_defended(tensors, update, generator),
-        labels=None if update.labels is None else labels[order].view_as(update.labels),
-        buffers={name: after[name].detach().clone() for name in update.buffers},
-    )
-    return dataclasses.replace(observation, messages=(dataclasses.replace(message, update=made),))
-
-
-def own_client(observation: Observation, examples: tuple[Tensor, Tensor], generator: torch.Generator) -> Own:
-    """Return a client of the first own examples, with as many updates as ``observation``'s, made in the same way.
-
-    As clients do, it goes through them, (m, ...) with labels (m,), again and again, in new orders.
-    """
-    count, total = distinct(observation), sum(message.update.num_examples for message in observation.messages)
-    if len(examples[0]) < count:
-        raise NotApplicable(f"a client like this one used {count} examples, and there are {len(examples[0])} own ones")
-    inputs, labels = (part[:count] for part in examples)
-    walk = torch.cat([torch.randperm(count, generator=generator) for _ in range(math.ceil(total / count))])
-    orders = walk[:total].split([message.update.num_examples for message in observation.messages])
-    messages: list[Message] = []
-    for single, order in zip(observation.split(), orders, strict=True):
-        messages += own_update(single, inputs, labels, order, generator).messages
-    return Own(dataclasses.replace(observation, messages=tuple(messages)), inputs, labels, orders)
-
-
-def own_updates(
-    observation: Observation, examples: tuple[Tensor, Tensor], count: int, generator: torch.Generator
-) -> list[Own]:
-    """Return ``count`` own clients, each with other examples while there are enough."""
-    inputs, labels = examples
-    shuffled = torch.randperm(len(inputs), generator=generator)
-    size = distinct(observation)
-    rows = [shuffled.roll(-i * size)[:size] for i in range(count)]
-    return [own_client(observation, (inputs[own], labels[own]), generator) for own in rows]
-
-
-def likely_labels(observation: Observation, inputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Return (m, ...) targets, as a data set has them, for examples (m, C, ...) that have none.
-
-    Classes and labels are drawn from what the model takes the examples for: a trained network is sure of its clients'
-    labels, an untrained one isn't, and gradients depend on that. Real values are drawn from a standard normal
-    distribution, as data sets have them. A mask is its example's brightness, cut so that every class has as many
-    pixels: its borders are the example's.
-    """
-    info = observation.task_info
-    task = info.task_kind
-    if task.real:
-        return torch.randn(len(inputs), info.num_targets, generator=generator)
-    if task.dense:
-        ranks = inputs.mean(dim=1).flatten(1).argsort(dim=1, stable=True).argsort(dim=1)
-        return (ranks * info.target_values // ranks.shape[1]).view(len(inputs), *info.target_shape)
-    module = model_of(observation, "eval")
-    with torch.no_grad():
-        outputs = torch.cat([module(part) for part in info.normalise(inputs).split(256)])
-    if not bool(outputs.isfinite().all()):
-        raise NotApplicable("the model's outputs aren't finite")
-    if task.label_sets:
-        return torch.bernoulli(outputs.sigmoid(), generator=generator)
-    if not task.one_class:
-        return task.hard(outputs)
-    chances = class_logits(outputs).softmax(dim=1)
-    return torch.multinomial(chances.double(), 1, generator=generator)[:, 0]
-
-
 def psnr_of(images: Tensor, true: Tensor) -> list[float]:
     """Return the PSNR in dB of n true images in [0, 1], matched to k ≥ n so that squared errors are least."""
     errors = torch.cdist(true.flatten(1).double(), images.flatten(1).double()).square() / true[0].numel()
     rows, columns = linear_sum_assignment(errors.numpy())
     return [min(CAP, -10 * math.log10(max(float(errors[r, c]), 1e-12))) for r, c in zip(rows, columns, strict=True)]
-
-
-def model_of(observation: Observation, batch_norm: Literal["eval"] | None = None) -> torch.nn.Module:
-    """Return the model that was sent, as the client ran it, or with BatchNorm in another mode and without dropout."""
-    module = copy.deepcopy(observation.module).cpu()
-    module.load_state_dict(observation.single().weights)
-    info = observation.task_info
-    set_training_mode(module, batch_norm or info.batch_norm, dropout=info.dropout and batch_norm is None)
-    return module
-
-
-def _defended(tensors: Mapping[str, Tensor], update: Update, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return what a defence leaves of an own update, as far as the victim's update and its description tell."""
-    known = update.sanitised
-    found = {name: tensors[name] for name in update.tensors}
-    if known is None:
-        return found
-    if known.sparse and not known.noise and _anywhere(known.name):
-        found = {name: value.where(update.tensors[name] != 0, 0) for name, value in found.items()}
-    elif known.sparse:
-        found = {name: _largest(value, int(update.tensors[name].count_nonzero())) for name, value in found.items()}
-    if known.orthogonal:
-        drawn = {name: torch.randn(value.shape, generator=generator) for name, value in found.items()}
-        found = {name: orthogonal_to(value, drawn[name]) for name, value in found.items()}
-    if known.signs:
-        return {name: value.sign() for name, value in found.items()}
-    if known.clip is not None:  # where there is noise, too: check_repeatable saw to it
-        own = math.sqrt(sum(float(value.double().square().sum()) for value in found.values()))
-        shrink = min(1.0, known.clip / own) if own else 1.0
-        found = {name: shrink * value for name, value in found.items()}
-    if known.noise:
-        noise = {name: torch.randn(value.shape, generator=generator) for name, value in found.items()}
-        each = dict(known.noises)
-        found = {name: value + each.get(name, known.noise) * noise[name] for name, value in found.items()}
-    return found
-
-
-def _anywhere(name: str) -> bool:
-    """Whether what a defence holds back isn't simply what is smallest, so that its own places tell more."""
-    return name in CLIENT_DEFENCES and CLIENT_DEFENCES[name].value.unsent == 0
-
-
-def _largest(tensor: Tensor, count: int) -> Tensor:
-    """Return the tensor with all but its ``count`` largest numbers zero."""
-    flat = tensor.flatten()
-    kept = torch.zeros_like(flat)
-    rows = flat.abs().topk(count).indices
-    kept[rows] = flat[rows]
-    return kept.view_as(tensor)

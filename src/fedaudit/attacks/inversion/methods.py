@@ -219,6 +219,8 @@ class AGICPlus(AGIC):
         known, share = telling(self.subspaces(prepared), count)
         if known:
             objective = with_priors(objective, [(share * self.subspace, in_subspaces(prepared.victim, known))])
+        if self.inverter is not None:
+            return self.from_answer(objective, prepared, generator, progress)
         doubtful = count == 1 and share < 1
         budget, length = round(self.moving * self.iterations) if adam else 0, self.start_iterations
         axes = len(prepared.task_info.input_shape) - 1

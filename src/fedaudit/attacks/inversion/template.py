@@ -19,6 +19,7 @@ from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding
 from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
+from fedaudit.attacks.inversion.learned import Inverter, descend
 from fedaudit.attacks.inversion.local_epochs import agreed, same_set, search_epochs, spread
 from fedaudit.attacks.inversion.objectives import (
     DISTANCES,
@@ -48,6 +49,7 @@ from fedaudit.task.training import LOSSES, TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive, from_name
 
 # How a method uses a FedAvg update: local training replayed; all mini-batches as one; the same full batch in every
@@ -55,7 +57,7 @@ from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive, fr
 FedAvgWay = Literal["simulation", "one-batch", "full-batch", "single-step"]
 OptimiserName = Literal["adam", "l-bfgs"]
 Schedule = Literal["constant", "steps", "linear", "cosine"]
-Start = Literal["noise", "patterned"]
+Start = Literal["noise", "patterned", "learned"]
 StatisticsChoice = Literal["auto", "batch", "running"]
 QUICK = {"iterations": 1000}  # what a first audit takes; the attacks' own default is ten times as many
 _FEWEST = 50  # iterations by which the statistics are decided, where there are twice as many
@@ -109,7 +111,9 @@ class GradientInversion(Attack):
         optimiser: ``adam`` or ``l-bfgs``.
         learning_rate: in normalised pixels.
         start: the first dummy images: Gaussian ``noise``, or a small piece of it repeated like tiles, ``patterned``
-            (Wei et al. 2020).
+            (Wei et al. 2020); or what an inverter answers that was ``learned`` on updates of own examples, which
+            calibration does: see :mod:`fedaudit.attacks.inversion.learned`.
+        pull: weight of the prior that keeps images near that answer.
         total_variation: weight of the prior.
         separate: where local epochs are simulated, the share of the iterations in which each has images of its own;
             then they are matched and averaged, and shared by all epochs.
@@ -138,6 +142,7 @@ class GradientInversion(Attack):
             the adversary's own, made under the same conditions, and takes those that recover most: see
             :mod:`fedaudit.attacks.inversion.calibration`. It takes as many iterations as the attack on all updates that
             it serves, and six times as many as on one, at most.
+        learned: digest of the inverter that it begins with, which calibration fills in.
     """
 
     threat_model = "server or eavesdropper, passive"
@@ -153,6 +158,7 @@ class GradientInversion(Attack):
     optimiser: OptimiserName = "adam"
     learning_rate: Annotated[Positive, Field(le=1e36)] = 0.1  # above, float32 overflows inside of Adam
     start: Start = "noise"
+    pull: NonNegative = 0.01
     total_variation: NonNegative = 0.0
     separate: Fraction = 0.6
     same_set: NonNegative = 0.0
@@ -174,14 +180,21 @@ class GradientInversion(Attack):
     statistics: StatisticsChoice = "auto"
     largest: Count | None = None
     calibrate: bool = False
+    learned: str = ""
+    inverter: Any = field(init=False, default=None, repr=False, compare=False)  # an Inverter
 
     def calibration(self, observation: Observation) -> tuple[Attack, Observation] | None:
         """Return itself and its update, if it is to be calibrated."""
         return (self, observation) if self.calibrate else None
 
-    def with_settings(self, settings: Mapping[str, Any]) -> Self:
-        """Return the attack with other settings, which isn't to be calibrated any more."""
-        return dataclasses.replace(self, **{**settings, "calibrate": False})
+    def with_settings(self, settings: Mapping[str, Any], inverter: Inverter | None = None) -> Self:
+        """Return the attack with other settings, which isn't to be calibrated any more; and what it begins with."""
+        if inverter is None or settings.get("start") != "learned":
+            return dataclasses.replace(self, **{**settings, "calibrate": False})
+        digest = tensor_digest(inverter.weights).hex()[:16]
+        ready = dataclasses.replace(self, **{**settings, "calibrate": False, "learned": digest})
+        object.__setattr__(ready, "inverter", inverter)
+        return ready
 
     def calibrated(
         self,
@@ -213,7 +226,7 @@ class GradientInversion(Attack):
         own = Calibration(attack=self, inputs=examples, labels=labels, updates=updates)
         found = own(observation, seed=seed, device=device, progress=progress)
         assert isinstance(found, CalibrationFinding)
-        return self.with_settings(found.settings)
+        return self.with_settings(found.settings, found.inverter)
 
     def check(self, observation: Observation) -> None:
         """Raise unless the update is of images and everything that is needed is known.
@@ -243,6 +256,10 @@ class GradientInversion(Attack):
                 f"be run on (largest: {self.largest})"
             )
         need_signal(message.update)
+        if self.start == "learned" and self.inverter is None:
+            raise NotApplicable(
+                "no inverter was learnt; set calibrate=true, and give the adversary examples of its own"
+            )
 
     def joint(self, observation: Observation) -> bool:
         """Return whether targets are optimised beside the images, as in DLG: they aren't classes to infer."""
@@ -436,12 +453,23 @@ class GradientInversion(Attack):
         self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, progress: Progress
     ) -> tuple[list[Tensor], Trace]:
         """Return what one restart finds, of all batches that are optimised side by side, and its trace."""
+        if self.inverter is not None:
+            return self.from_answer(objective, prepared, generator, progress)
         initial = [v.to(prepared.labels.device) for v in self.initial(prepared, count, generator)]
         settings = self.optimisation()
         if prepared.epochs == 1 or count != len(prepared.labels):  # of several updates at once
             return reconstruct(objective, initial, prepared.pixel_range, generator, progress, **settings)
         of, settings["separate"] = (prepared.labels, prepared.epochs, prepared.pixel_range), self.separate
         return search_epochs(objective, initial[0], *of, generator, progress, **settings)
+
+    def from_answer(
+        self, objective: Objective, prepared: Prepared, generator: torch.Generator, progress: Progress
+    ) -> tuple[list[Tensor], Trace]:
+        """Return what a descent finds from the inverter's answer."""
+        info = prepared.task_info
+        answer = info.normalise(self.inverter.answer(prepared.update, prepared.labels.cpu(), info))
+        settings = {**self.optimisation(), "signed": False, "clamp": False}
+        return descend(objective, answer, self.inverter, info, generator, progress, pull=self.pull, **settings)
 
     def prepare(self, observation: Observation, device: str) -> Prepared:
         """Make the one update of ``observation`` ready; see :func:`prepare`.
@@ -568,9 +596,12 @@ class Composed(Attack):
         """Return the method and one of its updates, if it is to be calibrated."""
         return self.method.calibration(self.single(observation))
 
-    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+    def with_settings(self, settings: Mapping[str, Any], inverter: Inverter | None = None) -> Self:
         """Return the same with other settings of the method."""
-        return dataclasses.replace(self, attack=self.method.with_settings(settings).written())
+        method = self.method.with_settings(settings, inverter)
+        ready = dataclasses.replace(self, attack=method.written())
+        ready.__dict__["method"] = method  # with its inverter
+        return ready
 
     @property
     def iterations(self) -> int:

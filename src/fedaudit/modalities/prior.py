@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedaudit.modalities import ExampleKind
+from fedaudit.modalities.base import ExampleKind
 
 LEAST = 20  # examples of the same sort, below which nothing but a number's range is taken to be known
 _MOST = 1000
