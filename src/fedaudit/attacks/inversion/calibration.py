@@ -34,9 +34,9 @@ _OWN_IMAGES = 4  # of them together, about
 LEARNED = "learned"  # a start: the answer of an inverter
 
 # What is tried, the attack's own settings first, then in the order in which a small budget takes them: each line is one
-# candidate. Descents from what an inverter learnt answers; a strong denoiser with more or less total variation, with and without subspaces, values or signs of the
-# gradient, layers weighed alike. What an attack doesn't have is left out of a line, and a line that then says nothing
-# new is left out.
+# candidate. A strong denoiser with more or less total variation, from noise or from what an inverter answers, with and
+# without subspaces, values or signs of the gradient, layers weighed alike. What an attack doesn't have is left out of a
+# line, and a line that then says nothing new is left out.
 SPACE: tuple[Mapping[str, Any], ...] = (
     {},
     {"total_variation": 1e-2, "denoising": 3.0},

@@ -33,7 +33,7 @@ from fedaudit.utils.seeds import generator as seeded
 
 FEWEST = 500  # own examples, below which nothing is learnt
 _EXAMPLES = 5000  # that are learnt from, over all own updates, at most
-_UPDATES = 5000
+_AGAIN = 4  # times that an example is used, at most
 _BUCKETS = 4096  # of the sketch of an update, about
 _SHARES = (0.0, 0.3, 1.0)  # of the sketch beside the row: the best is taken
 _RIDGE = 1e-2
@@ -105,10 +105,12 @@ def learnt(
         raise NotApplicable(f"an inverter is learnt from {FEWEST} examples at least, and there are {len(inputs)}")
     check(observation)
     layer = _last(observation)
-    updates = max(1, min(_UPDATES, _EXAMPLES // count))
-    rows, sketches, own, theirs = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
-    for done in range(updates):
-        chosen = torch.randint(len(inputs), (count,), generator=generator)
+    size = min(len(inputs), _EXAMPLES) // count * count
+    again = min(_AGAIN, max(1, _EXAMPLES // size))
+    which = torch.randperm(len(inputs), generator=generator)[:size]
+    walk = torch.cat([which[torch.randperm(size, generator=generator)] for _ in range(again)])
+    rows, sketches, own = list[Tensor](), list[Tensor](), list[Tensor]()
+    for done, chosen in enumerate(walk.split(count)):
         shown = inputs[chosen]
         mirrored = torch.rand(count, generator=generator) < 0.5
         shown = torch.where(mirrored.view(-1, *[1] * (shown.ndim - 1)), shown.flip(-1), shown)
@@ -117,9 +119,10 @@ def learnt(
         rows.append(row)
         sketches.append(sketch.expand(count, -1))
         own.append(shown.flatten(1))
-        theirs.append(labels[chosen])
-        progress(done + 1, updates)
-    return _fitted(torch.cat(rows), torch.cat(sketches), torch.cat(theirs), torch.cat(own), updates, observation, layer)
+        progress(done + 1, len(walk) // count)
+    copies = walk.argsort(stable=True).view(size, again)
+    told_of = torch.cat(rows), torch.cat(sketches), labels[walk]
+    return _fitted(told_of, torch.cat(own), copies, observation, layer)
 
 
 def check(observation: Observation) -> None:
@@ -179,26 +182,34 @@ def joined(rows: Tensor, sketch: Tensor, labels: Tensor, share: float, classes: 
 
 
 def _fitted(
-    rows: Tensor, sketches: Tensor, labels: Tensor, examples: Tensor, updates: int, observation: Observation, layer: str
+    told_of: tuple[Tensor, Tensor, Tensor], examples: Tensor, copies: Tensor, observation: Observation, layer: str
 ) -> Inverter:
+    """Return the regression of least error on examples, (m, d), of which all ``copies`` (m/r, r) are left out at once.
+
+    What (K + λ)⁻¹ is tells it: the errors of copies c are its block (c, c), inverted, times the weights' rows c.
+    """
+    classes = int(observation.task_info.num_classes or 0)
     mean = examples.mean(dim=0)
     centred = examples - mean
     basis = torch.linalg.svd(centred[:_OF_PRIOR], full_matrices=False)[2][:_COMPONENTS]
+    wanted = centred @ basis.T
     best: tuple[float, float, float, Tensor, Tensor, Tensor] | None = None
     for share in _SHARES:
-        features = joined(rows, sketches, labels, share, int(observation.task_info.num_classes or 0))
+        features = joined(*told_of, share, classes)
         width = _WIDTH * float(torch.cdist(features[:500], features[-500:]).median().clamp(min=1e-12))
         kernel = torch.exp(-torch.cdist(features, features) / width)
         kernel.diagonal().add_(_RIDGE)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel.double())).float()
-        weights = inverse @ (centred @ basis.T)
-        apart = weights / inverse.diagonal()[:, None]  # what an example is off by, left out of those that answer
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel))
+        weights = inverse @ wanted
+        blocks = inverse[copies[:, :, None], copies[:, None, :]]
+        apart = torch.linalg.solve(blocks, weights[copies])[:, 0]
         error = float(apart.square().sum(dim=1).mean())
         if best is None or error < best[0]:
             best = error, share, width, features, weights, apart
     assert best is not None
     _, share, width, features, weights, apart = best
-    off = apart[:_OF_PRIOR] @ basis + (centred[:_OF_PRIOR] - centred[:_OF_PRIOR] @ basis.T @ basis)
+    some = copies[:_OF_PRIOR, 0]
+    off = apart[:_OF_PRIOR] @ basis + (centred[some] - wanted[some] @ basis)
     left = Prior.of(off.view(-1, *observation.task_info.input_shape))
     many = left.deviations.argsort(descending=True)[:_COMPONENTS]
     others = left.variance * left.directions.shape[1] - float(left.deviations[many].square().sum())
@@ -214,8 +225,8 @@ def _fitted(
         left=left.directions[many].float(),
         deviations=left.deviations[many].float(),
         rest=rest,
-        examples=len(examples),
-        updates=updates,
+        examples=len(copies),
+        updates=copies.numel() // distinct(observation),
         psnr=-10 * math.log10(max(float(off.square().mean()), 1e-12)),
     )
 
@@ -226,7 +237,7 @@ def descend(
     inverter: Inverter,
     task_info: TaskInfo,
     generator: torch.Generator,
-    progress: Progress,
+    progress: Progress = silent,
     *,
     pull: float,
     **settings: Any,

@@ -1,0 +1,157 @@
+"""Inverters learnt on own updates answer better than a guess, and descents go on from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedaudit
+from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding, candidates, psnr_of
+from fedaudit.attacks.inversion.learned import FEWEST, Inverter, descend, learnt
+from fedaudit.attacks.inversion.methods import AGICPlus
+from fedaudit.data import load_dataset
+from fedaudit.transcript.observation import Observation, observe
+from fedaudit.utils.errors import NotApplicable
+
+SINGLE: dict[str, Any] = {"name": "f", "algorithm": "fedsgd", "clients": 3, "examples": 3, "batch_size": 1}
+BATCHES: dict[str, Any] = {"name": "f", "algorithm": "fedavg", "clients": 2, "examples": 8, "batch_size": 2,
+                           "local_epochs": 2, "learning_rate": 0.05}  # fmt: skip
+
+
+def victims(federation: dict[str, Any]) -> tuple[list[tuple[Observation, Tensor, Tensor]], tuple[Tensor, Tensor]]:
+    """Return updates with their truth, and other examples of the same sort."""
+    made = fedaudit.simulate(
+        {
+            "data": {"name": "digits"},
+            "model": {"name": "lenet", "training": {"epochs": 2}},
+            "federations": [federation],
+            "threat": {"knows_labels": True},
+            "attacks": ["invg"],
+        },
+        progress=False,
+    )
+    seen = []
+    for observation in observe(made, fedaudit.ThreatModel(knows_labels=True)).split():
+        key = observation.single().round, observation.single().client
+        seen.append((observation, made.truth.inputs[key], made.truth.labels[key]))
+    own = load_dataset("digits").train
+    taken = torch.cat([inputs for _, inputs, _ in seen]).flatten(1)
+    free = torch.cdist(own.inputs.flatten(1), taken).amin(dim=1) > 1e-4
+    return seen, (own.inputs[free], own.targets[free])
+
+
+@pytest.fixture(scope="module")
+def single() -> tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]]:
+    seen, own = victims(SINGLE)
+    return seen, learnt(seen[0][0], own, torch.Generator().manual_seed(0)), own
+
+
+def answered(inverter: Inverter, observation: Observation) -> Tensor:
+    update = observation.single().update
+    assert update.labels is not None
+    return inverter.answer(update, update.labels, observation.task_info)
+
+
+def test_answers_are_nearer_than_the_mean_of_the_class(
+    single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
+) -> None:
+    seen, inverter, (inputs, labels) = single
+    gains = []
+    for observation, true, label in seen:
+        guess = inputs[labels == label[0]].mean(dim=0, keepdim=True)
+        gains.append(psnr_of(answered(inverter, observation), true)[0] - psnr_of(guess, true)[0])
+    assert sum(gains) / len(gains) > 3
+
+
+def test_what_is_left_out_tells_how_good_it_is(
+    single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
+) -> None:
+    """The figure of own examples that were left out is that of new ones; of those that were learnt it is higher."""
+    seen, inverter, _ = single
+    errors = [float((answered(inverter, observation) - true).square().mean()) for observation, true, _ in seen]
+    told = -10 * torch.tensor(sum(errors) / len(errors)).log10()
+    assert abs(float(told) - inverter.psnr) < 4
+
+
+def test_one_inverter_serves_batches_of_any_labels() -> None:
+    seen, own = victims(BATCHES)
+    inverter = learnt(seen[0][0], own, torch.Generator().manual_seed(0))
+    for observation, true, _ in seen:
+        different = true.unique(dim=0)
+        guess = own[0].mean(dim=0, keepdim=True).expand_as(different)
+        labels = observation.single().update.labels
+        assert labels is not None
+        found = inverter.answer(observation.single().update, labels[:8], observation.task_info)
+        assert sum(psnr_of(found, different)) > sum(psnr_of(guess, different))
+
+
+def test_a_descent_without_a_slope_stays_at_the_answer(
+    single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
+) -> None:
+    seen, inverter, _ = single
+    start = torch.rand(1, *seen[0][0].task_info.input_shape)
+
+    def flat(images: Tensor) -> tuple[Tensor, Tensor]:
+        return images.new_zeros(()), torch.zeros_like(images)
+
+    draws = torch.Generator()
+    (found,), _ = descend(
+        flat, start, inverter, seen[0][0].task_info, draws, pull=0.01, iterations=20, learning_rate=0.1
+    )
+    assert torch.equal(found, start)
+
+
+def test_descent_goes_down_the_objective(
+    single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
+) -> None:
+    """Towards a target along directions that are open: its distance falls, as by the closed form of a quadratic."""
+    seen, inverter, _ = single
+    info = seen[0][0].task_info
+    start = torch.full((1, *info.input_shape), 0.5)
+    std = torch.tensor(info.std).view(1, -1, 1, 1)
+    target = start + (2 * inverter.deviations[0] * inverter.left[0]).view_as(start) / std
+
+    def apart(images: Tensor) -> tuple[Tensor, Tensor]:
+        return (images - target).square().sum(), 2 * (images - target)
+
+    draws = torch.Generator()
+    (found,), _ = descend(apart, start, inverter, info, draws, pull=0.0, iterations=300, learning_rate=0.05)
+    assert float((found - target).norm()) < 0.05 * float((start - target).norm())
+
+
+def test_too_few_examples_are_refused(
+    single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
+) -> None:
+    seen, _, (inputs, labels) = single
+    with pytest.raises(NotApplicable, match=f"{FEWEST} examples at least"):
+        learnt(seen[0][0], (inputs[: FEWEST - 1], labels[: FEWEST - 1]), torch.Generator())
+
+
+def test_a_start_that_nobody_learnt_is_refused(
+    single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
+) -> None:
+    with pytest.raises(NotApplicable, match="calibrate=true"):
+        AGICPlus(start="learned", calibrate=False, iterations=5)(single[0][0][0], seed=0)
+
+
+def test_calibration_chooses_it_where_it_recovers_more(
+    single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
+) -> None:
+    seen, _, (inputs, labels) = single
+    attack = AGICPlus(iterations=100)
+    found = Calibration(attack=attack, inputs=inputs, labels=labels, updates=3)(seen[0][0], seed=0)
+    assert isinstance(found, CalibrationFinding)
+    tried = [rung.settings.get("start") for rung in found.rungs]
+    assert "learned" in tried
+    assert (found.inverter is not None) == (found.settings.get("start") == "learned")
+    ready = attack.with_settings(found.settings, found.inverter)
+    images = ready(seen[0][0], seed=0)
+    assert images.iterations == 100
+
+
+def test_without_an_inverter_no_setting_begins_with_one() -> None:
+    assert not [line for line in candidates(AGICPlus()) if line.get("start") == "learned"]
+    assert [line for line in candidates(AGICPlus(), learned=True) if line.get("start") == "learned"]
