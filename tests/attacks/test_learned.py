@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fedaudit
 from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding, candidates, psnr_of
-from fedaudit.attacks.inversion.learned import FEWEST, Inverter, descend, learnt
+from fedaudit.attacks.inversion.inverter import FEWEST, Inverter, descend, learnt
 from fedaudit.attacks.inversion.methods import AGICPlus
 from fedaudit.data import load_dataset
 from fedaudit.transcript.observation import Observation, observe
@@ -142,7 +142,7 @@ def test_calibration_chooses_it_where_it_recovers_more(
 ) -> None:
     seen, _, (inputs, labels) = single
     attack = AGICPlus(iterations=100)
-    found = Calibration(attack=attack, inputs=inputs, labels=labels, updates=3)(seen[0][0], seed=0)
+    found = Calibration(attack=attack, inputs=inputs, labels=labels, updates=6)(seen[0][0], seed=0)
     assert isinstance(found, CalibrationFinding)
     tried = [rung.settings.get("start") for rung in found.rungs]
     assert "learned" in tried

@@ -13,6 +13,7 @@ from fedaudit.attacks.analytic.spear import Spear, SpearRows
 from fedaudit.attacks.analytic.cocktail import Cocktail
 from fedaudit.attacks.analytic.sratta import Sratta
 from fedaudit.attacks.inversion.methods import AGIC, AGICPlus, InvG
+from fedaudit.attacks.inversion.learned import LearnedInversion
 from fedaudit.attacks.inversion.averaged import Averaged
 from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.decepticons import Decepticons
@@ -106,6 +107,7 @@ __all__ = [
     "LabelSetFinding",
     "Labels",
     "LastUpdate",
+    "LearnedInversion",
     "LiRA",
     "LocalModel",
     "LocalModelExact",

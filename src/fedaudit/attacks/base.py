@@ -357,6 +357,8 @@ class Attack(Plugin, ABC):
         """Return what one run with these settings receives: ``default_scope``, unless a setting changes it."""
         return self.default_scope
 
+    inverts: ClassVar[bool] = False  # whether a calibration may learn an inverter for it
+
     def calibration(self, observation: Observation) -> tuple[Attack, Observation] | None:  # noqa: ARG002
         """Return what is to be calibrated before this attack is run, and on which update; None: nothing.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import Attack
-from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding
+from fedaudit.attacks.inversion.calibration import LEARNED, Calibration, CalibrationFinding
 from fedaudit.attacks.inversion.own_updates import distinct, likely_labels
 from fedaudit.data import load_dataset
 from fedaudit.modalities import ExampleKind
@@ -101,14 +101,21 @@ def calibrated(trials: Sequence[Trial], means: Means) -> list[Trial]:
     targets: dict[str, tuple[Attack, Observation]] = {}
     for i, trial in enumerate(trials):
         if trial.outcome is None and (target := trial.attack.calibration(trial.observation)) is not None:
-            key = fingerprint(trial.attack.written(), facts(target[1]))
+            key = fingerprint(trial.attack.written(), trial.attack.inverts, facts(target[1]))
             groups.setdefault(key, []).append(i)
             targets.setdefault(key, target)
     planned = []
     for key, rows in groups.items():
         (attack, observation), first = targets[key], trials[rows[0]]
         own = own_images(observation)
-        made = Calibration(attack=attack, inputs=own.inputs, labels=own.labels, updates=len(rows), source=own.source)
+        made = Calibration(
+            attack=attack,
+            inputs=own.inputs,
+            labels=own.labels,
+            updates=len(rows),
+            source=own.source,
+            learn=first.attack.inverts,
+        )
         reason: NotApplicable | None = None
         try:
             made.check(observation)
@@ -124,7 +131,10 @@ def calibrated(trials: Sequence[Trial], means: Means) -> list[Trial]:
         for i in rows:
             attack = trials[i].attack
             if isinstance(done.outcome, CalibrationFinding):
-                settings = done.outcome.settings
+                settings, failed = done.outcome.settings, done.outcome.failed
+                if failed and attack.settings().get("start") == LEARNED:  # without an inverter it is nothing
+                    found[i] = replace(trials[i], outcome=NotApplicable(failed))
+                    continue
                 fitted = attack.with_settings(settings, done.outcome.inverter)
                 found[i] = replace(trials[i], attack=fitted, calibration=done.outcome)
             else:

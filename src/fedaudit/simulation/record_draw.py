@@ -71,6 +71,7 @@ def draw_records(
     seed: int,
     records: int = 0,
     public: int = 0,
+    to_server: bool = False,
     hidden: str | None = None,
     wanted: str | None = None,
     own: Collection[int] = (),
@@ -85,6 +86,8 @@ def draw_records(
         client_data: what each client holds; the honest ones first.
         seed: gives the same records under every defence.
         records: how many; half of them are clients' examples.
+        public: further examples, which are nobody's.
+        to_server: it is a malicious server that holds these, where there are no records.
         hidden: the attribute that the records lack, if any.
         wanted: the property of clients that the adversary is after, if any, as ``sex=Female``.
         own: clients that the adversary is itself; what they hold is no record.
@@ -105,7 +108,7 @@ def draw_records(
                 "threat.client_property needs examples of which the adversary knows it; set threat.knows_public_data: "
                 "true and threat.public_examples, to 500 for example"
             )
-        if records or asked:
+        if records or asked or (public and not to_server):
             rng = seeds.generator(seed, spec.name, "records")
             attribute = None if hidden is None else (hidden, data.attributes[hidden])
             victims = [client for client in range(min(spec.honest, len(client_data))) if client not in own]

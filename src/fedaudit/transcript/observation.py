@@ -187,7 +187,8 @@ def observe(transcript: Transcript | Recorded, threat: ThreatModel | None = None
     beside = transcript.sent.seen_by(threat.adversary)
     if (clients := beside.by_client()) is not None:
         messages = [Message(0, c, {}, Update(c, beside.update_kind, {}, n, None)) for c, n in clients.items()]
-    records = transcript.records if threat.target_records or threat.client_property else None
+    asked = threat.target_records or threat.client_property or threat.public_examples
+    records = transcript.records if asked else None
     if records is not None and threat.client_property is None:
         records = dataclasses.replace(records, public_property=records.public_property[:0])
     if records is not None and threat.public_examples is None:

@@ -89,12 +89,8 @@ class ThreatModel(Spec):
             raise ValueError(
                 f"target_records is {self.target_records}; half of them are clients' examples: give an even number"
             )
-        used = self.target_records or self.client_property or self.adversary == "malicious-server"
-        if self.public_examples is not None and not (self.knows_public_data and used):
-            raise ValueError(
-                "public_examples needs knows_public_data: true, and what uses them: target_records, a "
-                "client_property or adversary: malicious-server"
-            )
+        if self.public_examples is not None and not self.knows_public_data:
+            raise ValueError("public_examples needs knows_public_data: true")
         if self.hidden_attribute is not None and not self.target_records:
             raise ValueError("hidden_attribute needs records that lack it; set target_records to 300, for example")
         self._check_part()

@@ -41,6 +41,7 @@ class DLG(GradientInversion):
     distance = "squared-l2"
     fedavg = "single-step"
     only_single = "it optimises the labels beside the images"
+    inverts = False
 
     iterations: Count = 300
     optimiser: OptimiserName = "l-bfgs"

@@ -73,6 +73,7 @@ class Epochs(Composed):
     over = "several epochs"
     several = True
     averages = True
+    inverts = False  # of several updates, an inverter answers one
 
     epochs: Annotated[int, Field(ge=1, strict=True)] = 2
     pre_iterations: Count = 2_000
@@ -299,7 +300,7 @@ class _Preset(Attack):
         """Return that of the composition."""
         return self.composed.calibration(observation)
 
-    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+    def with_settings(self, settings: Mapping[str, Any], inverter: Any = None) -> Self:  # noqa: ARG002
         """Return the attack with other settings, which isn't to be calibrated any more."""
         return dataclasses.replace(self, **{**settings, "calibrate": False})  # type: ignore[type-var]
 

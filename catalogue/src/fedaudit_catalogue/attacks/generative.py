@@ -54,6 +54,7 @@ class GIAS(GradientInversion):
     only_by_labels = True
     examples = ("image",)  # of which its generators are
     only_single = "it searches what a generator makes images from"
+    inverts = False
 
     learning_rate: Annotated[Positive, Field(le=1e36)] = 0.1
     total_variation: NonNegative = 1e-4

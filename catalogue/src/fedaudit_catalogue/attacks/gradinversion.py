@@ -54,6 +54,7 @@ class GradInversion(GradientInversion):
     distance = "layer-l2"
     fedavg = "single-step"
     only_by_labels = True
+    inverts = False  # several seeds, which are to differ
 
     schedule: Schedule = "cosine"
     total_variation: NonNegative = 0.1

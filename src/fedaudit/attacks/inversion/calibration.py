@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Attack, Progress, silent
 from fedaudit.attacks.findings import Finding, ImageFinding
-from fedaudit.attacks.inversion.learned import Inverter, learnt
+from fedaudit.attacks.inversion.inverter import Inverter, learnt
 from fedaudit.attacks.inversion.own_updates import check_repeatable, distinct, likely_labels, own_updates
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation
@@ -39,8 +39,8 @@ LEARNED = "learned"  # a start: the answer of an inverter
 # line, and a line that then says nothing new is left out.
 SPACE: tuple[Mapping[str, Any], ...] = (
     {},
-    {"total_variation": 1e-2, "denoising": 3.0},
     {"start": "learned", "total_variation": 1e-2, "denoising": 3.0},
+    {"total_variation": 1e-2, "denoising": 3.0},
     {"total_variation": 1e-2, "denoising": 3.0, "subspace": 0.0},
     {"start": "learned", "total_variation": 1e-2, "denoising": 3.0, "learning_rate": 0.05},
     {"total_variation": 1e-2, "signed": False},
@@ -129,6 +129,7 @@ class Calibration(Attack):
         labels: (m,) of theirs; empty: drawn from what the model takes them for.
         updates: how many the result will attack: the effort is theirs together, at most.
         source: whose examples these are, in the plural.
+        learn: whether an inverter is learnt, which takes as many own updates as ``effort`` has iterations, at most.
     """
 
     name: ClassVar[str] = "calibration"
@@ -141,6 +142,7 @@ class Calibration(Attack):
     labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     updates: int = 1
     source: str = "own images"
+    learn: bool = True
 
     def check(self, observation: Observation) -> None:
         """Refuse what the attack refuses, or what nobody can repeat."""
@@ -150,7 +152,12 @@ class Calibration(Attack):
     def settings(self) -> dict[str, Any]:
         """Return what the finding depends on beside the observation."""
         digests = [tensor_digest(tensor).hex() for tensor in (self.inputs, self.labels)]
-        return {"attack": {"name": self.attack.name, **self.attack.settings()}, "own": digests, "effort": self.effort()}
+        return {
+            "attack": {"name": self.attack.name, **self.attack.settings()},
+            "own": digests,
+            "effort": self.effort(),
+            "learn": self.learn,
+        }
 
     def effort(self) -> int:
         """Return the iterations of all runs together, about."""
@@ -162,9 +169,14 @@ class Calibration(Attack):
         inputs, labels = self.inputs, self.labels
         if not len(labels):
             labels = likely_labels(observation, inputs, generator)
-        inverter, taken = self._inverter(observation, inputs, labels, progress)
-        inputs, labels = inputs[taken:], labels[taken:]
         try:
+            inverter, taken = self._inverter(observation, inputs, labels, progress)
+            if inverter is not None and len(candidates(self.attack)) == 1:  # nothing to choose
+                own = Rung({}, 0, inverter.updates, inverter.psnr)
+                return CalibrationFinding(
+                    settings={}, rungs=(own,), images=inverter.examples, source=self.source, inverter=inverter
+                )
+            inputs, labels = inputs[taken:], labels[taken:]
             rungs, images = halving(
                 self.attack,
                 observation,
@@ -191,16 +203,21 @@ class Calibration(Attack):
     def _inverter(
         self, observation: Observation, inputs: Tensor, labels: Tensor, progress: Progress
     ) -> tuple[Inverter | None, int]:
-        """Return an inverter, where one can be learnt, and of how many of the first examples it is."""
-        if "start" not in self.attack.settings():
+        """Return an inverter, where one can be learnt, and of how many of the first examples it is.
+
+        NotApplicable: none can be, and the attack is nothing without.
+        """
+        if not self.learn:
             return None, 0
         taken = len(inputs) - max(_OWN_IMAGES, 2 * distinct(observation))
         try:
             own = seeded(0, "an inverter")
-            return learnt(observation, (inputs[:taken], labels[:taken]), own, progress), taken
+            return learnt(observation, (inputs[:taken], labels[:taken]), own, progress, most=self.effort()), taken
         except OutOfTime:
             raise
         except NotApplicable:
+            if self.attack.settings().get("start") == LEARNED:
+                raise
             return None, 0
 
 

@@ -1,275 +1,117 @@
-"""An inverter that the adversary learns on updates of examples of its own, and descents that begin with its answer.
-
-After Learning to Invert (Wu et al., UAI 2023) and FGLA (Xue et al., INFOCOM 2023): own examples are trained on by the
-very simulation that calibration has, defences included, and a regression learns the way back. Departures, ours: it is
-kernel ridge regression in place of a network, whose one number is chosen by leaving examples out, in closed form; it
-answers example by example, by the row that the last layer's gradient has for its label and a sketch of all layers', so
-that one inverter serves all updates made under the same facts, whatever their labels; and what it leaves open is a
-Gaussian, in whose coordinates the descent goes on.
-"""
+"""What an inverter answers by itself, as an attack."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
 
-import torch
-from pydantic import ConfigDict
-from torch import Tensor
+from torch import Generator
 
-from fedaudit.attacks.base import Progress, silent
-from fedaudit.attacks.findings import Trace
-from fedaudit.attacks.inversion.objectives import Objective
-from fedaudit.attacks.inversion.own_updates import distinct, own_client
-from fedaudit.attacks.inversion.reconstruct import reconstruct
-from fedaudit.modalities.prior import Prior
-from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.update import Update
+from fedaudit.attacks.base import GRIDS, Attack, Case, Progress, register
+from fedaudit.attacks.findings import ImageFinding
+from fedaudit.attacks.inversion.inverter import Inverter, check
+from fedaudit.attacks.inversion.template import GradientInversion, prepare
+from fedaudit.attacks.labels.inference import LabelMethod
+from fedaudit.attacks.local_training import Way, whole_epochs
+from fedaudit.attacks.victim import need_signal
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
-from fedaudit.utils.seeds import generator as seeded
-
-FEWEST = 500  # own examples, below which nothing is learnt
-_EXAMPLES = 5000  # that are learnt from, over all own updates, at most
-_AGAIN = 4  # times that an example is used, at most
-_BUCKETS = 4096  # of the sketch of an update, about
-_SHARES = (0.0, 0.3, 1.0)  # of the sketch beside the row: the best is taken
-_RIDGE = 1e-2
-_WIDTH = 2.0  # of the kernel, in median distances
-_COMPONENTS = 400  # principal ones of the examples that are told
-_OF_PRIOR = 2500  # examples whose residuals give the Gaussian
+from fedaudit.utils.fingerprint import tensor_digest
+from fedaudit.utils.validation import Count
 
 
-@dataclass(frozen=True)
-class Inverter:
-    """What was learnt of updates made under the same facts: from features (f,) of an example to its numbers (d,).
+@register
+class LearnedInversion(Attack):
+    """Images by regression, learnt on updates of the adversary's own examples (Wu et al. 2023; Xue et al. 2023).
 
-    Attributes:
-        layer: name of the last layer's weights.
-        features: (m, f) of own examples; ``width`` is the kernel's, exp(−‖a − b‖/width).
-        share: of the sketch in the features.
-        weights: (m, k) of the ridge regression, on the ``basis`` (k, d) around ``mean`` (d,).
-        left: (j, d) directions of what stays open, ``deviations`` (j,) in them, ``rest`` in all others.
-        examples: it was learnt from, and ``updates``.
-        psnr: dB, of own examples that were left out.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(arbitrary_types_allowed=True)
-
-    layer: str
-    features: Tensor
-    width: float
-    share: float
-    weights: Tensor
-    basis: Tensor
-    mean: Tensor
-    left: Tensor
-    deviations: Tensor
-    rest: float
-    examples: int
-    updates: int
-    psnr: float
-
-    def answer(self, update: Update, labels: Tensor, task_info: TaskInfo) -> Tensor:
-        """Return (n, C, ...) examples in [0, 1] of one update, for their labels (n,)."""
-        rows, sketch = told(update, labels, self.layer)
-        features = joined(rows, sketch, labels, self.share, int(task_info.num_classes or 0))
-        kernel = torch.exp(-torch.cdist(features, self.features) / self.width)
-        found = self.mean + kernel @ self.weights @ self.basis
-        return found.view(-1, *task_info.input_shape).clamp(0, 1)
-
-
-def learnt(
-    observation: Observation,
-    examples: tuple[Tensor, Tensor],
-    generator: torch.Generator,
-    progress: Progress = silent,
-) -> Inverter:
-    """Return an inverter of updates that are made as this one.
+    The adversary has examples as the clients have, makes updates of them in the very way that the observed one was
+    made, defences included, and learns what leads back: see :mod:`fedaudit.attacks.inversion.inverter`, which also
+    says where that departs from the papers. One inverter serves all updates of the same facts. An answer takes no
+    search, so it is as blurred as what the update leaves open; ``agic-plus`` searches on from it.
 
     Args:
-        observation: of one update; of its numbers nothing is used but what :func:`.own_client` uses.
-        examples: (m, C, ...) own ones in [0, 1] and their (m,) labels.
-        generator: of which examples go together.
-        progress: called with (done, total) own updates.
-
-    Raises:
-        NotApplicable: there are too few examples; the model has no last fully connected layer; nobody can repeat such
-            training.
+        updates: own ones that are learnt from, for each update that is attacked, and for six at most.
+        label_inference: as of ``invg``; not used where labels are granted.
+        calibrate: learn an inverter; there is no other way to run it.
+        start: what it is.
+        learned: digest of the inverter, which is filled in.
     """
-    inputs, labels = examples
-    count = distinct(observation)
-    if len(inputs) < FEWEST:
-        raise NotApplicable(f"an inverter is learnt from {FEWEST} examples at least, and there are {len(inputs)}")
-    check(observation)
-    layer = _last(observation)
-    size = min(len(inputs), _EXAMPLES) // count * count
-    again = min(_AGAIN, max(1, _EXAMPLES // size))
-    which = torch.randperm(len(inputs), generator=generator)[:size]
-    walk = torch.cat([which[torch.randperm(size, generator=generator)] for _ in range(again)])
-    rows, sketches, own = list[Tensor](), list[Tensor](), list[Tensor]()
-    for done, chosen in enumerate(walk.split(count)):
-        shown = inputs[chosen]
-        mirrored = torch.rand(count, generator=generator) < 0.5
-        shown = torch.where(mirrored.view(-1, *[1] * (shown.ndim - 1)), shown.flip(-1), shown)
-        client = own_client(observation, (shown, labels[chosen]), generator)
-        row, sketch = told(client.observation.single().update, labels[chosen], layer)
-        rows.append(row)
-        sketches.append(sketch.expand(count, -1))
-        own.append(shown.flatten(1))
-        progress(done + 1, len(walk) // count)
-    copies = walk.argsort(stable=True).view(size, again)
-    told_of = torch.cat(rows), torch.cat(sketches), labels[walk]
-    return _fitted(told_of, torch.cat(own), copies, observation, layer)
 
-
-def check(observation: Observation) -> None:
-    """Raise NotApplicable where an update doesn't tell an example's row."""
-    update, info = observation.single().update, observation.task_info
-    name = _last(observation)
-    if info.num_classes is None or not info.task_kind.one_class or name not in update.tensors:
-        raise NotApplicable("the way back is learnt from the last layer's rows, of a classifier's update that has them")
-    if info.example_kind.bounds is None:
-        raise NotApplicable("the way back is learnt of examples with bounds, as pixels have them")
-
-
-def _last(observation: Observation) -> str:
-    names = [name for name, p in observation.module.named_parameters() if p.ndim == 2]
-    return names[-1] if names else ""
-
-
-def told(update: Update, labels: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Return (n, h) what the last layer's gradient tells of each example, and (1, k) a sketch of all layers'.
-
-    The row of label y is (1/B)·Σᵢ (pᵢ − 1[y = yᵢ])·hᵢ: the features hᵢ of its own example, and what the network takes
-    others for, which the mean row of absent classes stands for (FGLA). All are of length one: how sure the network is
-    scales them.
-    """
-    matrix = update.tensors[layer].float()
-    matrix = -matrix if update.kind == "weights" else matrix
-    absent = [c for c in range(len(matrix)) if c not in set(labels.tolist())]
-    rows = matrix[labels]
-    if absent:
-        rows = rows - (1 - 1 / len(labels)) * matrix[absent].mean(dim=0)
-    rows = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
-    return rows, _sketch(update.tensors)[None]
-
-
-def _sketch(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return a count sketch (Charikar et al. 2002) of an update's tensors, each of length one, and so are all."""
-    whole = [name for name, tensor in tensors.items() if tensor.numel() > 1]
-    each = max(64, _BUCKETS // max(1, len(whole)))
-    parts = []
-    for name in whole:
-        flat = tensors[name].flatten().float()
-        if len(flat) > each:
-            draws = seeded(len(flat), "sketch")
-            places = torch.randint(each, (len(flat),), generator=draws)
-            signs = torch.randint(2, (len(flat),), generator=draws) * 2.0 - 1
-            flat = torch.zeros(each).index_add_(0, places, signs * flat)
-        parts.append(flat / flat.norm().clamp(min=1e-30))
-    found = torch.cat(parts)
-    return found / found.norm().clamp(min=1e-30)
-
-
-def joined(rows: Tensor, sketch: Tensor, labels: Tensor, share: float, classes: int) -> Tensor:
-    """Return (n, f) features: rows, labels and, as far as it counts, the sketch."""
-    which = torch.nn.functional.one_hot(labels, classes).float()
-    parts = [rows, which, share * sketch.expand(len(rows), -1)] if share else [rows, which]
-    return torch.cat(parts, dim=1)
-
-
-def _fitted(
-    told_of: tuple[Tensor, Tensor, Tensor], examples: Tensor, copies: Tensor, observation: Observation, layer: str
-) -> Inverter:
-    """Return the regression of least error on examples, (m, d), of which all ``copies`` (m/r, r) are left out at once.
-
-    What (K + λ)⁻¹ is tells it: the errors of copies c are its block (c, c), inverted, times the weights' rows c.
-    """
-    classes = int(observation.task_info.num_classes or 0)
-    mean = examples.mean(dim=0)
-    centred = examples - mean
-    basis = torch.linalg.svd(centred[:_OF_PRIOR], full_matrices=False)[2][:_COMPONENTS]
-    wanted = centred @ basis.T
-    best: tuple[float, float, float, Tensor, Tensor, Tensor] | None = None
-    for share in _SHARES:
-        features = joined(*told_of, share, classes)
-        width = _WIDTH * float(torch.cdist(features[:500], features[-500:]).median().clamp(min=1e-12))
-        kernel = torch.exp(-torch.cdist(features, features) / width)
-        kernel.diagonal().add_(_RIDGE)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel))
-        weights = inverse @ wanted
-        blocks = inverse[copies[:, :, None], copies[:, None, :]]
-        apart = torch.linalg.solve(blocks, weights[copies])[:, 0]
-        error = float(apart.square().sum(dim=1).mean())
-        if best is None or error < best[0]:
-            best = error, share, width, features, weights, apart
-    assert best is not None
-    _, share, width, features, weights, apart = best
-    some = copies[:_OF_PRIOR, 0]
-    off = apart[:_OF_PRIOR] @ basis + (centred[some] - wanted[some] @ basis)
-    left = Prior.of(off.view(-1, *observation.task_info.input_shape))
-    many = left.deviations.argsort(descending=True)[:_COMPONENTS]
-    others = left.variance * left.directions.shape[1] - float(left.deviations[many].square().sum())
-    rest = math.sqrt(max(others, 1e-12) / max(1, left.directions.shape[1] - len(many)))
-    return Inverter(
-        layer=layer,
-        features=features,
-        width=width,
-        share=share,
-        weights=weights,
-        basis=basis,
-        mean=mean,
-        left=left.directions[many].float(),
-        deviations=left.deviations[many].float(),
-        rest=rest,
-        examples=len(copies),
-        updates=copies.numel() // distinct(observation),
-        psnr=-10 * math.log10(max(float(off.square().mean()), 1e-12)),
+    name = "learned-inversion"
+    summary = "a regression from updates to images, learnt on updates of public examples"
+    paper = "this project, after Wu et al. 2023 (Learning to Invert) and Xue et al. 2023 (FGLA)"
+    threat_model = GradientInversion.threat_model
+    examples: ClassVar[tuple[str, ...]] = GRIDS
+    needs: ClassVar[tuple[str, ...]] = (
+        "images, volumes or signals with bounds, and a classifier that ends with a fully connected layer",
+        "labels: given, or inferable from the last fully connected layer",
+        "500 examples of the clients' kind (threat.knows_public_data, threat.public_examples: 1000)",
     )
+    needs_classes = True
+    inverts = True
 
+    updates: Count = 1000
+    label_inference: LabelMethod = "auto"
+    calibrate: bool = True
+    start: Literal["learned"] = "learned"
+    learned: str = ""
+    inverter: Any = dataclasses.field(init=False, default=None, repr=False, compare=False)  # an Inverter
 
-def descend(
-    objective: Objective,
-    start: Tensor,
-    inverter: Inverter,
-    task_info: TaskInfo,
-    generator: torch.Generator,
-    progress: Progress = silent,
-    *,
-    pull: float,
-    **settings: Any,
-) -> tuple[list[Tensor], Trace]:
-    """Return what :func:`.reconstruct` finds from an inverter's answer, where what that leaves open is round.
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return (
+            case.searchable
+            and case.recovers(cls.examples)
+            and case.num_classes is not None
+            and case.threat.public_examples is not None
+        )
 
-    x = answer + C^½z, C being the covariance of the inverter's errors on own examples, which falls with the frequency:
-    so steps in z are coarse first, and fine ones need a reason.
+    def effort(self) -> int:
+        """Return the own updates, each of which costs what an iteration of a search does."""
+        return self.updates
 
-    Args:
-        objective: of images.
-        start: (n, C, ...) the answer, normalised.
-        pull: weight of the mean of z², which keeps the images near the answer.
-        settings: of :func:`.reconstruct`.
-    """
-    std = torch.tensor(task_info.std, device=start.device).view(-1, *[1] * (start.ndim - 2))
-    scale = std.expand(start.shape[1:]).flatten()
-    left = inverter.left.to(start.device)
-    deviations = (inverter.deviations - inverter.rest).to(start.device)
+    def calibration(self, observation: Observation) -> tuple[Attack, Observation] | None:
+        """Return itself and its update, until it has an inverter."""
+        return (self, observation) if self.calibrate and self.inverter is None else None
 
-    def root(rows: Tensor) -> Tensor:
-        return inverter.rest * rows + ((rows @ left.T) * deviations) @ left
+    def with_settings(self, settings: Mapping[str, Any], inverter: Inverter | None = None) -> Self:
+        """Return the attack with an inverter."""
+        if inverter is None:
+            return dataclasses.replace(self, **settings)
+        ready = dataclasses.replace(self, **settings, learned=tensor_digest(inverter.weights).hex()[:16])
+        object.__setattr__(ready, "inverter", inverter)
+        return ready
 
-    def images(z: Tensor) -> Tensor:
-        return start + (root(z) / scale).view_as(start)
+    def check(self, observation: Observation) -> None:
+        """Refuse what tells an inverter nothing."""
+        super().check(observation)
+        need_signal(observation.single().update)
+        check(observation)
 
-    def of_z(z: Tensor) -> tuple[Tensor, Tensor]:
-        value, slope = objective(images(z))
-        return value + pull * z.square().mean(), root(slope.flatten(1) / scale) + 2 * pull / z.numel() * z
+    def ways(self, observation: Observation, message: Message) -> Sequence[Way]:  # noqa: ARG002
+        """Return that labels are inferred; training is repeated as it was."""
+        return () if message.update.labels is not None else ("labels",)
 
-    anywhere = torch.tensor(-math.inf), torch.tensor(math.inf)
-    first = torch.zeros_like(start).flatten(1)
-    (z,), trace = reconstruct(of_z, [first], anywhere, generator, progress, **settings)
-    shown = torch.stack([images(one) for one in trace.snapshots])
-    return [images(z)], replace(trace, snapshots=shown)
+    def _run(self, observation: Observation, _generator: Generator, device: str, _progress: Progress) -> ImageFinding:
+        if self.inverter is None:
+            raise NotApplicable(
+                "no inverter was learnt: the adversary needs examples of its own "
+                "(threat.knows_public_data: true, and threat.public_examples: 1000)"
+            )
+        update, own = observation.single().update, self.inverter
+        count, _ = whole_epochs(update.num_examples, update.training, update.labels)
+        prepared = prepare(observation, self.label_inference, device, num_examples=count)
+        labels = prepared.labels.cpu()
+        rows = [i for _ in range(update.num_examples // len(labels)) for i in range(len(labels))]
+        return ImageFinding(
+            images=own.answer(update, labels, observation.task_info)[rows],
+            labels=labels[rows],
+            label_source=prepared.label_source,
+            iterations=0,
+            notes=(
+                f"answered by an inverter learnt from {own.updates:,} updates of {own.examples:,} examples "
+                f"({own.psnr:.1f} dB on those that were left out)",
+                *prepared.notes,
+            ),
+        )

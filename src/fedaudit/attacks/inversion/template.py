@@ -19,7 +19,7 @@ from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding
 from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
-from fedaudit.attacks.inversion.learned import Inverter, descend
+from fedaudit.attacks.inversion.inverter import Inverter, descend
 from fedaudit.attacks.inversion.local_epochs import agreed, same_set, search_epochs, spread
 from fedaudit.attacks.inversion.objectives import (
     DISTANCES,
@@ -112,7 +112,7 @@ class GradientInversion(Attack):
         learning_rate: in normalised pixels.
         start: the first dummy images: Gaussian ``noise``, or a small piece of it repeated like tiles, ``patterned``
             (Wei et al. 2020); or what an inverter answers that was ``learned`` on updates of own examples, which
-            calibration does: see :mod:`fedaudit.attacks.inversion.learned`.
+            calibration does: see :mod:`fedaudit.attacks.inversion.inverter`.
         pull: weight of the prior that keeps images near that answer.
         total_variation: weight of the prior.
         separate: where local epochs are simulated, the share of the iterations in which each has images of its own;
@@ -152,6 +152,7 @@ class GradientInversion(Attack):
     most_examples: ClassVar[int | None] = None  # in an update; None: any number
     only_single: ClassVar[str | None] = None  # why it can't be run over several updates at once; None: it can
     only_by_labels: ClassVar[bool] = False  # whether images are sought of known labels only
+    inverts: ClassVar[bool] = True  # whether a search may begin with what an inverter answers
     needs_classes = True
 
     iterations: Count = 10_000
@@ -189,12 +190,18 @@ class GradientInversion(Attack):
 
     def with_settings(self, settings: Mapping[str, Any], inverter: Inverter | None = None) -> Self:
         """Return the attack with other settings, which isn't to be calibrated any more; and what it begins with."""
-        if inverter is None or settings.get("start") != "learned":
-            return dataclasses.replace(self, **{**settings, "calibrate": False})
-        digest = tensor_digest(inverter.weights).hex()[:16]
-        ready = dataclasses.replace(self, **{**settings, "calibrate": False, "learned": digest})
+        ready = self._changed(**{**settings, "calibrate": False})
+        if inverter is None or ready.start != "learned":
+            return ready
+        ready = dataclasses.replace(ready, learned=tensor_digest(inverter.weights).hex()[:16])
         object.__setattr__(ready, "inverter", inverter)
         return ready
+
+    def _changed(self, **settings: Any) -> Self:
+        """Return the attack with other settings and the same inverter."""
+        changed = dataclasses.replace(self, **settings)
+        object.__setattr__(changed, "inverter", self.inverter)
+        return changed
 
     def calibrated(
         self,
@@ -256,9 +263,10 @@ class GradientInversion(Attack):
                 f"be run on (largest: {self.largest})"
             )
         need_signal(message.update)
-        if self.start == "learned" and self.inverter is None:
+        if self.start == "learned" and self.inverter is None and not self.calibrate:
             raise NotApplicable(
-                "no inverter was learnt; set calibrate=true, and give the adversary examples of its own"
+                "no inverter was learnt; set calibrate=true, and give the adversary examples of its own "
+                "(threat.knows_public_data: true, and threat.public_examples)"
             )
 
     def joint(self, observation: Observation) -> bool:
@@ -372,7 +380,7 @@ class GradientInversion(Attack):
         values: dict[Statistics, float] = {}
         objective: Objective | None = None
         for i, statistics in enumerate(get_args(Statistics)):
-            short = dataclasses.replace(self, statistics=statistics, iterations=few, restarts=1)
+            short = self._changed(statistics=statistics, iterations=few, restarts=1)
             prepared = short.prepare(observation, device)
             own = short.objective(prepared)
             objective = objective or own  # of the first: the batch's statistics, as the client's training took them
@@ -390,7 +398,7 @@ class GradientInversion(Attack):
             f"with {took[best]} (statistics: {best}), which after {few} iterations explained the update better than "
             f"{took[other]} (objective {values[best]:.3g} against {values[other]:.3g})"
         )
-        return dataclasses.replace(self, statistics=best), [note]
+        return self._changed(statistics=best), [note]
 
     def recover(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
@@ -560,6 +568,7 @@ class Composed(Attack):
     """
 
     examples = GradientInversion.examples
+    inverts = True
     over: ClassVar[str]  # what the method is run over, in words
     several: ClassVar[bool] = False  # updates at once
 

@@ -48,6 +48,7 @@ def federations_of(
             seed=seed,
             records=threat.target_records or 0,
             public=threat.public_examples or 0,
+            to_server=threat.adversary == "malicious-server",
             hidden=threat.hidden_attribute,
             wanted=threat.client_property,
             own=threat.clients or (),
