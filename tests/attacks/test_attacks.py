@@ -116,6 +116,7 @@ ELSEWHERE = {
     "loki",
     "cafe",
     "unsplit",
+    "learned-inversion",
     "fsha",
 }
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import Attack
-from fedaudit.attacks.inversion.calibration import LEARNED, Calibration, CalibrationFinding
+from fedaudit.attacks.inversion.calibration import LEARNED, Calibration, CalibrationFinding, inverted
 from fedaudit.attacks.inversion.own_updates import distinct, likely_labels
 from fedaudit.data import load_dataset
 from fedaudit.modalities import ExampleKind
@@ -135,10 +135,10 @@ def calibrated(trials: Sequence[Trial], means: Means) -> list[Trial]:
                 if failed and attack.settings().get("start") == LEARNED:  # without an inverter it is nothing
                     found[i] = replace(trials[i], outcome=NotApplicable(failed))
                     continue
-                fitted = attack.with_settings(settings, done.outcome.inverter)
+                fitted = attack.with_settings(settings, **inverted(done.outcome.inverter))
                 found[i] = replace(trials[i], attack=fitted, calibration=done.outcome)
             else:
-                found[i] = replace(trials[i], attack=attack.with_settings({}, None), calibration=str(done.outcome))
+                found[i] = replace(trials[i], attack=attack.with_settings({}), calibration=str(done.outcome))
     return found
 
 

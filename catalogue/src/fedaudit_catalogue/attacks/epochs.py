@@ -310,7 +310,7 @@ class _Preset(Attack):
 
 def _preset(name: str, method: type[GradientInversion], summary: str, paper: str) -> type[Attack]:
     """Register :class:`Epochs` over ``method`` as the attack METHOD-epochs, a class of that ``name``."""
-    fields = {f.name: f for kind in (method, Epochs) for f in dataclasses.fields(kind) if f.name != "attack"}
+    fields = {f.name: f for kind in (method, Epochs) for f in dataclasses.fields(kind) if f.init and f.name != "attack"}
     types = get_type_hints(method, include_extras=True) | get_type_hints(Epochs, include_extras=True)
     content: dict[str, Any] = {field: settings.default for field, settings in fields.items()}
     content |= {

@@ -257,7 +257,7 @@ def halving(
 
     def tried(settings: Mapping[str, Any], length: int, count: int) -> Rung:
         nonlocal done
-        short = attack.with_settings({**settings, "iterations": length, "restarts": 1}, inverter)
+        short = attack.with_settings({**settings, "iterations": length, "restarts": 1}, **inverted(inverter))
         values: list[float] | None = []
         for one, state in zip(own[:count], states, strict=False):
             start = torch.Generator()
@@ -293,6 +293,11 @@ def halving(
     if found[-1].psnr is None:
         raise NotApplicable(f"{attack.name} diverges on updates of one's own, whatever its settings")
     return found, max(updates, duels) * each
+
+
+def inverted(inverter: Inverter | None) -> dict[str, Inverter]:
+    """Return what ``with_settings`` is given beside settings: nothing without an inverter, of which not all know."""
+    return {} if inverter is None else {"inverter": inverter}
 
 
 def _quality(rung: Rung) -> float:
