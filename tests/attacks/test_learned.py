@@ -155,3 +155,66 @@ def test_calibration_chooses_it_where_it_recovers_more(
 def test_without_an_inverter_no_setting_begins_with_one() -> None:
     assert not [line for line in candidates(AGICPlus()) if line.get("start") == "learned"]
     assert [line for line in candidates(AGICPlus(), learned=True) if line.get("start") == "learned"]
+
+
+def audited(public: int | None, attack: Any = "learned-inversion") -> fedaudit.Audit:
+    threat: dict[str, Any] = {"knows_labels": True}
+    if public is not None:
+        threat |= {"knows_public_data": True, "public_examples": public}
+    federation = {"name": "f", "algorithm": "fedsgd", "clients": 4, "examples": 4, "batch_size": 1}
+    return fedaudit.audit(
+        {
+            "data": {"name": "digits", "split": "test"},
+            "model": {"name": "lenet"},
+            "federations": [federation],
+            "threat": threat,
+            "evaluation": {"ceiling": False, "controls": False},
+            "attacks": [attack],
+        },
+        progress=False,
+    )
+
+
+def test_an_audit_learns_it_from_public_examples_and_says_so() -> None:
+    """A search may begin where it ends; it says of what it was learnt, and whose examples these were."""
+    result = audited(1100).result
+    (finding, *_) = result.findings
+    assert any("an inverter learnt from" in note for note in finding.notes)
+    assert {told.source for told in result.calibrations} == {"public examples"}
+    answered = [image.psnr for own in result.findings for image in own.images]
+    assert sum(answered) / len(answered) > 12
+
+
+@pytest.mark.parametrize(
+    ("public", "attack", "reason"),
+    [
+        (None, "learned-inversion", "500 examples at least, and there are"),
+        (200, "learned-inversion", "500 examples at least, and there are"),
+        (1100, {"name": "learned-inversion", "updates": 20}, "let it have 500 updates"),
+        (1100, {"name": "learned-inversion", "calibrate": False}, "the adversary needs examples of its own"),
+    ],
+)
+def test_without_examples_or_time_it_says_what_is_missing(public: int | None, attack: Any, reason: str) -> None:
+    (summary,) = audited(public, attack).result.summaries
+    assert summary.verdict == "not applicable"
+    assert reason in str(summary.model_dump())
+
+
+def test_public_examples_are_nobodys() -> None:
+    made = fedaudit.simulate(
+        {
+            "data": {"name": "digits"},
+            "model": {"name": "lenet"},
+            "federations": [SINGLE],
+            "threat": {"knows_public_data": True, "public_examples": 300},
+            "attacks": ["invg"],
+        },
+        progress=False,
+    )
+    seen = observe(made, fedaudit.ThreatModel(knows_public_data=True, public_examples=300))
+    assert seen.records is not None
+    assert len(seen.records) == 0
+    assert len(seen.records.public_inputs) == 300
+    victims = torch.cat(list(made.truth.inputs.values())).flatten(1)
+    assert float(torch.cdist(seen.records.public_inputs.flatten(1), victims).min()) > 1e-4
+    assert observe(made, fedaudit.ThreatModel()).records is None
