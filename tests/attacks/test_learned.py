@@ -218,3 +218,23 @@ def test_public_examples_are_nobodys() -> None:
     victims = torch.cat(list(made.truth.inputs.values())).flatten(1)
     assert float(torch.cdist(seen.records.public_inputs.flatten(1), victims).min()) > 1e-4
     assert observe(made, fedaudit.ThreatModel()).records is None
+
+
+def test_public_examples_bring_no_records_with_them() -> None:
+    """Half of the records are clients' examples: who asks nothing of them doesn't see them."""
+    made = fedaudit.simulate(
+        {
+            "data": {"name": "digits"},
+            "model": {"name": "lenet"},
+            "federations": [SINGLE | {"examples": 30}],
+            "threat": {"knows_public_data": True, "public_examples": 100, "target_records": 20},
+            "attacks": ["loss-threshold"],
+        },
+        progress=False,
+    )
+    records = observe(made, fedaudit.ThreatModel(knows_public_data=True, public_examples=100)).records
+    assert records is not None
+    assert (len(records), len(records.labels), len(records.public_inputs)) == (0, 0, 100)
+    both = observe(made, fedaudit.ThreatModel(knows_public_data=True, public_examples=100, target_records=20)).records
+    assert both is not None
+    assert len(both) == 20

@@ -189,6 +189,8 @@ def observe(transcript: Transcript | Recorded, threat: ThreatModel | None = None
         messages = [Message(0, c, {}, Update(c, beside.update_kind, {}, n, None)) for c, n in clients.items()]
     asked = threat.target_records or threat.client_property or threat.public_examples
     records = transcript.records if asked else None
+    if records is not None and not (threat.target_records or threat.client_property):  # it has public ones alone
+        records = dataclasses.replace(records, inputs=records.inputs[:0], labels=records.labels[:0])
     if records is not None and threat.client_property is None:
         records = dataclasses.replace(records, public_property=records.public_property[:0])
     if records is not None and threat.public_examples is None:
