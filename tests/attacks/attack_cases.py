@@ -52,6 +52,11 @@ def malicious(**settings: Any) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, dict[str, Any]] = {
+    "learned-inversion": {
+        "data": {"name": "digits", "split": "train"},
+        "federations": [{"name": "f", "clients": 2, "examples": 100, "batch_size": 50}],
+        "threat": {"knows_labels": True, "knows_public_data": True, "public_examples": 600},
+    },
     "imprint": {
         "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "imprint", "units": 16}}],
         "threat": {"adversary": "malicious-server"},

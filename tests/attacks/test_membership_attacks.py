@@ -163,7 +163,7 @@ WRONG = [
     ("digits", "threat.public_examples=5", "needs knows_public_data: true"),
     ("digits", "threat.target_record=5", "did you mean 'target_records'?"),
     ("diabetes", "threat.hidden_attribute=sexx", "no attribute 'sexx' to hide; it has: sex"),
-    ("diabetes", "threat.target_records=null", "needs knows_public_data: true"),
+    ("diabetes", "threat.target_records=null", "hidden_attribute needs records"),
 ]
 
 

@@ -48,7 +48,7 @@ def run(client: Observation, **settings: Any) -> ImageFinding:
 
 @pytest.mark.parametrize("name", ["agic", "invg", "dlg-adam"])
 def test_over_several_epochs_a_method_keeps_its_settings(name):
-    alone, several = (vars(make_attack(n)) for n in (name, f"{name}-epochs"))
+    alone, several = (make_attack(n).settings() for n in (name, f"{name}-epochs"))
     assert {k: several[k] for k in alone} == alone
 
 

@@ -10,7 +10,7 @@ from torch import Generator
 
 from fedaudit.attacks.base import GRIDS, Attack, Case, Progress, register
 from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.inversion.inverter import Inverter, check
+from fedaudit.attacks.inversion.inverter import Inverter, check, learnt
 from fedaudit.attacks.inversion.template import GradientInversion, prepare
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.attacks.local_training import Way, whole_epochs
@@ -18,6 +18,7 @@ from fedaudit.attacks.victim import need_signal
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.fingerprint import tensor_digest
+from fedaudit.utils.seeds import generator
 from fedaudit.utils.validation import Count
 
 
@@ -33,7 +34,7 @@ class LearnedInversion(Attack):
     Args:
         updates: own ones that are learnt from, for each update that is attacked, and for six at most.
         label_inference: as of ``invg``; not used where labels are granted.
-        calibrate: learn an inverter; there is no other way to run it.
+        calibrate: an audit learns one inverter for all updates of the same facts; else each is learnt for by itself.
         start: what it is.
         learned: digest of the inverter, which is filled in.
     """
@@ -93,13 +94,19 @@ class LearnedInversion(Attack):
         """Return that labels are inferred; training is repeated as it was."""
         return () if message.update.labels is not None else ("labels",)
 
-    def _run(self, observation: Observation, _generator: Generator, device: str, _progress: Progress) -> ImageFinding:
-        if self.inverter is None:
+    def _learnt(self, observation: Observation, progress: Progress) -> Inverter:
+        """Return an inverter, learnt on the public examples."""
+        records = observation.records
+        if records is None or not len(records.public_inputs):
             raise NotApplicable(
                 "no inverter was learnt: the adversary needs examples of its own "
                 "(threat.knows_public_data: true, and threat.public_examples: 1000)"
             )
-        update, own = observation.single().update, self.inverter
+        examples = records.public_inputs, records.public_labels.flatten()
+        return learnt(observation, examples, generator(0, "an inverter"), progress, most=self.updates)
+
+    def _run(self, observation: Observation, _generator: Generator, device: str, progress: Progress) -> ImageFinding:
+        update, own = observation.single().update, self.inverter or self._learnt(observation, progress)
         count, _ = whole_epochs(update.num_examples, update.training, update.labels)
         prepared = prepare(observation, self.label_inference, device, num_examples=count)
         labels = prepared.labels.cpu()
