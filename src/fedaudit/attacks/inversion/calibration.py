@@ -106,6 +106,12 @@ class CalibrationFinding(Finding, kind="calibration"):
         """Return in a sentence what was chosen, and on what."""
         if self.failed:
             return f"not calibrated, its own settings are kept: {self.failed}"
+        if self.inverter is not None and not self.settings:
+            own = self.inverter
+            return (
+                f"an inverter was learnt from {own.updates:,} updates of {own.examples:,} of {self.source}, made under "
+                "the same conditions"
+            )
         chosen = ", ".join(f"{name}: {str(value).lower()}" for name, value in self.settings.items())
         images = f"{self.images} of {self.source}"
         tried = f"{len({str(rung.settings) for rung in self.rungs})} settings, {self.iterations:,} iterations in all"
