@@ -132,10 +132,14 @@ def test_sparse_updates_keep_as_many_numbers() -> None:
 
 
 def test_candidates_are_what_the_attack_has_and_begin_with_its_own() -> None:
-    plus, invg = candidates(make_attack("agic-plus")), candidates(make_attack("invg"))
+    (gradient, *_), _ = simulated(scenario())
+    (steps, *_), _ = simulated(scenario(FEDAVG))
+    plus, invg = (candidates(make_attack(name), gradient.single()) for name in ("agic-plus", "invg"))
     assert plus[0] == invg[0] == {}
-    assert len(candidates(make_attack("agic-plus"), learned=True)) == len(SPACE)
-    assert len(plus) == len([line for line in SPACE if "start" not in line])
+    assert len(candidates(make_attack("agic-plus"), steps.single(), learned=True)) == len(SPACE)
+    assert len(plus) == len([line for line in SPACE if not line.keys() & {"start", "interpolation"}])
+    replayed = candidates(make_attack("invg"), steps.single())
+    assert not any("interpolation" in line for line in replayed)
     assert not any("denoising" in line or "subspace" in line for line in invg)
     assert all(invg.count(line) == 1 for line in invg)
 

@@ -152,9 +152,12 @@ def test_calibration_chooses_it_where_it_recovers_more(
     assert images.iterations == 100
 
 
-def test_without_an_inverter_no_setting_begins_with_one() -> None:
-    assert not [line for line in candidates(AGICPlus()) if line.get("start") == "learned"]
-    assert [line for line in candidates(AGICPlus(), learned=True) if line.get("start") == "learned"]
+def test_without_an_inverter_no_setting_begins_with_one(
+    single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
+) -> None:
+    message = single[0][0][0].single()
+    assert not [line for line in candidates(AGICPlus(), message) if line.get("start") == "learned"]
+    assert [line for line in candidates(AGICPlus(), message, learned=True) if line.get("start") == "learned"]
 
 
 def audited(public: int | None, attack: Any = "learned-inversion") -> fedaudit.Audit:

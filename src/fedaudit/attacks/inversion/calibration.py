@@ -20,8 +20,9 @@ from fedaudit.attacks.base import Attack, Progress, silent
 from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.attacks.inversion.inverter import Inverter, learnt
 from fedaudit.attacks.inversion.own_updates import check_repeatable, distinct, likely_labels, own_updates
+from fedaudit.attacks.local_training import image_way
 from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import BadInput, NotApplicable, OutOfTime
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator as seeded
@@ -40,6 +41,8 @@ LEARNED = "learned"  # a start: the answer of an inverter
 SPACE: tuple[Mapping[str, Any], ...] = (
     {},
     {"start": "learned", "total_variation": 1e-2, "denoising": 3.0},
+    {"interpolation": 0.5, "start": "learned", "total_variation": 1e-2, "denoising": 3.0},
+    {"interpolation": 0.5, "total_variation": 1e-2, "denoising": 3.0},
     {"total_variation": 1e-2, "denoising": 3.0},
     {"total_variation": 1e-2, "denoising": 3.0, "subspace": 0.0},
     {"start": "learned", "total_variation": 1e-2, "denoising": 3.0, "learning_rate": 0.05},
@@ -177,7 +180,7 @@ class Calibration(Attack):
             labels = likely_labels(observation, inputs, generator)
         try:
             inverter, taken = self._inverter(observation, inputs, labels, progress)
-            if inverter is not None and len(candidates(self.attack)) == 1:  # nothing to choose
+            if inverter is not None and len(candidates(self.attack, observation.single())) == 1:  # nothing to choose
                 own = Rung({}, 0, inverter.updates, inverter.psnr)
                 return CalibrationFinding(
                     settings={}, rungs=(own,), images=inverter.examples, source=self.source, inverter=inverter
@@ -252,7 +255,7 @@ def halving(
     duels = max(1, min(most, iterations // (3 * whole)))
     last = min(whole, max(1, iterations // 4 // duels))
     left, updates = iterations - 2 * duels * last, most
-    space = candidates(attack, learned=inverter is not None)
+    space = candidates(attack, observation.single(), learned=inverter is not None)
     count = min(len(space), 16)
     while count > 2 and left // (_rungs(count) * count * updates) < _FEWEST:
         updates, count = (updates - 1, count) if updates > 1 else (1, count // 2)
@@ -310,14 +313,18 @@ def _quality(rung: Rung) -> float:
     return -math.inf if rung.psnr is None else rung.psnr
 
 
-def candidates(attack: Attack, *, learned: bool = False) -> list[dict[str, Any]]:
+def candidates(attack: Attack, message: Message, *, learned: bool = False) -> list[dict[str, Any]]:
     """Return the lines of :data:`SPACE` as far as the attack has such settings, each once, its own settings first.
 
-    ``learned``: whether there is an inverter to begin with.
+    Between models is only where several local steps are taken for one batch; ``learned``: whether there is an
+    inverter to begin with.
     """
     known, found = attack.settings(), list[dict[str, Any]]()
+    training = message.update.training
+    steps = 1 if training is None else training.local_steps
+    between = steps > 1 and image_way(getattr(attack, "fedavg", ""), message) == "one batch"
     for line in SPACE:
-        if line.get("start") == LEARNED and not learned:
+        if (line.get("start") == LEARNED and not learned) or ("interpolation" in line and not between):
             continue
         own = {name: value for name, value in line.items() if name in known and known[name] != value}
         if own not in found:

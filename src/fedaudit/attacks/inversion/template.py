@@ -114,6 +114,9 @@ class GradientInversion(Attack):
             (Wei et al. 2020); or what an inverter answers that was ``learned`` on updates of own examples, which
             calibration does: see :mod:`fedaudit.attacks.inversion.inverter`.
         pull: weight of the prior that keeps images near that answer.
+        interpolation: where local steps are taken for one batch, the place between the model that was sent, 0, and the
+            one that came back, 1, at which the batch's gradient is taken (surrogate model extension, Zhu et al. 2023;
+            there it is learnt from 0.5 on, here calibration tries 0.5).
         total_variation: weight of the prior.
         separate: where local epochs are simulated, the share of the iterations in which each has images of its own;
             then they are matched and averaged, and shared by all epochs.
@@ -160,6 +163,7 @@ class GradientInversion(Attack):
     learning_rate: Annotated[Positive, Field(le=1e36)] = 0.1  # above, float32 overflows inside of Adam
     start: Start = "noise"
     pull: NonNegative = 0.01
+    interpolation: Annotated[float, Field(ge=0, le=1)] = 0.0
     total_variation: NonNegative = 0.0
     separate: Fraction = 0.6
     same_set: NonNegative = 0.0
@@ -498,6 +502,10 @@ class GradientInversion(Attack):
             aware=self.aware,
             statistics=self.statistics,
         )
+        if way == "one batch" and self.interpolation:
+            between = _between(message, self.interpolation)
+            victim, layers = load_victim(observation, between, device, statistics=self.statistics)
+            return dataclasses.replace(prepared, victim=victim, layers=layers)
         if way != "simulation" or epochs == 1:
             return prepared
         labels = spread(prepared.labels, update.training).repeat(epochs) if inferred else prepared.labels
@@ -708,6 +716,12 @@ def to_pixels(images: Tensor, task_info: TaskInfo) -> Tensor:
     if task_info.example_kind.bounds is not None:
         pixels = pixels.clamp(*task_info.example_kind.bounds)
     return pixels.view(images.shape).cpu()
+
+
+def _between(message: Message, place: float) -> Message:
+    """Return the message with the weights at that place between what was sent and what came back."""
+    moved = {name: message.weights[name] + place * change for name, change in message.update.tensors.items()}
+    return dataclasses.replace(message, weights={**message.weights, **moved})
 
 
 def _undefended(message: Message) -> Message:
