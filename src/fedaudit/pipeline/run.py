@@ -359,8 +359,9 @@ def assess(
             with embedding(scenario.evaluation.embedding):
                 so_far.evaluated[place] = evaluate(trial.outcome, seen, truths[seen.federation], seed=scenario.seed)
         evaluated = so_far.evaluated[place]
-        shown = evaluated.result.most_exposed[: scenario.evaluation.most_exposed]
-        findings.append(_with_calibration(evaluated.result.model_copy(update={"most_exposed": shown}), trial))
+        most = scenario.evaluation.most_exposed
+        shown = {name: getattr(evaluated.result, name)[:most] for name in ("most_exposed", "recited")}
+        findings.append(_with_calibration(evaluated.result.model_copy(update=shown), trial))
         image_files |= evaluated.image_files
     known = {name: truth.about.get("accuracy") for name, truth in truths.items()}
     accuracy = {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
