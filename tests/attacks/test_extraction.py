@@ -174,6 +174,16 @@ def test_of_an_answer_to_a_question_the_question_is_given() -> None:
     assert begin == 5, "four of the question, and half of the answer's two"
 
 
+def test_what_fills_up_on_the_left_is_given_besides() -> None:
+    texts = torch.tensor([[0, 0, 3, 1, 2, 3], [3, 1, 2, 3, 0, 0]])
+    observed = bigrams(texts, 4, padding=0)
+    assert asked(observed, draws=0, prefix=2).begins.tolist() == [4, 2]
+    found = asked(observed, draws=0, prefix=1)
+    assert found.begins.tolist() == [3, 1]
+    assert found.continued[0, 0, 2:].tolist() == found.continued[1, 0, :4].tolist()
+    assert found.logs[:, 0].tolist() == found.logs[:, 1].tolist()
+
+
 @pytest.mark.parametrize(
     ("change", "settings", "reason"),
     [({}, {"prefix": 40}, "no text is longer than its beginning"), ({"records": None}, {}, r"threat\.target_records")],

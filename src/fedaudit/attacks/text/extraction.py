@@ -82,29 +82,32 @@ class Extraction(RecordsAttack):
         if not observation.task_info.causal:
             asked = observation.task_info.asked
             raise NotApplicable(f"{self.name} needs a model that predicts the next token; this one predicts {asked}")
-        if not bool((self._begins(held(observation).labels)[1] > 0).any()):
+        if not bool((self._begins(observation)[1] > 0).any()):
             raise NotApplicable(f"{self.name}: no text is longer than its beginning; lower attacks.{self.name}.prefix")
 
-    def _begins(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (n,) how many tokens the model is given of each text, and how many then follow; 0: too short.
+    def _begins(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Return (n,) how many tokens the model is given of each record, and how many then follow; 0: too short.
 
-        Args:
-            labels: (n, length) the token that follows each, and ``NOTHING`` where the loss counts none: so of an answer
-                to a question the question is always given.
+        Of the labels ``NOTHING`` stands where the loss counts none: so of an answer to a question the question is
+        always given, and so is what fills up on the left.
         """
+        records, tokens = held(observation), observation.task_info.tokens
+        labels, filled = records.labels, torch.zeros(len(records), dtype=torch.int64)
+        if tokens is not None and tokens.padding is not None:
+            filled = (records.inputs == tokens.padding).cumprod(dim=1).sum(dim=1)
         asked = labels != NOTHING
         places = torch.arange(labels.shape[1])
         first = torch.where(asked, places, labels.shape[1]).amin(dim=1) + 1
         end = torch.where(asked, places + 2, 0).amax(dim=1)
         length = (end - first).clamp(min=0)
-        begins = first + length // 2 if self.prefix is None else first.clamp(min=self.prefix)
+        begins = first + length // 2 if self.prefix is None else first.maximum(filled + self.prefix)
         return begins, torch.where(length > 0, end - begins, 0).clamp(min=0)
 
     def _run(
         self, observation: Observation, generator: torch.Generator, _device: str, progress: Progress
     ) -> ExtractionFinding:
         records = held(observation)
-        begins, following = self._begins(records.labels)
+        begins, following = self._begins(observation)
         target = self.target(observation, generator)
         chosen = torch.nonzero(following)[:, 0]
         texts, begins_of, ends = records.inputs[chosen].clamp(min=0), begins[chosen], (begins + following)[chosen]
