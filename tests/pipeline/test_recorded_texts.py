@@ -93,3 +93,25 @@ def test_others_may_be_shorter_and_not_longer(recording: Path) -> None:
     with pytest.raises(BadInput, match="records of shape \\(13,\\): the model takes \\(12,\\)") as error:
         audited(recording, (long, long))
     assert "\n" not in str(error.value)
+
+
+def test_a_writer_is_trained_where_it_does_better_than_the_most_frequent_word() -> None:
+    made: dict[str, Any] = {
+        "data": {"name": "notes-causal", "split": "train"},
+        "model": {"name": "decoder", "width": 16},
+        "federations": [{"name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 3, "examples": 200,
+                         "local_epochs": 1, "batch_size": 20, "learning_rate": 0.3}],
+        "attacks": [{"name": "extraction", "draws": 0}],
+        "threat": {"target_records": 40},
+        "evaluation": {"controls": False, "accuracy_every": 3},
+    }  # fmt: skip
+    learnt = fedaudit.audit(made, progress=False).result
+    assert learnt.federations[0].history is not None
+    reached = learnt.federations[0].history.accuracy[-1]
+    assert reached is not None
+    assert 0.1 < reached < 0.5
+    assert learnt.summaries[0].hardly_trained is None
+    made["federations"][0] |= {"learning_rate": 1e-6}
+    (summary,) = fedaudit.audit(made, progress=False).result.summaries
+    assert summary.verdict == "inconclusive"
+    assert summary.hardly_trained is not None
