@@ -15,7 +15,7 @@ from fedaudit.attacks.records.target import RecordsAttack, Target, held, target_
 from fedaudit.modalities import NOTHING
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
-from fedaudit.utils.validation import Count, Positive
+from fedaudit.utils.validation import Count, Positive, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Extraction(RecordsAttack):
     finds = ExtractionFinding
 
     prefix: Count | None = None
-    draws: Annotated[int, Field(ge=0, le=1000)] = 4
+    draws: Annotated[Whole, Field(le=1000)] = 4
     temperature: Positive = 1.0
     top_k: Count = 40
 
