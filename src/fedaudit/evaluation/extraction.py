@@ -108,6 +108,8 @@ def evaluate_extraction(finding: ExtractionFinding, observation: Observation, tr
     records = observation.records
     if not len(rows) or records is None:
         return refused(finding, observation, none_used(truth, own))
+    if bool(finding.logs.isnan().any()):
+        return refused(finding, observation)
     members = rows[truth.owners[rows] != NOBODY]
     asked = (finding.begins[members] > 0) & (finding.begins[truth.matched[members]] > 0)
     members = members[asked]
@@ -182,6 +184,7 @@ def _told(finding: ExtractionFinding, inputs: Tensor, pairs: Tensor, truth: Trut
                     if tuple(inputs[one].tolist()) in marks:
                         same |= (elsewhere == inputs[one]).all(dim=1)
                 common[row] = bool((edits(rest, elsewhere[~same], anywhere=True) <= most).any())
+                common[row] |= inputs[pair[0]].equal(inputs[pair[1]])
     nothing = common | known
     return _Told(nearest, distance, rouge, near & ~nothing, torch.where(nothing, torch.inf, draws), common, known)
 

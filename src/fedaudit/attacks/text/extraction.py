@@ -164,7 +164,7 @@ class Extraction(RecordsAttack):
             if not len(rows):
                 continue
             before = found[rows, :place]
-            scores = torch.cat([part[:, :, -1].double() for part, _ in model.in_parts(before)])
+            scores = torch.cat([part[:, :, -1].double() for part, _ in model.in_parts(before)]).nan_to_num()
             if generator is None:
                 found[rows, place] = scores.argmax(dim=1)
             else:
