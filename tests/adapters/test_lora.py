@@ -20,8 +20,14 @@ pytestmark = pytest.mark.peers
 own_process()
 import_torchvision()  # transformers looks for it
 
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict  # noqa: E402
-from transformers import GPT2Config, GPT2ForSequenceClassification, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict  # noqa: E402
+from transformers import (  # noqa: E402
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import fedaudit  # noqa: E402
 from fedaudit.utils.errors import BadInput  # noqa: E402
@@ -162,3 +168,46 @@ def test_a_loss_of_part_of_the_logits_is_refused_in_words(tmp_path):
         fedaudit.audit_transcript(tmp_path / "r", ["dager"], module=model, **QUICK)
     assert "isn't recorded" in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_a_writer_s_texts_are_told_and_come_out_of_its_adapters(tmp_path):
+    """GPT-2's layers, all with adapters, which learn two sites' texts by heart, labelled as transformers does."""
+    torch.manual_seed(0)
+    sizes: Any = {"vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    drops: Any = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+    config = GPT2Config(**sizes, n_positions=12, n_embd=48, n_layer=2, n_head=4, initializer_range=0.2, **drops)
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules=["c_attn", "c_proj", "c_fc"], task_type="CAUSAL_LM")
+    model = get_peft_model(GPT2LMHeadModel(config), lora)
+
+    def texts(seed: int, count: int = 12) -> dict[str, Tensor]:
+        tokens = torch.randint(1, WORDS, (count, 12), generator=torch.Generator().manual_seed(seed))
+        tokens[::3, -2:] = 0
+        return {"input_ids": tokens, "attention_mask": (tokens > 0).long(), "labels": tokens.where(tokens > 0, -100)}
+
+    with fedaudit.Recorder(tmp_path / "r") as recorder:
+        for _ in range(3):
+            start, states = state(model, whole_names=False), []
+            with recorder.round(start):
+                for site in range(2):
+                    set_peft_model_state_dict(model, start)
+                    optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+                    with recorder.capture() as seen:
+                        for _ in range(30):
+                            optimiser.zero_grad()
+                            model(**texts(site)).loss.backward()
+                            optimiser.step()
+                    states.append(state(model, whole_names=False))
+                    recorder.update(f"site-{site}", states[-1], seen, num_examples=12)
+            set_peft_model_state_dict(model, {n: torch.stack([s[n] for s in states]).mean(0) for n in start})
+    others = texts(9, 60)
+    records = others["input_ids"], others["labels"]
+    attacks = ["extraction", "reference-loss", "min-k", "zlib-ratio", "loss-threshold"]
+    result = fedaudit.audit_transcript(tmp_path / "r", attacks, module=model, records=records, **QUICK).result
+    assert errors(tmp_path / "r") == pytest.approx([0] * 6, abs=1e-3)  # Adam divides by small gradients
+    verdicts = {s.attack: s.verdict for s in result.summaries}
+    assert verdicts == {name: "recovered" if name == "extraction" else "inferred" for name in attacks}
+    recited = [text for f in result.findings for text in f.recited]
+    assert recited
+    for text in recited:
+        own = [[t for t in row if t] for row in texts(text.client)["input_ids"].tolist()]
+        assert [*text.begin, *text.true] in own

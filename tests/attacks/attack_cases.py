@@ -41,6 +41,12 @@ TEXT = {
     "model": {"name": "decoder", "width": 64},
     "federations": [{"name": "f", "clients": 2, "examples": 4, "batch_size": 2}],
 }
+TEXTS = {
+    "data": {"name": "notes-causal", "split": "train"},
+    "model": {"name": "decoder", "width": 16},
+    "federations": [FEDAVG],
+    "threat": {"target_records": 20},
+}
 VERTICAL = {"name": "f", "algorithm": "vertical", "clients": 2, "examples": 6, "batch_size": 4, "rounds": 12}
 SPLIT = {"name": "f", "algorithm": "split", "examples": 6, "batch_size": 4, "rounds": 3, "vertical": {"cut": 2}}
 PARTY = {"data": {"name": "digits-parity"}, "federations": [VERTICAL], "threat": {"adversary": "client"}}
@@ -111,6 +117,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     },
     "agrevader": {**malicious(name="agrevader", start=1), "threat": {"adversary": "client", "target_records": 20}},
     **dict.fromkeys(("dager", "token-presence"), TEXT),
+    **dict.fromkeys(("extraction", "min-k", "zlib-ratio", "reference-loss"), TEXTS),
     "last-update": LOCAL,
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},

@@ -32,6 +32,7 @@ from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.attacks.records.property import PropertyFinding
 from fedaudit.attacks.records.source import SourceFinding
 from fedaudit.attacks.records.target import MembershipFinding
+from fedaudit.attacks.text.extraction import ExtractionFinding
 from fedaudit.epsilon.canaries import Canaries
 from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
 from fedaudit.evaluation.statistics import rank_test
@@ -378,6 +379,45 @@ def test_label_sets_that_are_empty_full_or_all_alike(rows: list[list[float]]) ->
     assert metric(result, "whole_label_sets") == 1
     assert summary.verdict not in LEAKS  # all others have the same
     judged(dataclasses.replace(made, labels=1 - true), observation, truth)
+
+
+RECITED = {
+    "all alike": torch.full((24, 4), 3),
+    "empty": torch.zeros(24, 4).long(),
+    "one word each": torch.arange(1, 25)[:, None] * torch.tensor([1, 0, 0, 0]),
+    "all different": 1 + torch.randperm(96, generator=generator(0, "words")).view(24, 4),
+}
+
+
+@pytest.mark.parametrize("said", ["right", "nothing", "not a number"])
+@pytest.mark.parametrize("name", RECITED)
+def test_texts_recited_that_are_empty_or_all_alike(name: str, said: str) -> None:
+    texts, k = RECITED[name], 12
+    tokens = TokenInfo(100, padding=0, causal=True)
+    held = QuerySet(texts, tokens.following(texts), texts[:0], texts[:0])
+    observation = sees(task("tokens", (4,), 100, tokens=tokens), k, records=held)
+    order, nobody = torch.arange(k), torch.full((k,), NOBODY)
+    owners, matched = torch.cat([order * 0, nobody]), torch.cat([order + k, order])
+    truth = Truth(
+        {(0, 0): texts[:k]}, {(0, 0): held.labels[:k]}, texts, held.labels, {}, owners=owners, matched=matched
+    )
+    long = name in ("all alike", "all different")
+    begins = torch.full((24,), 2 * long)
+    continued = torch.where((owners >= 0)[:, None], texts, 98)[:, None]
+    continued = torch.cat([texts[:, None, :2], continued[:, :, 2:]], dim=2) if long else torch.full((24, 1, 4), -100)
+    logs = {"right": torch.where(owners >= 0, 0.0, -9.0), "nothing": torch.full((24,), -torch.inf)}
+    given = logs.get(said, torch.full((24,), torch.nan)).double()[None]
+    made = ExtractionFinding(
+        begins=begins, continued=continued, logs=given, greedy=(given == 0), rounds=torch.zeros(1).long()
+    )
+    result, summary = judged(made, observation, truth)
+    if said == "not a number" or not long:
+        assert result.status == "not applicable"
+        return
+    different = name == "all different"
+    assert metric(result, "extracted") == different
+    assert metric(result, "extracted_in_1000") == (different and said == "right")
+    assert (summary.verdict == "recovered") == different, summary.verdict_text
 
 
 def records(inputs: Tensor, labels: Tensor, clients: int = 1) -> tuple[Observation, Truth]:

@@ -19,11 +19,13 @@ from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.decepticons import Decepticons
 from fedaudit.attacks.text.dager import Dager
 from fedaudit.attacks.text.token_presence import TokenPresence
+from fedaudit.attacks.text.extraction import Extraction, ExtractionFinding
 from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels, LabelSetFinding
 from fedaudit.attacks.local_model.methods import LastUpdate, LocalModel, LocalModelExact
 from fedaudit.attacks.records.likelihood import RMIA, LiRA
 from fedaudit.attacks.records.membership import GradientNorm, LossThreshold
 from fedaudit.attacks.records.rounds import FedMIA, LossSeries
+from fedaudit.attacks.text.members import MinK, ReferenceLoss, ZlibRatio
 from fedaudit.attacks.records.shadows import ShadowFinding, ShadowModels
 from fedaudit.attacks.records.projection_residual import ProjectionResidual
 from fedaudit.attacks.records.stacked import Stacked
@@ -94,6 +96,8 @@ __all__ = [
     "ExactLinear",
     "ExactLinearRows",
     "ExampleLabelFinding",
+    "Extraction",
+    "ExtractionFinding",
     "FedMIA",
     "Finding",
     "Fishing",
@@ -117,6 +121,7 @@ __all__ = [
     "LossThreshold",
     "MembershipFinding",
     "Message",
+    "MinK",
     "ModelCompletion",
     "NormScoring",
     "NotApplicable",
@@ -125,6 +130,7 @@ __all__ = [
     "ProjectionResidual",
     "PropertyFinding",
     "PropertyInference",
+    "ReferenceLoss",
     "RowFinding",
     "SequenceFinding",
     "ShadowFinding",
@@ -142,6 +148,7 @@ __all__ = [
     "TrapWeights",
     "UnSplit",
     "Way",
+    "ZlibRatio",
     "as_trained",
     "make_attack",
     "need_signal",

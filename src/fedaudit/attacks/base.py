@@ -126,6 +126,11 @@ class Case:
         """Return whether the model is a classifier of such examples."""
         return self.num_classes is not None and self.kind in kinds
 
+    @property
+    def next_token(self) -> bool:
+        """Whether the model predicts the next token of texts."""
+        return self.kind == "tokens" and self.num_classes is None and self.task_kind.one_class
+
     def recovers(self, kinds: Collection[str]) -> bool:
         """Return whether a search may look for such examples, whose targets are classes, granted, or sought beside."""
         return self.kind in kinds and (self.num_classes is not None or self.threat.knows_labels or self.known_loss)

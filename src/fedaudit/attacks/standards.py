@@ -85,7 +85,7 @@ EDPB_TESTS = tuple(_NAMES[EDPB])
 
 # By the kind of finding. NIST counts the attributes of one record to reconstruction; property inference is about a data
 # set as a whole, such as which classes an update was made from. The opinion's tests ask for data: it names none for
-# another participant's model. Regurgitation is what a model answers: no attack on updates tests it.
+# another participant's model. Regurgitation is what a model answers: only what continues texts tests it.
 _ACT = ("Art. 15(5)",)
 _MEMBERS = ("cnil-membership-inference", "C11.2", *_ACT)
 _EXAMPLES = ("cnil-model-inversion", "C11.2", *_ACT)
@@ -104,6 +104,7 @@ BY_KIND: dict[str, tuple[str, ...]] = {
     "epsilon": ("NISTAML.033", "AML.T0024.000", "membership-inference", *_MEMBERS),
     "sequences": ("NISTAML.032", "AML.T0024.001", "reconstruction", *_EXAMPLES),
     "tokens": ("NISTAML.032", "AML.T0024.001", "reconstruction", *_EXAMPLES),
+    "extraction": ("NISTAML.032", "AML.T0024.001", "regurgitation", "cnil-regurgitation", "C11.2", *_ACT),
     "local-model": ("NISTAML.031", "AML.T0024.002", "C11.3", *_ACT),
 }
 

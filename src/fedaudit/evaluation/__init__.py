@@ -4,6 +4,7 @@
 from fedaudit.evaluation import (  # noqa: F401
     attribute,
     epsilon,
+    extraction,
     images,
     label_sets,
     labels,

@@ -83,13 +83,18 @@ def _kernel(rows: Tensor) -> Tensor:
 
 
 def features(inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return (n, d) float64: inputs (n, ...) flattened, of tokens how often each occurs, then labels (n,) or (n, 1)."""
+    """Return (n, d) float64: inputs (n, ...) flattened, of tokens how often each occurs, then labels (n,) or (n, 1).
+
+    Where the labels are a text's own words, they say nothing more.
+    """
     flat = inputs.flatten(1)
     if not flat.is_floating_point():
         values, place, number = flat.unique(return_inverse=True, return_counts=True)
         counts = torch.zeros(len(flat), len(values), dtype=torch.float64)
         counts.scatter_add_(1, place.reshape(flat.shape), torch.ones(flat.shape, dtype=torch.float64))
         flat = counts[:, number.argsort(descending=True)[:_VALUES]]
+        if labels.shape == inputs.shape:
+            return flat
     own = labels.reshape(len(flat), -1)
     told = own if own.is_floating_point() else one_hot(own.unique(return_inverse=True)[1].reshape(own.shape)).flatten(1)
     return torch.cat([flat.double(), told.double()], dim=1)

@@ -26,7 +26,8 @@ from fedaudit.utils.validation import NamedSpec
 
 _DENSE = ("logistic", "mlp", "fcn-3", "fcn-3-dropout")  # models that begin with a fully connected layer
 # Passive attacks on membership, the strongest first, as far as they were measured side by side.
-_ON_MEMBERS = ("fedmia", "rmia", "lira", "loss-threshold", "loss-series", "gradient-norm", "shadow-models")
+_OF_TEXTS = ("reference-loss", "min-k", "zlib-ratio")
+_ON_MEMBERS = ("fedmia", "rmia", "lira", *_OF_TEXTS, "loss-threshold", "loss-series", "gradient-norm", "shadow-models")
 _MOST_ON_MEMBERS = 3
 
 

@@ -26,6 +26,7 @@ from fedaudit.simulation.history import answers
 from fedaudit.simulation.protocols import protocol_of
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
+from fedaudit.task.targets import NEXT_TOKEN
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
@@ -153,7 +154,7 @@ class Settings:
         if self.trained == "untrained" and last == 0:
             return "the network is untrained in round 0"
         if len(rounds) != 1 and name in self.accuracy:  # what the whole federation has learnt is asked of its end
-            reached, least = self.accuracy[name], self.scenario.evaluation.min_accuracy
+            reached, least = self.accuracy[name], least_accuracy(recording, self.scenario)
             return f"the network was hardly trained: accuracy {reached:.2f}, below {least:g}" if reached < least else ""
         if spec.server is not None or not recording.transcript.rounds or not len(recording.truth.candidates):
             # An altered network says nothing of the one that clients trained; of a vertical one only parts travel.
@@ -164,7 +165,8 @@ class Settings:
 
     def _measured(self, recording: Recording, index: int) -> str:
         """Return why the network that was sent in round ``index`` counts as untrained, by its answers."""
-        transcript, info, least = recording.transcript, recording.transcript.task_info, self.scenario.evaluation
+        transcript, info = recording.transcript, recording.transcript.task_info
+        least = least_accuracy(recording, self.scenario)
         module = own_copy(transcript.module)
         module.load_state_dict(next(r.weights for r in transcript.rounds if r.index == index))
         parts = _held_out(recording)
@@ -183,8 +185,8 @@ class Settings:
         counts = sum((answers(module, info, part) for part in parts), torch.zeros(2, info.num_classes)).double()
         of_class = counts.sum(dim=0)
         reached, guess = float(counts[1].sum() / of_class.sum()), float(of_class.max() / of_class.sum())
-        if reached < least.min_accuracy:
-            return f"{said}: accuracy {reached:.2f}, below {least.min_accuracy:g}"
+        if reached < least:
+            return f"{said}: accuracy {reached:.2f}, below {least:g}"
         return "" if reached > guess else f"{said}: accuracy {reached:.2f}, as by naming the most frequent class always"
 
     # --- the deployment version of the audit ----------------------------------------------------------------------
@@ -247,6 +249,19 @@ def _possible(scenario: Scenario, settings: Sequence[str]) -> bool:
     except BadInput:
         return False
     return True
+
+
+def least_accuracy(recording: Recording, scenario: Scenario) -> float:
+    """Return the accuracy below which a federation's model was hardly trained.
+
+    Of models that predict the next token it is no more than by naming the most frequent one always: good ones are right
+    about one token in three.
+    """
+    least, truth = scenario.evaluation.min_accuracy, recording.truth
+    if not recording.transcript.task_info.causal or not len(truth.candidates):
+        return least
+    counts = NEXT_TOKEN.asked(truth.candidate_labels).bincount()
+    return min(least, float(counts.max() / counts.sum().clamp(min=1)))
 
 
 def _held_out(recording: Recording) -> list[Split]:

@@ -22,7 +22,12 @@ from fedaudit.transcript.truth import Truth, examples_of, unused_candidates, use
 from fedaudit.utils import seeds
 from fedaudit.utils.errors import BadInput, unknown_name
 
-OF_RECORDS = ("membership", "attribute", "source")  # kinds of findings that are answers about given records
+OF_RECORDS = (
+    "membership",
+    "attribute",
+    "source",
+    "extraction",
+)  # kinds of findings that are answers about given records
 _MOST = 300  # records, unasked
 _FEWEST = 20
 _PUBLIC = 500  # examples of which stand-ins with a property are made, unasked
@@ -54,8 +59,6 @@ def with_records(
         members: records are wanted, beside public examples for a property.
     """
     info = transcript.task_info
-    if info.causal:
-        raise BadInput("no records: the model predicts the next token, and the attacks on records need labels")
     if not truth.inputs:
         raise BadInput("no records: half of them are what clients trained on, and that wasn't captured")
     others = _others(transcript, path, given)
@@ -145,7 +148,8 @@ def _others(transcript: Transcript, path: Path | None, given: Any) -> Examples:
             )
         return found
     inputs, labels = pairs_of(given)
-    if inputs.shape[1:] != info.input_shape:
+    shorter = info.tokens is not None and inputs.ndim == 2 and inputs.shape[1] <= info.input_shape[0]
+    if inputs.shape[1:] != info.input_shape and not shorter:
         raise BadInput(f"records of shape {tuple(inputs.shape[1:])}: the model takes {info.input_shape}")
     return examples_of(inputs, labels, info, "records")
 
@@ -195,6 +199,6 @@ def _pairs(info: TaskInfo, members: Examples, others: Examples) -> int:
     counts = []
     for inputs, labels in (members, others):
         marks = info.example_kind.fingerprints(inputs).tolist()
-        classes = labels.tolist() if info.num_classes is not None else [0] * len(labels)
+        classes = labels.tolist() if labels.ndim == 1 and info.num_classes is not None else [0] * len(labels)
         counts.append(Counter(dict(zip(marks, classes, strict=True)).values()))
     return (counts[0] & counts[1]).total()

@@ -32,7 +32,7 @@ from fedaudit.pipeline.calibrations import calibrated
 from fedaudit.pipeline.ceilings import UPDATES, ceiling_on, limit_of, run_ceilings, with_ceiling
 from fedaudit.pipeline.ceilings import none as no_ceiling
 from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged_by_control, run_controls
-from fedaudit.pipeline.deployment import Settings
+from fedaudit.pipeline.deployment import Settings, least_accuracy
 from fedaudit.pipeline.describe import adversary_record, federation_record, with_device
 from fedaudit.pipeline.margin import run_margins, with_margin
 from fedaudit.pipeline.partial_view import truth_for
@@ -359,14 +359,15 @@ def assess(
             with embedding(scenario.evaluation.embedding):
                 so_far.evaluated[place] = evaluate(trial.outcome, seen, truths[seen.federation], seed=scenario.seed)
         evaluated = so_far.evaluated[place]
-        shown = evaluated.result.most_exposed[: scenario.evaluation.most_exposed]
-        findings.append(_with_calibration(evaluated.result.model_copy(update={"most_exposed": shown}), trial))
+        most = scenario.evaluation.most_exposed
+        shown = {name: getattr(evaluated.result, name)[:most] for name in ("most_exposed", "recited")}
+        findings.append(_with_calibration(evaluated.result.model_copy(update=shown), trial))
         image_files |= evaluated.image_files
     known = {name: truth.about.get("accuracy") for name, truth in truths.items()}
     accuracy = {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
     settings = Settings(recordings, scenario, resolved.model.trained, accuracy)
     findings = [settings.of(f, trial.observation) for f, trial in zip(findings, trials, strict=True)]
-    least = scenario.evaluation.min_accuracy
+    least = {r.transcript.name: least_accuracy(r, scenario) for r in recordings}
     findings = [_not_by_chance(f, accuracy, least) for f in findings]
     adversary = adversary_record(scenario, recordings)
     things = example_kind(resolved.data.kind or "image").plural
@@ -599,7 +600,7 @@ def _calibrations(trials: Sequence[Trial]) -> list[CalibrationResult]:
 # --- federations that have hardly learnt anything: no evidence, for a leak or against it ------------------------------
 
 
-def _not_by_chance(finding: FindingResult, accuracy: Mapping[str, float], least: float) -> FindingResult:
+def _not_by_chance(finding: FindingResult, accuracy: Mapping[str, float], least: Mapping[str, float]) -> FindingResult:
     """Return the finding; one that needs a trained federation and had none is no leak, and says so."""
     if finding.status != "done" or not _hardly(finding.kind, finding.federation, accuracy, least):
         return finding
@@ -607,14 +608,14 @@ def _not_by_chance(finding: FindingResult, accuracy: Mapping[str, float], least:
     return finding.model_copy(update={"is_leak": False, "notes": notes})
 
 
-def _judged(summary: AttackSummary, accuracy: Mapping[str, float], least: float) -> AttackSummary:
+def _judged(summary: AttackSummary, accuracy: Mapping[str, float], least: Mapping[str, float]) -> AttackSummary:
     """Return the summary; where a federation had to be trained and hardly was, the verdict is inconclusive.
 
     A leak of what a model learns is one all the same; that there is none is no news.
     """
     kind = FINDING_TYPES[summary.kind] if summary.kind is not None else None
     silent = kind is not None and kind.learns and summary.verdict == "not demonstrated"
-    silent &= accuracy.get(summary.federation, 1.0) < least
+    silent &= accuracy.get(summary.federation, 1.0) < least[summary.federation]
     if kind is None or not (kind.trained or silent):
         return summary
     if summary.federation not in accuracy:
@@ -622,15 +623,15 @@ def _judged(summary: AttackSummary, accuracy: Mapping[str, float], least: float)
         return summary.model_copy(update={"cautions": [*summary.cautions, caution]})
     if not (silent or _hardly(summary.kind, summary.federation, accuracy, least)):
         return summary
-    reached = accuracy[summary.federation]
-    advice = f"{_said(reached)}; train it to {least:g} or more: more rounds, more examples a client, another rate"
-    text = f"{_said(reached)}, below {least:g} (evaluation.min_accuracy); {summary.verdict_text}"
+    reached, wanted = accuracy[summary.federation], least[summary.federation]
+    advice = f"{_said(reached)}; train it to {wanted:g} or more: more rounds, more examples a client, another rate"
+    text = f"{_said(reached)}, below {wanted:g} (evaluation.min_accuracy); {summary.verdict_text}"
     changes = {"verdict": "inconclusive", "verdict_text": text, "advice": [advice], "hardly_trained": reached}
     return summary.model_copy(update=changes)
 
 
-def _hardly(kind: str | None, federation: str, accuracy: Mapping[str, float], least: float) -> bool:
-    return kind is not None and FINDING_TYPES[kind].trained and accuracy.get(federation, 1.0) < least
+def _hardly(kind: str | None, federation: str, accuracy: Mapping[str, float], least: Mapping[str, float]) -> bool:
+    return kind is not None and FINDING_TYPES[kind].trained and accuracy.get(federation, 1.0) < least[federation]
 
 
 def _said(accuracy: float) -> str:

@@ -13,7 +13,7 @@ from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.sent import Sent, Updates
 
 _REBUILT = ("images", "rows", "sequences")  # kinds of findings that are the examples themselves
-_OF_RECORDS = ("membership", "attribute", "source", "property")
+_OF_RECORDS = ("membership", "attribute", "source", "property", "extraction")
 _NAMED = 3  # attacks of a group; the catalogue has the others
 
 

@@ -1,15 +1,16 @@
-"""Training sequences and what was read of them, word by word."""
+"""Training sequences and what was read of them, or what a model recites of them, word by word."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import NamedTuple
 
 from fedaudit.evaluation.scores import grouped
 from fedaudit.report.panels import PANELS, Panel
 from fedaudit.report.wording import place_of
-from fedaudit.results import AuditResult, SequenceResult
+from fedaudit.results import AuditResult, FindingResult, RecitedText, SequenceResult
 
 SHOWN = 24  # sequences that are shown, an attack on a federation
 
@@ -61,10 +62,15 @@ def sentences(result: AuditResult) -> list[Sentences]:
 
 
 def _sentence(number: int, words: list[str] | None, where: str, scores: SequenceResult) -> Sentence:
-    true, found = ([False] * len(part) for part in (scores.true, scores.found))
-    for a, b, size in SequenceMatcher(None, scores.true, scores.found, autojunk=False).get_matching_blocks():
+    return Sentence(number, where, *_marked(scores, words), scores)
+
+
+def _marked(both: SequenceResult | RecitedText, words: list[str] | None) -> tuple[list[Word], list[Word]]:
+    """Return the true words and the found ones, in which those are right that stand in both."""
+    true, found = ([False] * len(part) for part in (both.true, both.found))
+    for a, b, size in SequenceMatcher(None, both.true, both.found, autojunk=False).get_matching_blocks():
         true[a : a + size] = found[b : b + size] = [True] * size
-    return Sentence(number, where, _words(scores.true, true, words), _words(scores.found, found, words), scores)
+    return _words(both.true, true, words), _words(both.found, found, words)
 
 
 def _words(tokens: Sequence[int], right: Sequence[bool], words: list[str] | None) -> list[Word]:
@@ -74,4 +80,24 @@ def _words(tokens: Sequence[int], right: Sequence[bool], words: list[str] | None
     ]
 
 
+class Recited(NamedTuple):
+    """A text that a model recites: how it begins, how it goes on, and what the model says."""
+
+    text: RecitedText
+    begin: list[Word]
+    true: list[Word]
+    found: list[Word]
+
+
+def recited(result: AuditResult) -> list[tuple[FindingResult, list[Recited]]]:
+    """Return the findings of texts that a model recites, with those texts; none where there is none."""
+    words = result.data.words
+    return [
+        (f, [Recited(t, _words(t.begin, [True] * len(t.begin), words), *_marked(t, words)) for t in f.recited])
+        for f in result.findings
+        if f.recited
+    ]
+
+
+PANELS["extraction"] = Panel("Recited texts", "parts/recited.html.j2", lambda result, images: recited(result))  # noqa: ARG005
 PANELS["sequences"] = Panel("Sentences", "parts/sentences.html.j2", lambda result, images: sentences(result))  # noqa: ARG005

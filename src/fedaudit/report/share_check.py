@@ -60,6 +60,9 @@ def phrases_of(result: AuditResult, folder: Path) -> Phrases:
         for sequence in finding.sequences:
             _add_text(found, (words[t] for t in sequence.true if t < len(words)), "a text")
             _add_text(found, (words[t] for t in sequence.found if t < len(words)), "a recovered text")
+        for text in finding.recited:
+            _add_text(found, (words[t] for t in text.begin + text.true if t < len(words)), "a text")
+            _add_text(found, (words[t] for t in text.begin + text.found if t < len(words)), "a recited text")
         for file in (*(i.true_image for i in finding.images), *(s.path for s in finding.image_rows)):
             _add_name(found, Path(file).name, "the name of a picture")
     for picture in folder.glob("images/**/*.png"):

@@ -48,7 +48,7 @@ from fedaudit.results.findings import (
 from fedaudit.results.images import Curve, ImageResult, Look, NamedResult, NamedSummary, RegisteredResult
 from fedaudit.results.membership import GroupExposure, RecordExposure
 from fedaudit.results.record import LEAKS, VERDICTS, Interval, Setting, Timing, Verdict
-from fedaudit.results.rows import RowResult, SequenceResult
+from fedaudit.results.rows import RecitedText, RowResult, SequenceResult
 
 __all__ = [
     "LEAKS",
@@ -94,6 +94,7 @@ __all__ = [
     "NamedSummary",
     "ObserverEpsilon",
     "ReceivedCheck",
+    "RecitedText",
     "RecordEpsilon",
     "RecordExposure",
     "RecordingRecord",

@@ -11,7 +11,7 @@ from fedaudit.results.epsilon import EpsilonDetail
 from fedaudit.results.images import ImageDetail, ImageSummary
 from fedaudit.results.membership import MembershipDetail
 from fedaudit.results.record import LEAKS, Interval, Record, Setting, Timing, Verdict, optional
-from fedaudit.results.rows import RowDetail, SequenceDetail
+from fedaudit.results.rows import ExtractionDetail, RowDetail, SequenceDetail
 
 
 class MetricResult(Record):
@@ -102,7 +102,7 @@ class Run(Record):
     timing: Timing | None = optional("null: not run")
 
 
-class FindingResult(EpsilonDetail, MembershipDetail, SequenceDetail, RowDetail, ImageDetail, Run):
+class FindingResult(EpsilonDetail, MembershipDetail, ExtractionDetail, SequenceDetail, RowDetail, ImageDetail, Run):
     """One run of an attack, on what it receives: one update, one client, or the federation; evaluated."""
 
     # What every run has stands in Run. Each kind's own columns are a class beside it, and empty where a finding is of

@@ -1,4 +1,4 @@
-"""What was found of rows of tables and of sequences of tokens."""
+"""What was found of rows of tables, of sequences of tokens, and of texts that a model recites."""
 
 from __future__ import annotations
 
@@ -54,3 +54,30 @@ class SequenceDetail(Record):
     """Of one run of an attack on texts."""
 
     sequences: list[SequenceResult] = Field(default=[], description="of an attack on text: the first 64 of an update")
+
+
+class RecitedText(Record):
+    """One text that was trained on, and that the model recites where it is given how the text begins."""
+
+    record: int = Field(description="its position among the records that the adversary holds, from 0")
+    client: int = Field(description="who trained on it")
+    begin: list[int] = Field(description="the tokens that the model is given; what they stand for is in data.words")
+    true: list[int] = Field(description="the tokens that follow in the text")
+    found: list[int] = Field(description="what the model says: of its continuations the one nearest to the text")
+    edits: int = Field(description="tokens to be changed, left out or put in until both are the same")
+    rouge_l: float = Field(description="the longest common subsequence of both (F1)")
+    draws: float | None = Field(
+        description="until the rest comes out word for word with a probability of 90 %; null: above 10¹², or never"
+    )
+    round: int | None = optional(
+        "after which the rest is likelier than before by the largest factor; null: one model is known"
+    )
+
+
+class ExtractionDetail(Record):
+    """Of one run of an attack that asks what a model of text recites."""
+
+    recited: list[RecitedText] = Field(
+        default=[],
+        description="the texts that came out, the surest first, as many as evaluation.most_exposed says",
+    )

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaudit.modalities.columns import check_cells
 from fedaudit.modalities.tokens import NOTHING, of_one_length
@@ -334,7 +334,12 @@ def _decoded(
 
 
 def examples_of(seen: Tensor, targets: Tensor, task_info: TaskInfo, where: str) -> tuple[Tensor, Tensor]:
-    """Return examples and labels as a data set has them, of what model and loss see; ``where`` is for errors."""
+    """Return examples and labels as a data set has them, of what model and loss see; ``where`` is for errors.
+
+    A text's own tokens as its labels, as models of transformers take them, are those that follow.
+    """
+    if task_info.causal and seen.shape == targets.shape and bool(((targets == seen) | (targets == NOTHING)).all()):
+        targets = nn.functional.pad(targets[:, 1:], (0, 1), value=NOTHING)
     inputs, labels = _examples(seen, task_info), _targets(targets, task_info)
     check_examples(inputs, labels, task_info, len(inputs) if inputs.ndim else 0, where)
     return inputs, labels

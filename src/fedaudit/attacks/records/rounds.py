@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Case, Progress, register
 from fedaudit.attacks.records.membership import Score, ScoringAttack
-from fedaudit.attacks.records.target import MembershipFinding, Target
+from fedaudit.attacks.records.target import MembershipFinding, target_of
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
@@ -226,7 +225,7 @@ def _cosines(observation: Observation, messages: Sequence[Message], inputs: Tens
         moved = torch.stack([_flat(messages[row].update.tensors, names) for row in rows])
         moved = moved / moved.norm(dim=1, keepdim=True)
         down = 1.0 if messages[rows[0]].update.kind == "gradient" else -1.0
-        for column, gradient in enumerate(_target(observation, sent).gradients(inputs, labels)):
+        for column, gradient in enumerate(target_of(observation, sent).gradients(inputs, labels)):
             uphill = _flat({name: gradient.get(name, torch.zeros(sent[name].shape)) for name in names}, names)
             cosines[rows, column] = down * (moved @ (uphill / uphill.norm()))
     return cosines.nan_to_num(nan=0.0)
@@ -270,12 +269,6 @@ def _returned(message: Message) -> dict[str, Tensor]:
     return {**message.weights, **message.update.buffers, **moved}
 
 
-def _target(observation: Observation, state: dict[str, Tensor]) -> Target:
-    module = copy.deepcopy(observation.module)
-    module.load_state_dict(state)
-    return Target(module.eval(), observation.task_info, observation.loss)
-
-
 def _losses(observation: Observation, state: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
     """Return the loss (n,) of each example, float64; what isn't finite counts as very large."""
-    return _target(observation, state).losses(inputs, labels).nan_to_num(nan=1e30, posinf=1e30)
+    return target_of(observation, state).losses(inputs, labels).nan_to_num(nan=1e30, posinf=1e30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -58,7 +58,7 @@ class Target:
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Return the model's outputs (n, k), of masks (n, classes, *spatial), float64, for examples of a data set."""
-        parts = [part for part, _ in self._in_parts(inputs, inputs)]
+        parts = [part for part, _ in self.in_parts(inputs)]
         return torch.cat(parts).double() if parts else torch.zeros(0, *self.task_info.output_shape).double()
 
     def answers(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -69,16 +69,16 @@ class Target:
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the loss (n,) of each example by itself, float64; the outputs of a few are in memory at a time."""
-        parts = [self.losses_of(part.double(), own) for part, own in self._in_parts(inputs, labels)]
+        parts = [self.losses_of(part.double(), own) for part, (own,) in self.in_parts(inputs, labels)]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
-    def _in_parts(self, inputs: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield outputs of some examples at a time, with their labels."""
+    def in_parts(self, inputs: Tensor, *beside: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        """Yield outputs of some examples at a time, with what is told of each of them ``beside``."""
         size = max(1, min(_AT_ONCE, _MOST_VALUES // math.prod(self.task_info.output_shape)))
-        for part, own in zip(inputs.split(size), labels.split(size), strict=True):
+        for part, *own in zip(inputs.split(size), *(one.split(size) for one in beside), strict=True):
             if len(part):
                 with torch.no_grad():
-                    yield self.module(self.task_info.normalise(part)), own
+                    yield self.module(self.task_info.normalise(part)), tuple(own)
 
     def losses_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the same of outputs (n, ...): of several labels, numbers or pixels of an example the mean."""
@@ -154,9 +154,14 @@ class RecordsAttack(Attack):
             last = observation.messages[-1]
             state = {**last.weights, **last.update.buffers, **found.state}
             notes = found.notes
-        module = copy.deepcopy(observation.module)
-        module.load_state_dict(state)
-        return Target(module.eval(), observation.task_info, observation.loss, notes)
+        return target_of(observation, state, notes)
+
+
+def target_of(observation: Observation, state: Mapping[str, Tensor], notes: tuple[str, ...] = ()) -> Target:
+    """Return the model of an observation with such a state, to ask about records."""
+    module = copy.deepcopy(observation.module)
+    module.load_state_dict(dict(state))
+    return Target(module.eval(), observation.task_info, observation.loss, notes)
 
 
 def held(observation: Observation) -> QuerySet:

@@ -95,9 +95,5 @@ def _recognised(loss: Loss, dataset: Dataset, num_targets: int, extra_classes: i
 
 def _check_causal(scenario: Scenario, task_info: TaskInfo) -> None:
     """Refuse what has no meaning where the targets are the examples themselves."""
-    for key, value in (
-        ("knows_labels", scenario.threat.knows_labels),
-        ("target_records", scenario.threat.target_records),
-    ):
-        if task_info.causal and value:
-            raise BadInput(f"threat.{key} isn't for a causal task, whose targets are the sequences; leave it out")
+    if task_info.causal and scenario.threat.knows_labels:
+        raise BadInput("threat.knows_labels isn't for a causal task, whose targets are the sequences; leave it out")
