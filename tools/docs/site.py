@@ -31,6 +31,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "nvflare",
             "guard",
             "join",
+            "statement",
         ),
     ),
     "explanation": (

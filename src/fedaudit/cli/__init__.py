@@ -35,6 +35,7 @@ from fedaudit.cli.options import (
     print_json,
 )
 from fedaudit.cli.share import share
+from fedaudit.cli.statement import statement
 from fedaudit.cli.verify import verify
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import OWN_MODEL, FedAuditError
@@ -73,7 +74,7 @@ app = typer.Typer(
 _FIRST, _MORE, _ABOUT = "Commands for every day", "Parts of an audit, and what surrounds it", "What there is"
 for panel, group in (
     (_FIRST, (init, audit, attack, compare, explain)),
-    (_MORE, (share, join, simulate, convert, verify)),
+    (_MORE, (share, join, statement, simulate, convert, verify)),
 ):
     for command in group:
         app.command(rich_help_panel=panel)(command)
