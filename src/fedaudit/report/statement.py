@@ -63,7 +63,7 @@ class Leaving(Record):
     text: str = Field(description="who sends what, in a line")
     clients: int = Field(description="how many there are")
     rounds: int = Field(description="how many were audited")
-    defences: str = Field(description="in words; empty: none")
+    defences: str = Field(description="their names; empty: none")
 
 
 class Played(Record):
@@ -189,13 +189,13 @@ def _leaving(result: AuditResult, one: FederationRecord) -> Leaving:
     if one.history is not None:
         size = f" of {count(round(one.history.parameters))} numbers ({count(round(one.history.bytes))} bytes)"
     text = f"{updates}{size} of {result.model.name}; {one.description}"
-    told = one.defences or "" if one.defences is not None else ", ".join([one.client_defence, one.aggregator])
+    named = [name for name in (one.client_defence, one.aggregator) if name not in ("none", "mean", "fedavg")]
     return Leaving(
         federation=one.name,
         text=sentence(text),
         clients=one.clients,
         rounds=one.rounds,
-        defences="" if one.undefended else told,
+        defences=", ".join(named),
     )
 
 
@@ -203,7 +203,7 @@ def _played(result: AuditResult, summary: AttackSummary) -> Played:
     evidence = evidence_text(summary.evidence) if summary.evidence else summary.verdict_text
     control = None if summary.control is None else result.controls[summary.control]
     if summary.verdict in LEAKS:
-        power = "it found something"
+        power = "found something"
     elif control is None or control.won is None:
         power = "not shown" + (f": {control.text}" if control else "")
     else:
