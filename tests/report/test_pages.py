@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import fedaudit
+from fedaudit.data.structure import structure_of
 from fedaudit.guard.page import write_site
 from fedaudit.guard.statement import guarded as guarded_part
 from fedaudit.report import figures
@@ -21,6 +22,7 @@ from fedaudit.report.page import write_report
 from fedaudit.report.share import share
 from fedaudit.report.statement import audited as audited_part
 from fedaudit.report.statement import statement, write_statement
+from fedaudit.report.structure import write_structure
 from fedaudit.report.style import _labelled
 from fedaudit_lab.bench.page import render_bench
 from fedaudit_lab.studies.analysis import analyse
@@ -184,8 +186,15 @@ def stated(folder: Path) -> Path:
     return folder / "statement.html"
 
 
+def looked_at(folder: Path) -> Path:
+    table = folder / "people.csv"
+    table.write_text("age,sex\n" + "".join(f"{20 + i % 7},{'fm'[i % 2]}\n" for i in range(30)) + "99,f\n")
+    write_structure(structure_of([table]), folder)
+    return folder / "check-data.html"
+
+
 # Pages of one part each, which needn't be filed.
-SINGLE: dict[str, Callable[[Path], Path]] = {"joined": joined, "guard": guarded, "statement": stated}
+SINGLE: dict[str, Callable[[Path], Path]] = {"joined": joined, "guard": guarded, "statement": stated, "data": looked_at}
 PAGES: dict[str, Callable[[Path], Path]] = {
     **{name: functools.partial(audited, scenario) for name, scenario in AUDITS.items()},
     **{name: functools.partial(reported, name) for name in ("default", "exceeded", "refused", "empty")},

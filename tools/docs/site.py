@@ -32,6 +32,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "guard",
             "join",
             "statement",
+            "check-data",
         ),
     ),
     "explanation": (

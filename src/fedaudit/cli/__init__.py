@@ -14,6 +14,7 @@ import typer
 
 from fedaudit.cli.audit import attack, audit, simulate
 from fedaudit.cli.ceiling import ceiling
+from fedaudit.cli.check_data import check_data
 from fedaudit.cli.check_model import check_model
 from fedaudit.cli.commands import add_commands, check_listed
 from fedaudit.cli.compare import compare
@@ -78,6 +79,7 @@ for panel, group in (
 ):
     for command in group:
         app.command(rich_help_panel=panel)(command)
+app.command("check-data", rich_help_panel=_MORE)(check_data)
 app.command("check-model", rich_help_panel=_MORE)(check_model)
 app.command("ceiling", rich_help_panel=_MORE)(ceiling)
 app.command("ledger", rich_help_panel=_MORE)(ledger)
