@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedaudit.guard.rounds import SiteRound
-from fedaudit.results import AuditResult
+from fedaudit.results import AuditResult, Worst
 from tests.cli.test_join import FAILED, KEPT, OPEN, site
 from tests.conftest import Command, refused
 from tests.guard.test_page import hundred, one
@@ -145,4 +145,19 @@ def test_a_shared_version_says_the_same_and_names_no_example(tmp_path, command: 
     for source in (whole, tmp_path / "shared"):
         assert command("statement", source, "--out", tmp_path / "s").code == 1
         found.append(json.loads((tmp_path / "s" / "statement.json").read_text())["audits"])
+    for played in found[0][0]["played"]:
+        played["worst"] = ""  # which isn't shared
     assert found[0] == found[1]
+
+
+def test_the_most_exposed_record_stands_beside_the_mean_and_isn_t_shared(tmp_path, command: Command):
+    folder = site(tmp_path / "berlin", [30.0, 8.0])
+    result = AuditResult.load(folder / "results.json")
+    worst = Worst(value=30.0, mean=19.0, n=2, text="the most exposed came out at 30.0 dB, the mean is 19.0 dB")
+    found = [summary.model_copy(update={"worst": worst}) for summary in result.summaries]
+    result.model_copy(update={"summaries": found}).save(folder / "results.json")
+    command("share", folder, "--out", tmp_path / "shared")
+    for source, told in ((folder, True), (tmp_path / "shared", False)):
+        command("statement", source, "--out", tmp_path / "s")
+        assert ("at 30.0 dB, the mean is 19.0 dB" in (tmp_path / "s" / "statement.html").read_text()) is told
+    assert "the mean is 19.0" not in (tmp_path / "shared" / "results.json").read_text()

@@ -22,7 +22,7 @@ from fedaudit.report.mapping import assessment
 from fedaudit.report.share import check_shared, shareable
 from fedaudit.report.style import render
 from fedaudit.report.wording import count, noun, sentence, short
-from fedaudit.results import LEAKS, AttackSummary, AuditResult, FederationRecord, Verdict
+from fedaudit.results import LEAKS, AttackSummary, AuditResult, CeilingResult, FederationRecord, Verdict
 from fedaudit.results.record import READING, Record, optional
 from fedaudit.simulation.protocols import protocol_by
 from fedaudit.utils.bounds import read_json
@@ -73,6 +73,7 @@ class Played(Record):
     federation: str = Field(description="whose updates")
     verdict: Verdict = Field(description="what it showed")
     evidence: str = Field(description="the number behind it with its interval, or why there is none")
+    worst: str = Field(default="", description="the most exposed record beside the mean; empty: not known")
     power: str = Field(description="whether it could have found something, and how that was shown")
 
 
@@ -152,7 +153,11 @@ def audited(path: Path) -> Part:
         raise CorruptTranscript(note)
     result = shareable(whole)
     used = [f for f in result.federations if f.name in result.in_use()]
-    summaries = [s for s in result.summaries if s.federation in result.in_use()]
+    pairs = [
+        (s, full.worst.text if full.worst else "")  # how exposed the worst record is, and not which one
+        for s, full in zip(result.summaries, whole.summaries, strict=True)
+        if s.federation in result.in_use()
+    ]
     answer = headline(result)
     untested = [*map(sentence, result.not_asked), *_grouped([(why, test) for test, why in assessment(result).untested])]
     part = Audited(
@@ -164,8 +169,8 @@ def audited(path: Path) -> Part:
         finding=answer.title,
         setting=answer.setting,
         verdict=answer.verdict,
-        played=[_played(result, s) for s in sorted(summaries, key=lambda s: -SEVERITY[s.verdict])],
-        ceilings=[f"{c.federation}: {c.text.rstrip('.')}." for c in result.ceilings if c.federation in result.in_use()],
+        played=[_played(result, s, worst) for s, worst in sorted(pairs, key=lambda p: -SEVERITY[p[0].verdict])],
+        ceilings=[_ceiling(c) for c in whole.ceilings if c.federation in result.in_use()],
         certificates=_grouped([(certificate_of(one.history), one.name) for one in used if one.history is not None]),
         privacy=[one for f in used if (one := _privacy(result, f))],
         untested=untested,
@@ -181,6 +186,16 @@ def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
     for text, thing in told:
         of.setdefault(text, []).append(thing)
     return [f"{text[:1].upper()}{text[1:].rstrip('.')}: {', '.join(things)}." for text, things in of.items()]
+
+
+def _ceiling(one: CeilingResult) -> str:
+    """Return a ceiling in words, and that of the most exposed example."""
+    told = f"{one.federation}: {one.text.rstrip('.')}"
+    ends = [e.value if e.high is None else e.high for e in one.examples]
+    if known := [e for e in ends if e is not None]:
+        unit = "dB" if one.unit == "dB" else "of cells"
+        told += f"; the most exposed example: {short(max(known))} {unit}"
+    return f"{told}."
 
 
 def _leaving(result: AuditResult, one: FederationRecord) -> Leaving:
@@ -199,7 +214,7 @@ def _leaving(result: AuditResult, one: FederationRecord) -> Leaving:
     )
 
 
-def _played(result: AuditResult, summary: AttackSummary) -> Played:
+def _played(result: AuditResult, summary: AttackSummary, worst: str) -> Played:
     evidence = evidence_text(summary.evidence) if summary.evidence else summary.verdict_text
     control = None if summary.control is None else result.controls[summary.control]
     if summary.verdict in LEAKS:
@@ -213,6 +228,7 @@ def _played(result: AuditResult, summary: AttackSummary) -> Played:
         federation=summary.federation,
         verdict=summary.verdict,
         evidence=evidence,
+        worst=worst,
         power=power,
     )
 
