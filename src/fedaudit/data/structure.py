@@ -357,7 +357,8 @@ def in_words(one: Structure) -> Iterator[str]:
         if own := [key for key, use in one.columns.items() if use == "identifier"]:
             yield f"identifiers, with a value of its own in nearly every row: {', '.join(own)}"
         if one.smallest is not None:
-            yield f"{one.unique:,} records are alone with their attributes at their site ({one.unique / one.rows:.1%})"
+            share = f"{100 * one.unique / one.rows:.3g} %"
+            yield f"{one.unique:,} records are alone with their attributes at their site ({share})"
             yield f"{one.small:,} are in {one.small_groups:,} groups of fewer than {one.least} that are alike"
         if one.depth:
             yield f"{one.singled:,} are singled out by {one.depth} attributes or fewer"

@@ -108,7 +108,7 @@ def _worst(done: Sequence[FindingResult], things: str) -> Worst | None:
     most, n = max(known)
     p = min(1.0, len(known) * 0.5**most)
     luck = "as luck may have it" if p > SURE else "more than luck"
-    text = f"{most:,} of {n:,} members score above every record that nobody trained on, {luck} (p = {p:.2g})"
+    text = f"{most:,} of {n:,} members score above all others, {luck} (p = {p:.2g})"
     return Worst(value=most, n=n, p_value=p, text=text)
 
 
