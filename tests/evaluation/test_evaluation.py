@@ -363,6 +363,8 @@ def test_summaries_hold_the_means_of_their_attack_only():
     assert (a.psnr.mean, a.images, a.updates, a.label_accuracy) == (30, 3, 2, 0.5)
     assert a.identification_rate == pytest.approx(2 / 3)
     assert b.images == 1
+    assert a.worst is not None
+    assert (a.worst.value, a.worst.mean, a.worst.n) == (40, 30, 3)
 
 
 def test_an_attack_that_could_not_be_played_has_its_reason_in_the_summary():

@@ -382,3 +382,39 @@ def test_what_is_promised_of_a_record_goes_with_the_truth(tmp_path):
     truth.save(tmp_path / "truth.safetensors")
     assert Truth.load(tmp_path / "truth.safetensors").about["promise"] == told
     assert "promise" not in sent(made)[1].about
+
+
+@pytest.mark.parametrize(("above", "luck"), [(0, 1.0), (3, 0.125), (7, 2**-7), (12, 2**-12)])
+def test_the_worst_of_membership_is_who_stands_above_all_others(above: int, luck: float):
+    inputs, labels = noise(40)
+    scores = torch.rand(80, generator=generator(2, "scores"))
+    member = torch.arange(80) < 40
+    scores[40:][:1] = 1.5  # one other is above all members
+    scores[:above] = 2.0 + torch.arange(above)
+    worst = verdict(judged_by(scores, inputs, labels, torch.ones(40).bool())).worst
+    assert worst is not None
+    assert int((scores[member] > scores[~member].max()).sum()) == above
+    assert (worst.value, worst.n, worst.p_value) == (above, 40, luck)
+    assert ("more than luck" in worst.text) is (luck <= 0.01)
+
+
+def test_by_luck_members_stand_out_no_oftener_than_is_said():
+    inputs, labels = noise(12)
+    rng = generator(3, "null")
+    told = []
+    for _ in range(300):
+        first = torch.rand(12, generator=rng) < 0.5
+        scores = torch.randn(24, generator=rng) + 3 * torch.randn(12, generator=rng).repeat(2)  # pairs are alike
+        worst = verdict(judged_by(scores, inputs, labels, first)).worst
+        told.append(1.0 if worst is None or worst.p_value is None else worst.p_value)  # None: the blind test's 1 %
+    for level in (0.5, 0.25, 0.0625):
+        seen = sum(p <= level for p in told)
+        assert binomtest(seen, len(told), level, alternative="greater").pvalue > 0.001, (level, seen)
+    assert sum(p <= 0.5 for p in told) > 75  # and not far too seldom
+
+
+def test_where_the_records_alone_tell_nobody_is_said_to_stand_out():
+    inputs, labels = noise(60)
+    shifted = inputs + 4.0 * (torch.arange(120) < 60)[:, None]
+    worst = verdict(judged_by(torch.linspace(1, 0, 120), shifted, labels, torch.ones(60).bool())).worst
+    assert worst is None

@@ -13,11 +13,16 @@ from typing import Any
 import pytest
 
 import fedaudit
+from fedaudit.data.structure import structure_of
 from fedaudit.guard.page import write_site
+from fedaudit.guard.statement import guarded as guarded_part
 from fedaudit.report import figures
 from fedaudit.report.join import join_audits, write_joined
 from fedaudit.report.page import write_report
 from fedaudit.report.share import share
+from fedaudit.report.statement import audited as audited_part
+from fedaudit.report.statement import statement, write_statement
+from fedaudit.report.structure import write_structure
 from fedaudit.report.style import _labelled
 from fedaudit_lab.bench.page import render_bench
 from fedaudit_lab.studies.analysis import analyse
@@ -172,8 +177,24 @@ def guarded(folder: Path) -> Path:
     return folder / "guard.html"
 
 
+def stated(folder: Path) -> Path:
+    guarded(folder)
+    (folder / "guard.jsonl").write_text("".join(f"{one.model_dump_json()}\n" for one in hundred()))
+    CASES["exceeded"](folder / "audit").save(folder / "audit" / "results.json")
+    parts = [audited_part(folder / "audit"), guarded_part(folder)]
+    write_statement(statement(parts, recipient="the server"), folder)
+    return folder / "statement.html"
+
+
+def looked_at(folder: Path) -> Path:
+    table = folder / "people.csv"
+    table.write_text("age,sex\n" + "".join(f"{20 + i % 7},{'fm'[i % 2]}\n" for i in range(30)) + "99,f\n")
+    write_structure(structure_of([table]), folder)
+    return folder / "check-data.html"
+
+
 # Pages of one part each, which needn't be filed.
-SINGLE: dict[str, Callable[[Path], Path]] = {"joined": joined, "guard": guarded}
+SINGLE: dict[str, Callable[[Path], Path]] = {"joined": joined, "guard": guarded, "statement": stated, "data": looked_at}
 PAGES: dict[str, Callable[[Path], Path]] = {
     **{name: functools.partial(audited, scenario) for name, scenario in AUDITS.items()},
     **{name: functools.partial(reported, name) for name in ("default", "exceeded", "refused", "empty")},
@@ -246,7 +267,13 @@ def test_a_page_is_accessible_hides_no_number_and_can_be_filed(kind: str, browse
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SINGLE)
 def test_a_page_of_sites_or_rounds_is_accessible_and_hides_no_number(kind: str, browser: Any, tmp_path: Path) -> None:
-    check_looks(browser, SINGLE[kind](tmp_path))
+    page = SINGLE[kind](tmp_path)
+    check_looks(browser, page)
+    if kind == "statement":  # one sheet
+        tab = browser.new_page()
+        tab.goto(page.as_uri())
+        assert len(printed(tab.pdf(prefer_css_page_size=True))) == 1
+        tab.close()
 
 
 def check_looks(browser: Any, page: Path) -> None:

@@ -31,6 +31,8 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "nvflare",
             "guard",
             "join",
+            "statement",
+            "check-data",
         ),
     ),
     "explanation": (

@@ -30,6 +30,7 @@ from fedaudit.guard.page import page
 from fedaudit.guard.rounds import CheckRecord, SiteRound, read_site
 from fedaudit.models import Generator, GeneratorSpec
 from fedaudit.models.checkpoint import load_checkpoint, read_torch_file, save_checkpoint
+from fedaudit.report.statement import read_statement, statement, write_statement
 from fedaudit.results import AuditResult
 from fedaudit.utils.image_bytes import decode, dimensions
 from fedaudit_catalogue.generators import TrainedGenerator
@@ -164,6 +165,11 @@ def _result(folder: Path) -> bytes:
     return empty(folder).model_dump_json().encode()
 
 
+def _statement(folder: Path) -> bytes:
+    write_statement(statement([]), folder)
+    return (folder / "statement.json").read_bytes()
+
+
 def formats(folder: Path) -> dict[str, Format]:
     """Return every format by its name; ``folder`` is for what must be written to files."""
     model = nn.Linear(3, 2)
@@ -271,6 +277,12 @@ def formats(folder: Path) -> dict[str, Format]:
             "guard.jsonl",
             lambda path: page(rounds) if (rounds := read_site(path.parent).rounds) else None,
             (b"null", b"\n", b"1e999", b"-1", b"{}", b"NaN", b'"\\ud800"', b'"time":""', b"[" * 300),
+        ),
+        "statement": Format(
+            [_statement(folder)],
+            "statement.json",
+            lambda path: read_statement(path.parent),
+            (b"null", b"[" * 300, b"1e999", b"-1", b"{}", b'"digest":""'),
         ),
         "result": Format(
             [_result(folder)],

@@ -23,5 +23,5 @@ NAMES = [
     *("pickle", "idx", "idx.gz", "npz", "mat", "csv", "parquet", "picture", "own-arrays", "booster"),
     *("example-folder", "boosters", "job", "parts", "tensors", "adapters"),
     *("wfdb", "nifti", "nifti.gz", "dicom"),
-    *("safetensors", "pt", "kept", "finding", "generator", "store", "site", "result"),
+    *("safetensors", "pt", "kept", "finding", "generator", "store", "site", "statement", "result"),
 ]

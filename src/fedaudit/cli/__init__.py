@@ -14,6 +14,7 @@ import typer
 
 from fedaudit.cli.audit import attack, audit, simulate
 from fedaudit.cli.ceiling import ceiling
+from fedaudit.cli.check_data import check_data
 from fedaudit.cli.check_model import check_model
 from fedaudit.cli.commands import add_commands, check_listed
 from fedaudit.cli.compare import compare
@@ -35,6 +36,7 @@ from fedaudit.cli.options import (
     print_json,
 )
 from fedaudit.cli.share import share
+from fedaudit.cli.statement import statement
 from fedaudit.cli.verify import verify
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import OWN_MODEL, FedAuditError
@@ -73,10 +75,11 @@ app = typer.Typer(
 _FIRST, _MORE, _ABOUT = "Commands for every day", "Parts of an audit, and what surrounds it", "What there is"
 for panel, group in (
     (_FIRST, (init, audit, attack, compare, explain)),
-    (_MORE, (share, join, simulate, convert, verify)),
+    (_MORE, (share, join, statement, simulate, convert, verify)),
 ):
     for command in group:
         app.command(rich_help_panel=panel)(command)
+app.command("check-data", rich_help_panel=_MORE)(check_data)
 app.command("check-model", rich_help_panel=_MORE)(check_model)
 app.command("ceiling", rich_help_panel=_MORE)(ceiling)
 app.command("ledger", rich_help_panel=_MORE)(ledger)

@@ -9,12 +9,17 @@ import typer
 
 from fedaudit.cli import options
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.version import __version__
 
 _MOST = 20  # of the differences, as many are told
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(help="Folder of an audit.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of an audit, or of a statement.")],
+    of: Annotated[
+        list[Path] | None,
+        typer.Option("--of", help="If 'fedaudit statement' made it: a folder that it was made of; repeatable."),
+    ] = None,
     transcript: Annotated[
         Path | None, typer.Option(help="If 'fedaudit attack' made it: the folder of the transcript.")
     ] = None,
@@ -34,7 +39,10 @@ def verify(
     records: options.Records = None,
     workers: options.Workers = None,
 ) -> None:
-    """Recompute an audit's numbers from its saved findings, and show differences; exit 2 if there are any."""
+    """Recompute an audit's numbers from its findings, or a statement, and show differences; exit 2 if there are any."""
+    if of or (folder / "statement.json").is_file():
+        _statement(folder, of or [])
+        return
     task = options.task_of(mean, std, input_shape, batch_norm, task_file)
     own = options.own_parts(model, checkpoint, loss, task, rounds)
     options.check_data_dir(data_dir)
@@ -46,14 +54,32 @@ def verify(
     )
     for note in dict.fromkeys(found.notes):
         print(f"note: {note}")
-    for line in found.differences[:_MOST]:
-        print(f"differs: {line}")
-    if len(found.differences) > _MOST:
-        print(f"differs: and {len(found.differences) - _MOST} more")
-    if found.differences:
-        raise BadInput(f"'{folder}' doesn't match its findings: {len(found.differences)} differences")
+    _refuse(found.differences, f"'{folder}' doesn't match its findings")
     page = " and its page" if (folder / "report.html").is_file() else ""
     print(
         f"{found.values:,} values of results.json, its images{page} match {found.findings} saved findings, "
         "the scenario and the truth"
     )
+
+
+def _statement(folder: Path, of: list[Path]) -> None:
+    from fedaudit.cli.statement import verify_statement
+
+    stored, found = verify_statement(folder, of)
+    if stored.fedaudit_version != __version__:
+        print(f"note: made with fedaudit {stored.fedaudit_version}, and here it is {__version__}")
+    _refuse(found, f"'{folder}' doesn't match what it was made of" if of else f"the files in '{folder}' don't hold")
+    print(f"statement.json and statement.html belong together; valid until {stored.valid_until or 'no date'}")
+    if of:
+        print(f"all of it follows from {len(of)} sources")
+    else:
+        print("next: give --of and each folder that it was made of, and verify the audits' own folders")
+
+
+def _refuse(differences: list[str], what: str) -> None:
+    for line in differences[:_MOST]:
+        print(f"differs: {line}")
+    if len(differences) > _MOST:
+        print(f"differs: and {len(differences) - _MOST} more")
+    if differences:
+        raise BadInput(f"{what}: {len(differences)} differences")

@@ -153,8 +153,8 @@ def from_frame(
         BadInput: the frame cannot be such a data set, or has to be asked about; the message says why.
     """
     where = f"data set '{name}'"
-    given, types = _cells(frame, types or {}, drop, where, missing)
-    held = {} if test is None else _cells(test, types, drop, f"{where}, test split", missing)[0]
+    given, types = frame_cells(frame, types or {}, drop, where, missing)
+    held = {} if test is None else frame_cells(test, types, drop, f"{where}, test split", missing)[0]
     roles = [column for column in (client, person) if column is not None]
     if target not in given or (test is not None and list(held) != list(given)) or len(given) < 2 + len(roles):
         raise BadInput(f"{where}: there is no column '{target}' beside others, or not the same columns for testing")
@@ -271,7 +271,7 @@ def _is_frame(data: Any) -> bool:
     return pyarrow or (hasattr(data, "columns") and hasattr(data, "dtypes") and hasattr(data, "iloc"))
 
 
-def _cells(
+def frame_cells(
     frame: Any, types: Mapping[str, ColumnKind], drop: Sequence[str], where: str, missing: Sequence[str | float] = ()
 ) -> tuple[dict[str, list[Any]], Mapping[str, ColumnKind]]:
     """Return a frame's cells by column, None where one is empty, and ``types`` with what is categorical by type."""

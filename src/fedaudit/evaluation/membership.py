@@ -102,6 +102,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
         MembershipDetail(
             exposure=groups,
             most_exposed=surest(rows[pairs], every, finding.again, truth.owners, labels) if leak else [],
+            standing_out=None if confounded else int((scores[member] > scores[~member].max()).sum()),
             record_epsilon=shown,
         ),
         metrics=[

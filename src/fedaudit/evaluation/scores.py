@@ -11,7 +11,7 @@ import numpy as np
 
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Over, Scores, metric, type_of
 from fedaudit.evaluation.images import best_tries
-from fedaudit.evaluation.statistics import DOUBT, difference_test, holm, interval, paired_interval, pooled
+from fedaudit.evaluation.statistics import DOUBT, SURE, difference_test, holm, interval, paired_interval, pooled
 from fedaudit.evaluation.verdicts import Judgement
 from fedaudit.results import (
     LEAKS,
@@ -22,6 +22,7 @@ from fedaudit.results import (
     Interval,
     MetricSummary,
     Timing,
+    Worst,
 )
 
 
@@ -73,6 +74,7 @@ def summarise(
                 verdict_text=found.text,
                 headline=_filled(found.headline, words),
                 evidence=found.evidence,
+                worst=_worst(done, things),
                 advice=[found.advice] if found.advice else [],
                 kind=done[0].kind,
                 metrics=_metric_summaries(done, over),
@@ -82,6 +84,32 @@ def summarise(
             )
         )
     return rows
+
+
+def _worst(done: Sequence[FindingResult], things: str) -> Worst | None:
+    """Return the worst record of an attack's findings: the best image or row, or how many members stand out.
+
+    A member and its matched record have their scores by luck in either order, so k members above all others are there
+    with at most 1/2 to the power of k; where an attack was run several times, with at most so many times that.
+    """
+    if images := best_tries([i for f in done for i in f.images]):
+        values = [i.psnr for i in images]
+        best, mean = max(values), float(np.mean(values))
+        text = f"the most exposed of {len(values):,} {things} came out at {best:.1f} dB, the mean is {mean:.1f} dB"
+        return Worst(value=best, mean=mean, n=len(values), text=text)
+    if shares := [row.right / row.cells for f in done for row in f.rows if row.cells]:
+        best, mean = max(shares), float(np.mean(shares))
+        text = f"of the most exposed of {len(shares):,} rows {best:.0%} of cells came out, the mean is {mean:.0%}"
+        return Worst(value=best, mean=mean, n=len(shares), text=text.replace("%", " %"))
+    counted = [(f.standing_out, m.n // 2) for f in done for m in f.metrics if m.name == "membership_auc" and m.n]
+    known = [(k, n) for k, n in counted if k is not None]
+    if not known:
+        return None
+    most, n = max(known)
+    p = min(1.0, len(known) * 0.5**most)
+    luck = "as luck may have it" if p > SURE else "more than luck"
+    text = f"{most:,} of {n:,} members score above all others, {luck} (p = {p:.2g})"
+    return Worst(value=most, n=n, p_value=p, text=text)
 
 
 def _filled(text: str, words: dict[str, str]) -> str:

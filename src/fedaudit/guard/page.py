@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.guard.rounds import LEFT, RESULT, CheckOutcome, CheckRecord, SiteRound, in_parts
+from fedaudit.report.statement import up
 from fedaudit.report.style import render
 from fedaudit.report.wording import count, noun, percent
 from fedaudit.utils.integrity import write_whole
@@ -93,12 +94,12 @@ def _chapter(rounds: list[SiteRound]) -> dict[str, Any]:
     if trained:
         first = f"; {percent(later[1] / later[0])} after the first round" if later[0] else ""
         facts.append(f"the guard took {percent(spent / trained)} of the time that the site trained{first}")
-    spent_so_far = _spent(rounds)
-    if spent_so_far is not None:
+    so_far = epsilon_spent(rounds)
+    if so_far is not None:
         target = next((one.target for one in reversed(rounds) if one.epsilon is not None), None)
         of = "" if target is None else f" of {target:g}"
         unbounded = "nothing bounds the ε spent: what left wasn't all counted"
-        facts.append(unbounded if spent_so_far == math.inf else f"ε {_up(spent_so_far)}{of} spent")
+        facts.append(unbounded if so_far == math.inf else f"ε {up(so_far)}{of} spent")
     return {
         "headline": headline(rounds),
         "alarmed": any(one.alarms or one.done == "stopped" for one in rounds),
@@ -198,7 +199,7 @@ def _span(rounds: list[SiteRound]) -> str:
     return f"{first} UTC" if first == last else f"{first} to {last} UTC"
 
 
-def _spent(rounds: Sequence[SiteRound]) -> float | None:
+def epsilon_spent(rounds: Sequence[SiteRound]) -> float | None:
     """Return the ε of all that left, infinite where some of it wasn't counted; None: nothing is accounted for."""
     costs = [one.epsilon for one in rounds if one.done in LEFT]
     known = [cost for cost in costs if cost is not None]
@@ -207,11 +208,6 @@ def _spent(rounds: Sequence[SiteRound]) -> float | None:
 
 def _when(one: SiteRound) -> str:
     return one.time.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def _up(epsilon: float) -> str:
-    """Return an ε, never rounded down."""
-    return f"{math.ceil(epsilon * 100) / 100:.2f}"
 
 
 # --- for programs ---------------------------------------------------------------------------------------------------
@@ -239,7 +235,7 @@ def metrics(rounds: Sequence[SiteRound]) -> str:
         for part in parts:
             yield _sample("last_round_timestamp_seconds", part[0], part[-1].time.timestamp())
         yield from _family("epsilon", "gauge", "Epsilon that the site's updates of the job have cost.")
-        yield from _last("epsilon", [(p[0], [_spent(p)]) for p in parts])
+        yield from _last("epsilon", [(p[0], [epsilon_spent(p)]) for p in parts])
         yield from _family("target_epsilon", "gauge", "Epsilon that they must not exceed.")
         yield from _last("target_epsilon", [(p[0], [one.target for one in p]) for p in parts])
         yield "# EOF"

@@ -115,15 +115,16 @@ def read_site(folder: Path) -> Written:
     """Read a site's file; where there is none, nothing was written. BadInput: it is too large, or no file."""
     try:
         with opened(folder / FILE, SITE) as file:
-            return _read(file)
+            return read_rounds(file.read(SITE.file))
     except FileNotFoundError:
         return Written([], 0)
 
 
-def _read(file: IO[bytes]) -> Written:
+def read_rounds(data: bytes) -> Written:
+    """Return what a site's file holds, of its bytes."""
     rounds: list[SiteRound] = []
     torn = 0
-    for line in file.read(SITE.file).split(b"\n"):
+    for line in data.split(b"\n"):
         if not line.strip():
             continue
         try:
@@ -145,7 +146,7 @@ def append_round(folder: Path, make: Callable[[Written], SiteRound]) -> tuple[Si
     with opened(path, SITE):
         pass
     with path.open("rb+") as file, _alone(file):
-        before = _read(file)
+        before = read_rounds(file.read(SITE.file))
         size = file.seek(0, os.SEEK_END)
         whole = not size or file.seek(size - 1) is None or file.read(1) == b"\n"
         line = make(before)

@@ -47,6 +47,7 @@ from fedaudit.results import (
     SharedRecord,
     Threshold,
     Timing,
+    Worst,
 )
 from fedaudit.results.record import READING, Record
 from fedaudit.utils.errors import BadInput
@@ -85,6 +86,7 @@ KEPT: dict[type[Record], str] = {
     AttackSummary: "*",
     NamedSummary: "*",
     Evidence: "*",
+    Worst: "*",
     Interval: "*",
     MetricSummary: "*",
     Comparison: "*",
@@ -138,7 +140,7 @@ def shareable(result: AuditResult) -> AuditResult:
         told = told.replace(f" ({name})", "")
     return cut.model_copy(
         update={
-            "summaries": [_without_rare(summary) for summary in cut.summaries],
+            "summaries": [_without_rare(s.model_copy(update={"worst": None})) for s in cut.summaries],
             "adversary": cut.adversary.model_copy(update={"summary": told}),
             "scenario": {"evaluation": {"compare_defences": True}} if compare_defences else {},
             "model": cut.model.model_copy(update={"trained": state}),

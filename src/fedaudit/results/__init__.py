@@ -42,6 +42,7 @@ from fedaudit.results.findings import (
     MetricResult,
     MetricSummary,
     Sheet,
+    Worst,
     overall,
     with_images,
 )
@@ -108,6 +109,7 @@ __all__ = [
     "Threshold",
     "Timing",
     "Verdict",
+    "Worst",
     "overall",
     "with_images",
 ]

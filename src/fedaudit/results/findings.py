@@ -128,6 +128,16 @@ class Evidence(Record):
     method: str = Field(description="of the interval and the test")
 
 
+class Worst(Record):
+    """The record that an attack did best on, beside the mean over all."""
+
+    value: float = Field(description="PSNR in dB, a row's share of cells, or of membership how many members stand out")
+    mean: float | None = optional("the same of all; null: a count has none")
+    n: int = Field(description="over how many records it is the worst")
+    p_value: float | None = optional("probability that luck does as well; null: not tested")
+    text: str = Field(description="the same in a sentence")
+
+
 class MetricSummary(Record):
     """One metric over all findings of an attack."""
 
@@ -158,6 +168,7 @@ class Runs(Record):
     )
     diagnostic_because: list[str] = Field(default=[], description="why it is a diagnostic, of all its findings")
     evidence: Evidence | None = optional("the number behind the verdict; null: not run")
+    worst: Worst | None = optional("the worst record beside the mean; null: of another kind, not run, or older")
     had_power: bool | None = optional(
         "whether the attack had power, or won its control; null: the verdict isn't 'present, not extracted'"
     )

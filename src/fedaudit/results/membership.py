@@ -46,6 +46,10 @@ class MembershipDetail(Record):
         description="of an attack on membership that is a leak: the records that it is surest of, as many as "
         "evaluation.most_exposed says",
     )
+    standing_out: int | None = optional(
+        "of an attack on membership: members with a score above every record that nobody trained on; null: the "
+        "records alone tell members from others, or it is older"
+    )
     record_epsilon: RecordEpsilon | None = optional(
         "of an attack on membership; null: the blind baseline tells members from others, or there are too few for one"
     )

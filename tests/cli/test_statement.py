@@ -1,0 +1,163 @@
+"""A statement says what audits and guards say, ends as its strictest limit, and can be checked against both."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaudit.guard.rounds import SiteRound
+from fedaudit.results import AuditResult, Worst
+from tests.cli.test_join import FAILED, KEPT, OPEN, site
+from tests.conftest import Command, refused
+from tests.guard.test_page import hundred, one
+
+
+def log(folder: Path, rounds: list[SiteRound]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "guard.jsonl").write_text("".join(f"{line.model_dump_json()}\n" for line in rounds))
+    return folder
+
+
+def quiet(number: int, **changes: Any) -> SiteRound:
+    return one(number, "quiet", epsilon=0.5 * (number + 1)).model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("limits", "rounds", "code"),
+    [
+        ([KEPT], None, 0),
+        ([KEPT, OPEN], None, 3),
+        ([OPEN, FAILED], None, 1),
+        ([], None, 3),  # a gate without a limit would let everything through
+        ([KEPT], [quiet(0)], 0),
+        ([KEPT], [quiet(0), quiet(1)], 3),  # one round was audited, and two were sent
+        ([KEPT], [one(0, "unable")], 3),  # nothing was checked
+        ([KEPT], [one(0, "alarm", done="left")], 1),
+        ([KEPT], [one(0, "alarm", done="refused")], 0),  # the guard did what it is for
+        ([KEPT], [quiet(0, epsilon=9.0)], 1),  # above the target of 8
+        ([OPEN], [one(0, "alarm", done="clipped")], 1),
+    ],
+)
+def test_the_exit_code_is_that_of_the_strictest_limit(
+    limits, rounds: list[SiteRound] | None, code: int, tmp_path, command: Command
+):
+    sources = [site(tmp_path / "berlin", [8.0], "not demonstrated", thresholds=limits)]
+    sources += [log(tmp_path / "guard", rounds)] if rounds else []
+    done = command("statement", *sources, "--out", tmp_path / "s")
+    assert done.code == code, done
+    made = json.loads((tmp_path / "s" / "statement.json").read_text())
+    assert made["outcome"] == {0: "pass", 1: "fail", 3: "not tested"}[code]
+    assert f"fedaudit_statement_kept {int(code == 0)}\n" in (tmp_path / "s" / "statement.prom").read_text()
+
+
+def test_it_says_what_leaves_what_was_checked_and_what_is_left_of_epsilon(tmp_path, command: Command):
+    sources = [site(tmp_path / "berlin", [30.0, 8.0]), log(tmp_path / "guard", hundred())]
+    day = (datetime.now(UTC) + timedelta(days=30)).date()
+    command("statement", *sources, "--out", tmp_path / "s", "--to", "<b>hub", "--valid-until", day)
+    made = json.loads((tmp_path / "s" / "statement.json").read_text())
+    told = made["guards"][0]
+    assert (told["rounds"], told["sent"], told["held"], told["checked"], told["alarmed"]) == (100, 99, 1, 2, 2)
+    assert (told["privacy"]["spent"], told["privacy"]["left"]) == (5.0, 3.0)
+    assert made["audits"][0]["played"][0]["verdict"] == "recovered"
+    assert any("97 of 99 updates left unchecked" in line for line in made["residual"])
+    end = int(datetime(day.year, day.month, day.day, 23, 59, 59, tzinfo=UTC).timestamp())
+    assert f"valid_until_timestamp_seconds {end}\n" in (tmp_path / "s" / "statement.prom").read_text()
+    page = (tmp_path / "s" / "statement.html").read_text()
+    assert "&lt;b&gt;hub" in page
+    assert str(day) in page
+    assert "images/" not in page
+
+
+def test_of_uncounted_updates_nothing_is_left_of_epsilon(tmp_path, command: Command):
+    sources = [log(tmp_path / "guard", [quiet(0), one(1, "quiet").model_copy(update={"target": 8.0})])]
+    assert command("statement", *sources, "--out", tmp_path / "s").code == 3
+    privacy = json.loads((tmp_path / "s" / "statement.json").read_text())["guards"][0]["privacy"]
+    assert (privacy["spent"], privacy["left"], privacy["target"]) == (None, None, 8.0)
+
+
+@pytest.fixture
+def made(tmp_path: Path, command: Command) -> tuple[Path, list[Any]]:
+    """A statement of an audit and a log, and how verify is told of them."""
+    sources = [site(tmp_path / "berlin", [8.0], thresholds=[KEPT]), log(tmp_path / "guard", [quiet(0)])]
+    assert command("statement", *sources, "--out", tmp_path / "s", "--reviewer", "A. Nother").code == 0
+    return tmp_path / "s", [part for source in sources for part in ("--of", source)]
+
+
+def test_it_can_be_checked_and_a_log_may_grow(made, tmp_path, command: Command):
+    folder, of = made
+    assert command("verify", folder).code == 0
+    assert command("verify", folder, *of).code == 0
+    with (tmp_path / "guard" / "guard.jsonl").open("a") as file:
+        file.write(one(1, "alarm").model_dump_json() + "\n")
+    assert command("verify", folder, *of).code == 0
+    assert command("verify", folder, *of[:2]).code == 2  # a source is missing
+
+
+@pytest.mark.parametrize("what", ["results", "log", "shorter", "statement", "page", "key"])
+def test_a_change_of_any_file_is_noticed(what: str, made, tmp_path, command: Command, monkeypatch):
+    folder, of = made
+    audit, guard = tmp_path / "berlin" / "results.json", tmp_path / "guard" / "guard.jsonl"
+    if what == "results":
+        AuditResult.load(audit).model_copy(update={"thresholds": [FAILED]}).save(audit)
+    elif what == "log":
+        guard.write_text(guard.read_text().replace("quiet", "alarm"))
+    elif what == "shorter":
+        guard.write_text(guard.read_text()[:-5])
+    elif what == "statement":
+        path = folder / "statement.json"
+        path.write_text(path.read_text().replace("A. Nother", "A. Friend"))
+    elif what == "page":
+        path = folder / "statement.html"
+        path.write_text(path.read_text().replace("A. Nother", "A. Friend"))
+    else:
+        monkeypatch.setenv("FEDAUDIT_KEY", "a secret")  # whoever may write there could have sealed it anew
+    assert command("verify", folder, *of).code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nowhere"], "there is no audit"),
+        (["berlin", "berlin"], "same file"),
+        (["empty"], "no round that can be read"),
+        (["both"], "name results.json or guard.jsonl"),
+        (["berlin", "--valid-until", "2020-01-01"], "over already"),
+        (["berlin", "--to", "a\nb"], "--to is a line"),
+    ],
+)
+def test_what_can_t_be_stated_is_refused_in_a_line(arguments, told: str, tmp_path, command: Command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    site(tmp_path / "berlin", [8.0])
+    log(tmp_path / "empty", [])
+    log(site(tmp_path / "both", [8.0]), [quiet(0)])
+    refused(command("statement", *arguments, "--out", "s"), told)
+    assert not (tmp_path / "s" / "statement.json").exists()
+
+
+def test_a_shared_version_says_the_same_and_names_no_example(tmp_path, command: Command):
+    whole = site(tmp_path / "berlin", [30.0, 8.0], thresholds=[FAILED])
+    command("share", whole, "--out", tmp_path / "shared")
+    found = []
+    for source in (whole, tmp_path / "shared"):
+        assert command("statement", source, "--out", tmp_path / "s").code == 1
+        found.append(json.loads((tmp_path / "s" / "statement.json").read_text())["audits"])
+    for played in found[0][0]["played"]:
+        played["worst"] = ""  # which isn't shared
+    assert found[0] == found[1]
+
+
+def test_the_most_exposed_record_stands_beside_the_mean_and_isn_t_shared(tmp_path, command: Command):
+    folder = site(tmp_path / "berlin", [30.0, 8.0])
+    result = AuditResult.load(folder / "results.json")
+    worst = Worst(value=30.0, mean=19.0, n=2, text="the most exposed came out at 30.0 dB, the mean is 19.0 dB")
+    found = [summary.model_copy(update={"worst": worst}) for summary in result.summaries]
+    result.model_copy(update={"summaries": found}).save(folder / "results.json")
+    command("share", folder, "--out", tmp_path / "shared")
+    for source, told in ((folder, True), (tmp_path / "shared", False)):
+        command("statement", source, "--out", tmp_path / "s")
+        assert ("at 30.0 dB, the mean is 19.0 dB" in (tmp_path / "s" / "statement.html").read_text()) is told
+    assert "the mean is 19.0" not in (tmp_path / "shared" / "results.json").read_text()
