@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedaudit.attacks import (
     ExampleLabelFinding,
+    ExtractionFinding,
     ImageFinding,
     LabelScoreFinding,
     LocalModelFinding,
@@ -56,6 +57,7 @@ from fedaudit.transcript.update import Update
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
 from fedaudit_catalogue.attacks import ClassImagesFinding
+from tests.attacks.test_extraction import bigrams
 from tests.evaluation.test_evaluation import seen as image_seen
 from tests.evaluation.test_rows import KINDS, people, scene
 from tests.evaluation.test_sequences import NOTES
@@ -250,6 +252,41 @@ def words(seed: int, *, planted: bool, size: int = 4) -> str:
     assert tokens is not None
     found = TokenFinding(attack="a", tokens=named.unique(), vocabulary=tokens.vocabulary)
     return of_text(found, true, labels, seed)
+
+
+def recited(seed: int, *, planted: bool, pairs: int = 20, length: int = 16, vocabulary: int = 60) -> str:
+    """A model goes on alike with texts that it trained on and others, or recites two training texts in five.
+
+    With each of all texts every second token is right by luck.
+    """
+    rng = generator(seed, "recited")
+    texts = torch.randint(vocabulary, (2 * pairs, length), generator=rng)
+    lucky = torch.rand(texts.shape, generator=rng) < 0.5
+    said = torch.where(lucky, texts, torch.randint(vocabulary, texts.shape, generator=rng))
+    begin, known = length // 2, pairs * 2 // 5 if planted else 0
+    said[:, :begin] = texts[:, :begin]
+    said[:known] = texts[:known]
+    observed = bigrams(texts, vocabulary)
+    clients = torch.arange(pairs) % 2
+    members = {(0, c): texts[:pairs][clients == c] for c in range(2)}
+    truth = Truth(
+        members,
+        {key: inputs[:, 0] for key, inputs in members.items()},
+        texts,
+        texts[:, 0],
+        {},
+        owners=torch.cat([clients, torch.full((pairs,), NOBODY)]),
+        matched=torch.arange(2 * pairs).roll(pairs),
+    )
+    made = ExtractionFinding(
+        attack="a",
+        begins=torch.full((2 * pairs,), begin),
+        continued=said[:, None],
+        logs=torch.full((1, 2 * pairs), -100.0, dtype=torch.float64),
+        greedy=(said == texts).all(dim=1)[None],
+        rounds=torch.tensor([0]),
+    )
+    return FINDING_TYPES["extraction"].verdict([evaluate(made, observed, truth, seed=seed).result]).verdict
 
 
 def sites(
@@ -861,6 +898,9 @@ NULLS: dict[str, Null] = {
         for size in (2, 8, 16)
     },
     "words": Null("tokens", words, "the words of 4 other people's notes of the same wards", "3 of 4 notes' words"),
+    "recited texts": Null(
+        "extraction", recited, "20 texts and 20 others, of each every second token by luck", "8 of 20 texts, recited"
+    ),
     **{
         f"{kind} {name}": Null(
             "tokens" if named else "sequences",
