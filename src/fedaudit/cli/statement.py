@@ -45,13 +45,17 @@ def statement(
     for flag, text in (("--to", to), ("--reviewer", reviewer)):
         if text is not None and not (0 < len(text.strip()) <= LONGEST and text.isprintable()):
             raise BadInput(f"{flag} is a line of 1 to {LONGEST} characters")
+    for name in ("results.json", "guard.jsonl"):
+        if (out / name).is_file():
+            raise BadInput(f"--out '{out}' holds {name}; give the statement a folder of its own")
     made = state(parts_of(sources), recipient=to, reviewer=reviewer, valid_until=last)
     write_statement(made, out)
     if json_output:
         options.print_json(made.model_dump(mode="json"))
     else:
         for limit in made.limits:
-            print(f"{limit.source}: {limit.text}" if limit.source else limit.text)
+            line = f"{limit.source}: {limit.text}" if limit.source else limit.text
+            print("".join(c if c.isprintable() else " " for c in line))  # a log names its job and site
         print(f"page: {out / 'statement.html'}")
     if made.outcome != "pass":
         raise typer.Exit(options.EXCEEDED if made.outcome == "fail" else options.NOT_TESTED)
@@ -62,17 +66,17 @@ def parts_of(paths: Sequence[Path], known: Sequence[Source] = ()) -> list[Part]:
 
     BadInput: one holds neither an audit nor a guard's log, or two are the same.
     """
-    from fedaudit.guard.statement import guarded
+    from fedaudit.guard.statement import covered, guarded
     from fedaudit.report.statement import audited
 
-    sizes = {one.name: one.bytes for one in known if one.kind == "guard"}
+    logs = [one for one in known if one.kind == "guard"]
     found: list[Part] = []
     for path in paths:
         folder = path if path.is_dir() else path.parent
         logged = (folder / "guard.jsonl").is_file() and path.name != "results.json"
         if logged and path.is_dir() and (folder / "results.json").is_file():
             raise BadInput(f"'{path}' holds an audit and a guard's log: name results.json or guard.jsonl in it")
-        found.append(guarded(path, sizes.get(folder.resolve().name)) if logged else audited(path))
+        found.append(guarded(path, covered(path, logs)) if logged else audited(path))
     digests = [source.sha256 for _, source, _ in found]
     if len(set(digests)) < len(digests):
         raise BadInput("two of the sources are the same file; leave one out")

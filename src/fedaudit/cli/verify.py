@@ -40,7 +40,7 @@ def verify(
     workers: options.Workers = None,
 ) -> None:
     """Recompute an audit's numbers from its findings, or a statement, and show differences; exit 2 if there are any."""
-    if of or (folder / "statement.json").is_file():
+    if of or ((folder / "statement.json").is_file() and not (folder / "results.json").is_file()):
         _statement(folder, of or [])
         return
     task = options.task_of(mean, std, input_shape, batch_norm, task_file)
@@ -71,7 +71,7 @@ def _statement(folder: Path, of: list[Path]) -> None:
     _refuse(found, f"'{folder}' doesn't match what it was made of" if of else f"the files in '{folder}' don't hold")
     print(f"statement.json and statement.html belong together; valid until {stored.valid_until or 'no date'}")
     if of:
-        print(f"all of it follows from {len(of)} sources")
+        print("all of it follows from what it was made of; next: verify the audits' own folders")
     else:
         print("next: give --of and each folder that it was made of, and verify the audits' own folders")
 
@@ -82,4 +82,4 @@ def _refuse(differences: list[str], what: str) -> None:
     if len(differences) > _MOST:
         print(f"differs: and {len(differences) - _MOST} more")
     if differences:
-        raise BadInput(f"{what}: {len(differences)} differences")
+        raise BadInput(f"{what}: {len(differences)} {'differences' if len(differences) > 1 else 'difference'}")

@@ -99,7 +99,8 @@ def evaluate_extraction(finding: ExtractionFinding, observation: Observation, tr
 
     A text came out where one of the continuations is its rest, but for a tenth of its tokens (Levenshtein distance).
     What anybody else has counts for nothing: a rest that stands, up to a tenth, in another client's text or in one that
-    nobody trained on; nor does what the model before the first round recites. The test swaps member and other within
+    nobody trained on; nor does what the model before the first round recites word
+    for word, greedily or within 1,000 draws. The test swaps member and other within
     pairs at random, 9,999 times: it is exact where nothing was learnt of the members, for it treats both alike. Where
     the words alone tell members from others, it is no leak.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedaudit.guard.page import epsilon_spent
@@ -25,12 +26,7 @@ def guarded(path: Path, size: int | None = None) -> Part:
     Raises:
         BadInput: nothing is written there, or it is shorter than ``size``.
     """
-    folder = path if path.is_dir() else path.parent
-    try:
-        with opened(folder / FILE, SITE) as file:
-            data = file.read(SITE.file)
-    except FileNotFoundError:
-        raise BadInput(f"there is no guard's log in '{path}': no {FILE}") from None
+    folder, data = path if path.is_dir() else path.parent, _read(path)
     if size is not None and len(data) < size:
         raise BadInput(f"'{folder / FILE}' has {len(data):,} bytes, and had {size:,}: something was taken away")
     data = data[:size]
@@ -44,6 +40,22 @@ def guarded(path: Path, size: int | None = None) -> Part:
         limits.append(Limit(source=folder.resolve().name, outcome="not tested", text=text))
     source = Source(kind="guard", name=folder.resolve().name, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
     return parts, source, limits
+
+
+def covered(path: Path, known: Sequence[Source]) -> int | None:
+    """Return how many bytes of a log one of the ``known`` logs had; where it is none of them, that of its name."""
+    data, name = _read(path), (path if path.is_dir() else path.parent).resolve().name
+    begins = [one.bytes for one in known if hashlib.sha256(data[: one.bytes]).hexdigest() == one.sha256]
+    return max(begins) if begins else next((one.bytes for one in known if one.name == name), None)
+
+
+def _read(path: Path) -> bytes:
+    folder = path if path.is_dir() else path.parent
+    try:
+        with opened(folder / FILE, SITE) as file:
+            return bytes(file.read(SITE.file))
+    except FileNotFoundError:
+        raise BadInput(f"there is no guard's log in '{path}': no {FILE}") from None
 
 
 def _part(rounds: list[SiteRound]) -> Guarded:
@@ -78,7 +90,9 @@ def _checked(one: SiteRound) -> bool:
 
 def _privacy(rounds: list[SiteRound]) -> Privacy | None:
     cost = epsilon_spent(rounds)
-    target = next((one.target for one in reversed(rounds) if one.target is not None), None)
+    if cost is not None:  # a log that begins its count anew has spent what it had spent
+        cost = max([cost, *(one.epsilon for one in rounds if one.done in LEFT and one.epsilon is not None)])
+    target = min((one.target for one in rounds if one.target is not None), default=None)
     whose = f"{rounds[0].site}, {rounds[0].job}"
     if cost is None and target is None:
         return None
@@ -102,11 +116,11 @@ def _limits(part: Guarded) -> list[Limit]:
             outcome="fail",
             text=f"FAIL: no alarm on what leaves: {part.alarmed} of {part.sent} updates left after one",
         )
-    elif part.sent and not part.checked:
+    elif part.checked < part.sent:
         told = Limit(
             source=source,
             outcome="not tested",
-            text=f"NOT TESTED: no alarm on what leaves: of {part.sent} updates none was checked",
+            text=f"NOT TESTED: no alarm on what leaves: {part.checked} of {part.sent} updates were checked",
         )
     else:
         text = f"PASS: no alarm on what leaves: {part.checked} of {part.sent} updates were checked"

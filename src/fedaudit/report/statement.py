@@ -129,7 +129,7 @@ class Statement(Record):
     schema_version: Literal[1] = 1
     digest: str = Field(description="of this file, with zeros in its place; by FEDAUDIT_KEY where that is set")
     fedaudit_version: str = Field(description="of the program that wrote it")
-    made: str = Field(description="date, ISO 8601")
+    made: date = Field(description="date, ISO 8601")
     recipient: str | None = optional("to whom the updates go; null: to be filled in by hand")
     reviewer: str | None = optional("who reviewed it; null: to be filled in by hand")
     valid_until: date | None = optional("last day; null: to be filled in by hand")
@@ -268,14 +268,14 @@ def statement(
     recipient: str | None = None,
     reviewer: str | None = None,
     valid_until: date | None = None,
-    made: str | None = None,
+    made: date | None = None,
 ) -> Statement:
     """Return the statement of audits and guards' logs together.
 
     Args:
         parts: of each file what it says, itself, and its limits; :func:`audited` and the guard's.
         recipient, reviewer, valid_until: as the page says them; None: a line to be filled in by hand.
-        made: the day, ISO 8601; None: today.
+        made: the day; None: today.
     """
     told = [one for said, _, _ in parts for one in said]
     audits = [one for one in told if isinstance(one, Audited)]
@@ -287,7 +287,7 @@ def statement(
     return Statement(
         digest=blank(),
         fedaudit_version=__version__,
-        made=made or datetime.now(UTC).date().isoformat(),
+        made=made or datetime.now(UTC).date(),
         recipient=recipient,
         reviewer=reviewer,
         valid_until=valid_until,
@@ -305,7 +305,7 @@ def _coverage(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Limit | N
     """Return whether no more left than was audited; None: there aren't both, so nothing tells."""
     if not audits or not guards:
         return None
-    rounds = max((one.rounds for audit in audits for one in audit.leaving), default=0)
+    rounds = min((one.rounds for audit in audits for one in audit.leaving), default=0)  # which is which isn't known
     most = max(guards, key=lambda one: one.sent)
     kept = most.sent <= rounds
     text = (
@@ -413,6 +413,9 @@ def differences(stored: Statement, again: Statement, folder: Path) -> list[str]:
     drawn = inside(folder, PAGE)
     if not drawn.is_file() or drawn.read_bytes() != page(stored).encode():
         found.append(f"{PAGE}: it isn't the page of {FILE}")
+    told = inside(folder, METRICS)
+    if not told.is_file() or told.read_bytes() != metrics(stored).encode():
+        found.append(f"{METRICS}: it isn't that of {FILE}")
     if stored.valid_until and stored.valid_until < datetime.now(UTC).date():
         found.append(f"valid_until: it ended on {stored.valid_until}; test again")
     return found

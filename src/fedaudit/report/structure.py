@@ -22,7 +22,9 @@ def write_structure(found: Structure, folder: Path) -> None:
     lines = csv.writer(text)
     lines.writerow(["site", "row", "score", "by", "group", "duplicates"])
     for one in found.records:
-        site, by = (f"'{cell}" if cell[:1] in "=+-@" else cell for cell in (one.site, " and ".join(one.by)))
+        site, by = (
+            f"'{cell}" if cell.startswith(("=", "+", "-", "@")) else cell for cell in (one.site, " and ".join(one.by))
+        )
         lines.writerow([site, one.row, f"{one.score:.4f}", by, one.group, one.twins])
     try:
         page = render("structure.html.j2", found=found, lines=list(in_words(found)))

@@ -186,6 +186,7 @@ class Fishing(Composed):
     paper = "Wen et al. 2022 (Fishing for user data)"
     threat_model = "malicious server, active"
     over = "what was fished"
+    inverts = False  # it is calibrated on the batch, and fishes single examples out of it
     needs = (
         "what the method needs (attack), but for labels",
         "a server that alters the last layer (federations[].server: fishing)",

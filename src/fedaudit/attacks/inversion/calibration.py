@@ -7,6 +7,7 @@ knows their truth, so it may choose by what comes out. The victim's truth has no
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from fedaudit.attacks.base import Attack, Progress, silent
 from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.attacks.inversion.inverter import Inverter, learnt
 from fedaudit.attacks.inversion.own_updates import check_repeatable, distinct, likely_labels, own_updates
-from fedaudit.attacks.local_training import image_way
+from fedaudit.attacks.local_training import image_way, whole_epochs
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import BadInput, NotApplicable, OutOfTime
@@ -206,7 +207,7 @@ class Calibration(Attack):
             images=images,
             source=self.source,
             iterations=sum(rung.iterations * rung.updates for rung in rungs),
-            inverter=inverter if rungs[-1].settings.get("start") == LEARNED else None,
+            inverter=inverter if {**self.attack.settings(), **rungs[-1].settings}.get("start") == LEARNED else None,
         )
 
     def _inverter(
@@ -216,7 +217,7 @@ class Calibration(Attack):
 
         NotApplicable: none can be, and the attack is nothing without.
         """
-        if not self.learn:
+        if not (self.learn and _may_begin(self.attack, observation.single())):
             return None, 0
         taken = len(inputs) - max(_OWN_IMAGES, 2 * distinct(observation))
         try:
@@ -302,6 +303,15 @@ def halving(
     if found[-1].psnr is None:
         raise NotApplicable(f"{attack.name} diverges on updates of one's own, whatever its settings")
     return found, max(updates, duels) * each
+
+
+def _may_begin(attack: Attack, message: Message) -> bool:
+    """Return whether a search may begin with an inverter's answer: not where each simulated epoch has its images."""
+    update = message.update
+    epochs = whole_epochs(update.num_examples, update.training, update.labels)[1]
+    simulated = epochs > 1 and image_way(getattr(attack, "fedavg", ""), message) == "simulation"
+    takes = "inverter" in inspect.signature(attack.with_settings).parameters  # others' attacks may not
+    return attack.inverts and takes and not simulated
 
 
 def inverted(inverter: Inverter | None) -> dict[str, Inverter]:

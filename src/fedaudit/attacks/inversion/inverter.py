@@ -11,7 +11,7 @@ Gaussian, in whose coordinates the descent goes on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -33,6 +33,7 @@ from fedaudit.utils.seeds import generator as seeded
 
 FEWEST = 500  # own examples, below which nothing is learnt
 _EXAMPLES = 5000  # that are learnt from, over all own updates, at most
+_NUMBERS = 2**27  # of these examples, at most
 _AGAIN = 4  # times that an example is used, at most
 _BUCKETS = 4096  # of the sketch of an update, about
 _SHARES = (0.0, 0.3, 1.0)  # of the sketch beside the row: the best is taken
@@ -48,6 +49,7 @@ class Inverter:
 
     Attributes:
         layer: name of the last layer's weights.
+        names: of the tensors that were sketched.
         features: (m, f) of own examples; ``width`` is the kernel's, exp(−‖a − b‖/width).
         share: of the sketch in the features.
         weights: (m, k) of the ridge regression, on the ``basis`` (k, d) around ``mean`` (d,).
@@ -59,6 +61,7 @@ class Inverter:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(arbitrary_types_allowed=True)
 
     layer: str
+    names: tuple[str, ...]
     features: Tensor
     width: float
     share: float
@@ -74,7 +77,7 @@ class Inverter:
 
     def answer(self, update: Update, labels: Tensor, task_info: TaskInfo) -> Tensor:
         """Return (n, C, ...) examples in [0, 1] of one update, for their labels (n,)."""
-        rows, sketch = told(update, labels, self.layer)
+        rows, sketch = told(update, labels, self.layer, self.names)
         features = joined(rows, sketch, labels, self.share, int(task_info.num_classes or 0))
         kernel = torch.exp(-torch.cdist(features, self.features) / self.width)
         found = self.mean + kernel @ self.weights @ self.basis
@@ -107,12 +110,14 @@ def learnt(
     if len(inputs) < FEWEST:
         raise NotApplicable(f"an inverter is learnt from {FEWEST} examples at least, and there are {len(inputs)}")
     check(observation)
-    layer = _last(observation)
-    seen = min(_EXAMPLES, most * count)
+    layer, names = _last(observation), tuple(sorted(observation.single().update.tensors))
+    seen = min(_EXAMPLES, most * count, _NUMBERS // inputs[0].numel())
     if seen < FEWEST:
         raise NotApplicable(
-            f"an inverter is learnt from {FEWEST} examples at least, {count} an update; let it have {FEWEST // count} "
-            f"updates (iterations), not {most}"
+            f"an inverter is learnt from {FEWEST} examples at least, {count} an update; let it have "
+            f"{-(-FEWEST // count)} updates (iterations), not {most}"
+            if most * count < FEWEST
+            else f"examples of {inputs[0].numel():,} numbers are too large to learn from {FEWEST} of them"
         )
     size = min(len(inputs), seen) // count * count
     again = min(_AGAIN, max(1, seen // size))
@@ -124,7 +129,7 @@ def learnt(
         mirrored = torch.rand(count, generator=generator) < 0.5
         shown = torch.where(mirrored.view(-1, *[1] * (shown.ndim - 1)), shown.flip(-1), shown)
         client = own_client(observation, (shown, labels[chosen]), generator)
-        row, sketch = told(client.observation.single().update, labels[chosen], layer)
+        row, sketch = told(client.observation.single().update, labels[chosen], layer, names)
         rows.append(row)
         sketches.append(sketch.expand(count, -1))
         own.append(shown.flatten(1))
@@ -138,18 +143,20 @@ def check(observation: Observation) -> None:
     """Raise NotApplicable where an update doesn't tell an example's row."""
     update, info = observation.single().update, observation.task_info
     name = _last(observation)
-    if info.num_classes is None or not info.task_kind.one_class or name not in update.tensors:
+    if info.num_classes is None or not info.task_kind.one_class or name not in update.tensors:  # e.g. a single logit
         raise NotApplicable("the way back is learnt from the last layer's rows, of a classifier's update that has them")
     if info.example_kind.bounds is None:
         raise NotApplicable("the way back is learnt of examples with bounds, as pixels have them")
 
 
 def _last(observation: Observation) -> str:
-    names = [name for name, p in observation.module.named_parameters() if p.ndim == 2]
+    """Return the name of the weights of the last layer, which has a row for each class; empty: there is none."""
+    of = observation.module.named_parameters()
+    names = [name for name, p in of if p.ndim == 2 and len(p) == observation.task_info.num_classes]
     return names[-1] if names else ""
 
 
-def told(update: Update, labels: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+def told(update: Update, labels: Tensor, layer: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Return (n, h) what the last layer's gradient tells of each example, and (1, k) a sketch of all layers'.
 
     The row of label y is (1/B)·Σᵢ (pᵢ − 1[y = yᵢ])·hᵢ: the features hᵢ of its own example, and what the network takes
@@ -162,7 +169,7 @@ def told(update: Update, labels: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     rows = matrix[labels]
     if absent:
         rows = rows - (1 - 1 / len(labels)) * matrix[absent].mean(dim=0)
-    return _long(rows), _sketch(update.tensors)[None]
+    return _long(rows), _sketch({name: update.tensors[name] for name in names})[None]
 
 
 def _sketch(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -229,6 +236,7 @@ def _fitted(
     rest = math.sqrt(max(others, 1e-12) / max(1, left.directions.shape[1] - len(many)))
     return Inverter(
         layer=layer,
+        names=tuple(sorted(observation.single().update.tensors)),
         features=features,
         width=width,
         share=share,

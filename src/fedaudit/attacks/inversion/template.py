@@ -480,6 +480,7 @@ class GradientInversion(Attack):
         """Return what a descent finds from the inverter's answer."""
         info = prepared.task_info
         answer = info.normalise(self.inverter.answer(prepared.update, prepared.labels.cpu(), info))
+        answer = answer.to(prepared.labels.device)
         settings = {**self.optimisation(), "signed": False, "clamp": False}
         return descend(objective, answer, self.inverter, info, generator, progress, pull=self.pull, **settings)
 

@@ -166,7 +166,7 @@ def target_of(observation: Observation, state: Mapping[str, Tensor], notes: tupl
 
 def held(observation: Observation) -> QuerySet:
     """Return the records that the adversary holds; NotApplicable where it has none."""
-    if observation.records is None:
+    if observation.records is None or not len(observation.records):
         raise NotApplicable(
             "the adversary holds no records to ask about: where a federation is simulated, set "
             "threat.target_records=300; a recording or a Flower app needs examples that nobody trained on (--records "
@@ -185,8 +185,8 @@ def whole(observation: Observation) -> QuerySet:
 
 def public(observation: Observation) -> tuple[Tensor, Tensor]:
     """Return the public examples that the adversary holds, and their labels; NotApplicable where it has none."""
-    records = held(observation)
-    if not len(records.public_inputs):
+    records = observation.records
+    if records is None or not len(records.public_inputs):
         raise NotApplicable(
             "the adversary holds no public examples; set threat.knows_public_data: true and threat.public_examples"
         )

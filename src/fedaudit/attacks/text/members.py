@@ -86,7 +86,8 @@ class MinK(TextMembers):
         ordered = logs.where(asked, torch.inf).sort(dim=1).values
         count = (self.k * asked.sum(dim=1)).floor().clamp(min=1)
         least = torch.arange(logs.shape[1]) < count[:, None]
-        return ordered.where(least, 0.0).nan_to_num(posinf=0.0).sum(dim=1) / count
+        found = ordered.where(least & (ordered != torch.inf), 0.0).sum(dim=1) / count
+        return found.where(~(logs.isnan() & asked).any(dim=1), torch.nan)
 
 
 @register
