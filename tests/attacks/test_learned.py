@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,11 +11,13 @@ import torch
 from torch import Tensor
 
 import fedaudit
+from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding, candidates, psnr_of
-from fedaudit.attacks.inversion.inverter import FEWEST, Inverter, descend, learnt
-from fedaudit.attacks.inversion.methods import AGICPlus
+from fedaudit.attacks.inversion.inverter import FEWEST, Inverter, descend, joined, learnt, told
+from fedaudit.attacks.inversion.methods import AGICPlus, InvG
 from fedaudit.data import load_dataset
 from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 
 SINGLE: dict[str, Any] = {"name": "f", "algorithm": "fedsgd", "clients": 3, "examples": 3, "batch_size": 1}
@@ -241,3 +245,96 @@ def test_public_examples_bring_no_records_with_them() -> None:
     both = observe(made, fedaudit.ThreatModel(knows_public_data=True, public_examples=100, target_records=20)).records
     assert both is not None
     assert len(both) == 20
+
+
+def test_without_a_row_for_each_class_a_search_begins_as_ever() -> None:
+    """One logit for two classes has one row: no inverter, and the audit goes on."""
+    rng = torch.Generator().manual_seed(0)
+    examples = torch.rand(1300, 1, 8, 8, generator=rng), torch.randint(2, (1300,), generator=rng)
+    result = fedaudit.audit(
+        {
+            "data": {"name": "own"},
+            "model": {"name": "lenet", "loss": "bce-with-logits"},
+            "federations": [{"name": "f", "algorithm": "fedsgd", "clients": 2, "examples": 2, "batch_size": 1}],
+            "threat": {"knows_labels": True, "knows_public_data": True, "public_examples": 1100},
+            "evaluation": {"ceiling": False, "controls": False},
+            "attacks": [{"name": "agic-plus", "iterations": 500}],
+        },
+        data=examples,
+        progress=False,
+    ).result
+    assert [told.settings.get("start") for told in result.calibrations] == [None]
+    assert result.findings[0].status == "done"
+
+
+def test_the_order_of_an_update_s_tensors_says_nothing(
+    single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
+) -> None:
+    seen, inverter, _ = single
+    update = seen[0][0].single().update
+    turned = dataclasses.replace(update, tensors=dict(reversed(update.tensors.items())))
+    assert update.labels is not None
+    whole = dataclasses.replace(inverter, share=1.0, features=_sketched(inverter, update))
+    answers = [whole.answer(one, update.labels, seen[0][0].task_info) for one in (update, turned)]
+    assert torch.equal(*answers)
+
+
+def _sketched(inverter: Inverter, update: Update) -> Tensor:
+    """Return features of as many examples, with a sketch."""
+    assert update.labels is not None
+    rows, sketch = told(update, update.labels, inverter.layer, inverter.names)
+    return joined(rows, sketch, update.labels, 1.0, 10).expand(len(inverter.weights), -1)
+
+
+class Old(InvG):
+    """Somebody's own, from before there were inverters."""
+
+    name = "old"
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Any:  # type: ignore[override]
+        return dataclasses.replace(self, **{**settings, "calibrate": False})
+
+
+@pytest.mark.parametrize("attack", [Old(iterations=60), make_attack("gradinversion", {"iterations": 60, "group": 2})])
+def test_who_can_t_begin_with_an_answer_is_calibrated_without(
+    attack: Any, single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]]
+) -> None:
+    seen, _, (inputs, labels) = single
+    fitted = attack.calibrated(seen[0][0], inputs[:600], labels[:600], updates=6)
+    assert fitted.start == "noise"
+    assert fitted.inverter is None
+
+
+def test_a_search_that_is_to_begin_with_an_answer_does(
+    single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
+) -> None:
+    seen, _, (inputs, labels) = single
+    attack = AGICPlus(iterations=90, start="learned")
+    fitted = attack.calibrated(seen[0][0], inputs, labels, updates=6)
+    assert fitted.inverter is not None
+    assert fitted(seen[0][0], seed=0).iterations == 90
+
+
+@pytest.mark.parametrize("name", ["loss-threshold", "shadow-models"])
+def test_public_examples_alone_are_no_records_to_ask_about(name: str) -> None:
+    federation = {
+        "name": "f",
+        "algorithm": "fedavg",
+        "clients": 2,
+        "examples": 8,
+        "batch_size": 4,
+        "local_steps": 1,
+        "learning_rate": 0.1,
+    }
+    result = fedaudit.audit(
+        {
+            "data": {"name": "digits"},
+            "model": {"name": "mlp", "width": 8},
+            "federations": [federation],
+            "threat": {"knows_public_data": True, "public_examples": 100},
+            "attacks": [name],
+        },
+        progress=False,
+    ).result
+    assert result.summaries[0].verdict == "not applicable"
+    assert "holds no records" in str(result.summaries[0].model_dump())

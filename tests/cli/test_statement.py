@@ -17,7 +17,7 @@ from tests.guard.test_page import hundred, one
 
 
 def log(folder: Path, rounds: list[SiteRound]) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "guard.jsonl").write_text("".join(f"{line.model_dump_json()}\n" for line in rounds))
     return folder
 
@@ -36,6 +36,7 @@ def quiet(number: int, **changes: Any) -> SiteRound:
         ([KEPT], [quiet(0)], 0),
         ([KEPT], [quiet(0), quiet(1)], 3),  # one round was audited, and two were sent
         ([KEPT], [one(0, "unable")], 3),  # nothing was checked
+        ([OPEN, KEPT], [one(0, "unable")], 3),
         ([KEPT], [one(0, "alarm", done="left")], 1),
         ([KEPT], [one(0, "alarm", done="refused")], 0),  # the guard did what it is for
         ([KEPT], [quiet(0, epsilon=9.0)], 1),  # above the target of 8
@@ -97,7 +98,7 @@ def test_it_can_be_checked_and_a_log_may_grow(made, tmp_path, command: Command):
     assert command("verify", folder, *of[:2]).code == 2  # a source is missing
 
 
-@pytest.mark.parametrize("what", ["results", "log", "shorter", "statement", "page", "key"])
+@pytest.mark.parametrize("what", ["results", "log", "shorter", "statement", "page", "metrics", "key"])
 def test_a_change_of_any_file_is_noticed(what: str, made, tmp_path, command: Command, monkeypatch):
     folder, of = made
     audit, guard = tmp_path / "berlin" / "results.json", tmp_path / "guard" / "guard.jsonl"
@@ -110,6 +111,8 @@ def test_a_change_of_any_file_is_noticed(what: str, made, tmp_path, command: Com
     elif what == "statement":
         path = folder / "statement.json"
         path.write_text(path.read_text().replace("A. Nother", "A. Friend"))
+    elif what == "metrics":
+        (folder / "statement.prom").write_text("fedaudit_statement_kept 0\n")
     elif what == "page":
         path = folder / "statement.html"
         path.write_text(path.read_text().replace("A. Nother", "A. Friend"))
@@ -161,3 +164,60 @@ def test_the_most_exposed_record_stands_beside_the_mean_and_isn_t_shared(tmp_pat
         command("statement", source, "--out", tmp_path / "s")
         assert ("at 30.0 dB, the mean is 19.0 dB" in (tmp_path / "s" / "statement.html").read_text()) is told
     assert "the mean is 19.0" not in (tmp_path / "shared" / "results.json").read_text()
+
+
+def limits_of(folder: Path) -> dict[str, str]:
+    made = json.loads((folder / "statement.json").read_text())
+    return {limit["text"].split(": ")[1]: limit["outcome"] for limit in made["limits"]}
+
+
+def test_what_left_unchecked_isn_t_kept(tmp_path, command: Command):
+    source = log(tmp_path / "guard", [quiet(0), one(1, "unable").model_copy(update={"epsilon": 1.0})])
+    assert command("statement", source, "--out", tmp_path / "s").code == 3
+    assert limits_of(tmp_path / "s")["no alarm on what leaves"] == "not tested"
+
+
+@pytest.mark.parametrize("spent", [(9.0, 1.0), (9.0, 9.5)])
+def test_epsilon_that_was_spent_stays_spent(spent: tuple[float, float], tmp_path, command: Command):
+    """Neither a count that begins anew nor a target that is raised makes up for it."""
+    rounds = [quiet(0, epsilon=spent[0]), quiet(1, epsilon=spent[1], target=80.0)]
+    command("statement", log(tmp_path / "guard", rounds), "--out", tmp_path / "s")
+    told = json.loads((tmp_path / "s" / "statement.json").read_text())["guards"][0]["privacy"]
+    assert (told["spent"], told["target"]) == (max(spent), 8.0)
+    assert limits_of(tmp_path / "s")["ε at most 8"] == "fail"
+
+
+def test_another_audit_of_more_rounds_covers_nothing(tmp_path, command: Command):
+    short = site(tmp_path / "berlin", [8.0], "not demonstrated", thresholds=[KEPT])
+    long = site(tmp_path / "paris", [8.0], "not demonstrated", thresholds=[KEPT])
+    result = json.loads((long / "results.json").read_text())
+    result["name"] = "paris"
+    for one_of in result["federations"]:
+        one_of["rounds"] = 100
+    (long / "results.json").write_text(json.dumps(result))
+    guard = log(tmp_path / "guard", [quiet(0), quiet(1)])
+    assert command("statement", short, long, guard, "--out", tmp_path / "s").code == 3
+    assert limits_of(tmp_path / "s")["no more rounds than were audited"] == "not tested"
+
+
+def test_a_statement_has_a_folder_of_its_own(tmp_path, command: Command):
+    source = site(tmp_path / "berlin", [8.0], "not demonstrated", thresholds=[KEPT])
+    refused(command("statement", source, "--out", source), "results.json")
+    guard = log(tmp_path / "guard", [quiet(0)])
+    refused(command("statement", guard, "--out", guard), "guard.jsonl")
+
+
+def test_a_statement_in_an_audit_s_folder_doesn_t_stand_for_it(tmp_path, command: Command):
+    source = site(tmp_path / "berlin", [8.0], "not demonstrated", thresholds=[KEPT])
+    command("statement", source, "--out", tmp_path / "s")
+    (source / "statement.json").write_bytes((tmp_path / "s" / "statement.json").read_bytes())
+    (source / "statement.html").write_bytes((tmp_path / "s" / "statement.html").read_bytes())
+    done = command("verify", source)
+    assert "belong together" not in done.out
+
+
+def test_two_logs_in_folders_of_one_name_are_told_apart(tmp_path, command: Command):
+    logs = [log(tmp_path / where / "guard", [quiet(i) for i in range(n)]) for where, n in (("a", 1), ("b", 3))]
+    command("statement", *logs, "--out", tmp_path / "s")
+    found = command("verify", tmp_path / "s", "--of", logs[0], "--of", logs[1])
+    assert found.code == 0, found
