@@ -61,7 +61,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "learned-inversion": {
         "data": {"name": "digits", "split": "train"},
         "federations": [{"name": "f", "clients": 2, "examples": 100, "batch_size": 50}],
-        "threat": {"knows_labels": True, "knows_public_data": True, "public_examples": 600},
+        "threat": {"knows_labels": True, "knows_public_data": True, "public_examples": 1100},
     },
     "imprint": {
         "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "imprint", "units": 16}}],

@@ -42,6 +42,24 @@ def found(**scenario: Any) -> Ceiling:
     return ceiling_of(message, prior_of(observation.task_info.example_kind, candidates, inputs))
 
 
+def test_rounding_of_a_deep_network_isn_t_taken_for_other_facts() -> None:
+    """In float64 it is a per cent off, for rectifiers flip; in the client's own precision it is the update."""
+    observation, inputs, labels, _ = seen(
+        data={"name": "photos"},
+        model={"name": "resnet56", "width": 8, "batch_norm": "train"},
+        federations=[{**FEDSGD, "clients": 1, "examples": 2, "batch_size": 2}],
+        threat={"knows_labels": True},
+    )
+    message = message_of(observation, inputs, labels)
+    assert 1e-3 < message.relative < 0.1
+    assert message.why.startswith("rounding")
+    update = observation.single().update
+    longer = replace(update, tensors={name: 1.01 * one for name, one in update.tensors.items()})
+    other = replace(observation, messages=(replace(observation.single(), update=longer),))
+    with pytest.raises(NotApplicable, match="doesn't give this update"):
+        message_of(other, inputs, labels)
+
+
 def linear(matrix: Tensor, examples: Tensor, sigma: float) -> Message:
     """Return a message that is linear in its examples, with noise."""
     uses = torch.arange(len(examples))

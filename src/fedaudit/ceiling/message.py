@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedaudit.attacks.inversion.engines.reference import one_gradient, unrolled
+from fedaudit.attacks.inversion.own_updates import own_update
 from fedaudit.attacks.local_training import before_optimiser
 from fedaudit.attacks.victim import Victim, load_victim
 from fedaudit.ceiling.derivative import Sent
@@ -19,6 +21,7 @@ from fedaudit.transcript.update import ClientDefenceInfo
 from fedaudit.utils.errors import NotApplicable
 
 _OFF = 1e-3  # relative error of an update without a defence, above which the facts aren't those of this training
+_ROUNDED = 0.1  # the same, up to which a deep network's rounding may explain it
 _UNEXPLAINED = 0.7  # the same of one with a defence that declares no noise: what is left of it isn't noise
 _NOISE_OFF = 2.0  # times as far off as declared noise makes it
 _HALF_STEP = 2.0**-25  # of a float32 beside its size
@@ -96,12 +99,25 @@ def message_of(observation: Observation, inputs: Tensor, labels: Tensor) -> Mess
         raise NotApplicable(f"the model can't be computed in float64: {str(error).splitlines()[0]}") from None
     names = names_of(observation)
     sent_values = {name: update.tensors[name].double() for name in names}
-    noise, why, relative, sure = _precision(sent_values, parts, known)
+    again = partial(_repeated, observation, inputs[first], labels[first], uses)
+    noise, why, relative, sure = _precision(sent_values, parts, known, again)
     if update.training is not None and update.training.optimiser != "sgd" and update.training.local_steps == 1:
         sure = False  # nearly signs, which tell more than their derivative
     steps = update.training.local_steps if update.training else 1
     seconds = _OF_A_STEP * steps + _PRODUCT * counted.get_total_flops() / _RATE
     return Message(sent, examples, uses, noise, why, relative, sure, seconds)
+
+
+def _repeated(observation: Observation, inputs: Tensor, labels: Tensor, uses: Tensor) -> bool:
+    """Return whether the same training in the client's own precision gives the update: then all else is rounding."""
+    sent = observation.single().update.tensors
+    try:
+        made = own_update(observation, inputs, labels, uses, torch.Generator()).single().update.tensors
+    except NotApplicable:
+        return False
+    apart, length = (sum(float(one.double().square().sum()) for one in ones)
+                     for ones in ([made[name] - sent[name] for name in sent], sent.values()))  # fmt: skip
+    return math.sqrt(apart) <= _OFF * math.sqrt(length)
 
 
 def _once(prints: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +174,10 @@ def _declared(parts: Sequence[Tensor], known: ClientDefenceInfo | None) -> list[
 
 
 def _precision(
-    travelled: Mapping[str, Tensor], made: Sequence[Tensor], known: ClientDefenceInfo | None
+    travelled: Mapping[str, Tensor],
+    made: Sequence[Tensor],
+    known: ClientDefenceInfo | None,
+    again: Callable[[], bool],
 ) -> tuple[Tensor, str, float, bool]:
     """Return the noise of every number, why, its length beside the update's, and whether it is known to be noise."""
     sent = [*travelled.values()]
@@ -180,7 +199,7 @@ def _precision(
                 f"the update is {error / expected:.2g} times as far from its training as the declared noise makes it"
             )
         why = "the noise that the defence adds"
-    elif known is None and error > _OFF * length:
+    elif known is None and error > _OFF * length and not (_ROUNDED * length > error and again()):
         raise NotApplicable(f"the training that is known doesn't give this update: it is {error / length:.1%} off")
     elif error > _UNEXPLAINED * length:
         raise NotApplicable(f"what {known.name if known else 'the defence'} makes of the update isn't known closely")
@@ -194,5 +213,5 @@ def _precision(
     every = torch.cat(
         [torch.where(arrived, level, math.inf).flatten() for arrived, level in zip(arrives, levels, strict=True)]
     )
-    sure = any(noises) or error <= _OFF * length
+    sure = any(noises) or known is None or error <= _OFF * length
     return every, why, float(every[every.isfinite()].square().sum().sqrt()) / length, sure
