@@ -172,6 +172,7 @@ class AGICPlus(AGIC):
     start_iterations: Count = 400
     denoising: NonNegative = 0.03
     subspace: NonNegative = 1.0
+    pin_contrast: bool = True
     calibrate: bool = True
 
     first_settings: ClassVar[dict[str, Any]] = {**QUICK, "largest": MOST_EXAMPLES}

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, GRIDS, Attack, Progress, make_attack, silent
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding, inverted
+from fedaudit.attacks.inversion.contrast import pinned
 from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
 from fedaudit.attacks.inversion.inverter import Inverter, descend
@@ -140,6 +141,8 @@ class GradientInversion(Attack):
         statistics: which BatchNorm takes where clients train with those of their batch: those of the dummy ``batch``,
             the ``running`` ones, or ``auto``: a tenth of the iterations with each decides which explains the update
             better.
+        pin_contrast: give the images in the end the brightness and contrast that BatchNorm's buffers tell, where these
+            come back from clients that train with the statistics of their batch: see :func:`.pinned`.
         largest: update that is attacked, in examples; beyond, an audit only measures how far away a leak is; None: any.
         calibrate: before the attack turns to a federation's updates, an audit tries settings on updates of examples of
             the adversary's own, made under the same conditions, and takes those that recover most: see
@@ -183,6 +186,7 @@ class GradientInversion(Attack):
     ] = "auto"
     aware: bool = True
     statistics: StatisticsChoice = "auto"
+    pin_contrast: bool = False
     largest: Count | None = None
     calibrate: bool = False
     learned: str = ""
@@ -415,6 +419,8 @@ class GradientInversion(Attack):
         prepared = self.prepare(observation, device)
         variables, trace = self.found(prepared, generator, progress)
         labels = self.labels(variables, prepared)
+        if self.pin_contrast:
+            variables[0] = pinned(variables[0], prepared.victim, prepared.message)
         images = agreed(torch.cat([variables[0][None], trace.snapshots]), labels, prepared.epochs)
         rows = torch.arange(len(labels)).repeat(prepared.update.num_examples // len(labels))  # an example for each use
         pixels = to_pixels(images, prepared.task_info)[:, rows]
