@@ -44,8 +44,8 @@ def returned_of(module: nn.Module, name: str, message: Message) -> Returned | No
     training = message.update.training
     steps = 1 if training is None or message.update.kind == "gradient" else training.local_steps
     if layer.momentum is None:  # a plain mean of all batches so far
-        before = float(message.weights[f"{name}.num_batches_tracked"])
-        kept = before / (before + steps)
+        counted = message.weights.get(f"{name}.num_batches_tracked")
+        kept = 1.0 if counted is None else float(counted) / (float(counted) + steps)
     else:
         kept = (1 - layer.momentum) ** steps
     if kept == 1:
