@@ -221,3 +221,56 @@ def test_two_logs_in_folders_of_one_name_are_told_apart(tmp_path, command: Comma
     command("statement", *logs, "--out", tmp_path / "s")
     found = command("verify", tmp_path / "s", "--of", logs[0], "--of", logs[1])
     assert found.code == 0, found
+
+
+def test_no_class_or_client_is_named_in_a_sheet_for_others(tmp_path, command: Command):
+    folder = site(tmp_path / "berlin", [8.0], thresholds=[KEPT])
+    result = json.loads((folder / "results.json").read_text())
+    result["data"]["class_names"] = ["Zzyzxitis", "none"]
+    (folder / "results.json").write_text(json.dumps(result))
+    assert command("statement", folder, "--out", tmp_path / "s").code == 0
+    result["name"] = "zzyzxitis of the north"
+    (folder / "results.json").write_text(json.dumps(result))
+    refused(command("statement", folder, "--out", tmp_path / "t"), "name of a class")
+    assert not (tmp_path / "t").exists()
+
+
+def test_the_order_in_which_sources_are_named_changes_nothing(tmp_path, command: Command):
+    sources = [site(tmp_path / name, [8.0], thresholds=[KEPT]) for name in ("berlin", "paris")]
+    (log(tmp_path / "guard", [quiet(0)]), log(tmp_path / "other", [quiet(0, site="other")]))
+    for source in sources:
+        values = json.loads((source / "results.json").read_text())
+        (source / "results.json").write_text(json.dumps({**values, "name": source.name}))
+    named = [*sources, tmp_path / "guard", tmp_path / "other"]
+    command("statement", *named, "--out", tmp_path / "s")
+    of = [part for source in reversed(named) for part in ("--of", source)]
+    found = command("verify", tmp_path / "s", *of)
+    assert found.code == 0, found
+    command("statement", *reversed(named), "--out", tmp_path / "t")
+    assert (tmp_path / "t" / "statement.json").read_bytes() == (tmp_path / "s" / "statement.json").read_bytes()
+
+
+def test_an_audit_and_its_shared_version_are_one(tmp_path, command: Command):
+    folder = site(tmp_path / "berlin", [30.0, 8.0], thresholds=[KEPT])
+    command("share", folder, "--out", tmp_path / "shared")
+    refused(command("statement", folder, tmp_path / "shared", "--out", tmp_path / "s"), "are one audit")
+
+
+def test_what_a_program_reads_has_the_digest_of_the_file(tmp_path, command: Command):
+    done = command("statement", site(tmp_path / "b", [8.0], thresholds=[KEPT]), "--out", tmp_path / "s", "--json")
+    assert json.loads(done.out) == json.loads((tmp_path / "s" / "statement.json").read_text())
+    assert set(json.loads(done.out)["digest"]) != {"0"}
+
+
+def test_a_certificate_is_told_of_whom_it_protects(tmp_path, command: Command):
+    folder = site(tmp_path / "berlin", [8.0], thresholds=[KEPT])
+    values = json.loads((folder / "results.json").read_text())
+    timing = {"training": 0.0, "client_defence": 0.0}
+    course = {"accuracy": [], "bytes": 1, "parameters": 1, "examples": 1, "epsilon": [1.0], "epsilon_unit": "record"}
+    course |= {"certificate": {"candidates": 168, "success": 0.03, "central": False}, "timing": timing}
+    values["federations"][0]["history"] = course
+    (folder / "results.json").write_text(json.dumps(values))
+    assert command("statement", folder, "--out", tmp_path / "s").code == 0
+    made = json.loads((tmp_path / "s" / "statement.json").read_text())
+    begin = f"{values['federations'][0]['name']}, for each record: of 168 candidates"
+    assert made["audits"][0]["certificates"][0].startswith(begin)

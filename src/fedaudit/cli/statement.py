@@ -48,8 +48,7 @@ def statement(
     for name in ("results.json", "guard.jsonl"):
         if (out / name).is_file():
             raise BadInput(f"--out '{out}' holds {name}; give the statement a folder of its own")
-    made = state(parts_of(sources), recipient=to, reviewer=reviewer, valid_until=last)
-    write_statement(made, out)
+    made = write_statement(state(parts_of(sources), recipient=to, reviewer=reviewer, valid_until=last), out)
     if json_output:
         options.print_json(made.model_dump(mode="json"))
     else:
@@ -67,7 +66,7 @@ def parts_of(paths: Sequence[Path], known: Sequence[Source] = ()) -> list[Part]:
     BadInput: one holds neither an audit nor a guard's log, or two are the same.
     """
     from fedaudit.guard.statement import covered, guarded
-    from fedaudit.report.statement import audited
+    from fedaudit.report.statement import Audited, audited, same_in_both
 
     logs = [one for one in known if one.kind == "guard"]
     found: list[Part] = []
@@ -80,6 +79,9 @@ def parts_of(paths: Sequence[Path], known: Sequence[Source] = ()) -> list[Part]:
     digests = [source.sha256 for _, source, _ in found]
     if len(set(digests)) < len(digests):
         raise BadInput("two of the sources are the same file; leave one out")
+    audits = [same_in_both(one) for said, _, _ in found for one in said if isinstance(one, Audited)]
+    if len(set(audits)) < len(audits):
+        raise BadInput("two of the sources are one audit, as it is and as it is shared; leave one out")
     return found
 
 

@@ -20,6 +20,7 @@ from fedaudit.report.conclusion import SEVERITY, UPDATES, evidence_text, headlin
 from fedaudit.report.epsilon import certificate_of
 from fedaudit.report.mapping import assessment
 from fedaudit.report.share import check_shared, shareable
+from fedaudit.report.share_check import phrases_of, refuse_traces
 from fedaudit.report.style import render
 from fedaudit.report.wording import count, noun, sentence, short
 from fedaudit.results import LEAKS, AttackSummary, AuditResult, CeilingResult, FederationRecord, Verdict
@@ -102,7 +103,7 @@ class Audited(Record):
     verdict: Verdict = Field(description="of the whole audit")
     played: list[Played] = Field(description="tests, the worst verdict first")
     ceilings: list[str] = Field(description="what any attacker could get, estimated; empty: not computed")
-    certificates: list[str] = Field(description="what noise rules out, whoever attacks")
+    certificates: list[str] = Field(description="what noise rules out of each record or client, whoever attacks")
     privacy: list[Privacy] = Field(description="ε by federation")
     untested: list[str] = Field(description="what was not tested")
 
@@ -146,8 +147,11 @@ Part = tuple[Sequence[Audited | Guarded], Source, Sequence[Limit]]
 
 
 def audited(path: Path) -> Part:
-    """Return what the audit in a folder says for a statement, its file, and its limits. BadInput: there is none."""
-    whole, _ = open_audit(path)
+    """Return what the audit in a folder says for a statement, its file, and its limits.
+
+    BadInput: there is none, or what is signed would name one of its classes, clients or examples.
+    """
+    whole, folder = open_audit(path)
     file = path / "results.json" if path.is_dir() else path
     if whole.shared is not None and (note := check_shared(file)):
         raise CorruptTranscript(note)
@@ -171,13 +175,32 @@ def audited(path: Path) -> Part:
         verdict=answer.verdict,
         played=[_played(result, s, worst) for s, worst in sorted(pairs, key=lambda p: -SEVERITY[p[0].verdict])],
         ceilings=[_ceiling(c) for c in whole.ceilings if c.federation in result.in_use()],
-        certificates=_grouped([(certificate_of(one.history), one.name) for one in used if one.history is not None]),
+        certificates=_certificates(used),
         privacy=[one for f in used if (one := _privacy(result, f))],
         untested=untested,
     )
     source = Source(kind="audit", name=result.name, sha256=file_sha256(file), bytes=file.stat().st_size)
     limits = [Limit(source=result.name, outcome=t.outcome, text=threshold_text(t)) for t in result.thresholds]
+    if whole.shared is None:
+        told = [one.model_dump_json(indent=2) for one in (part, *limits)]
+        refuse_traces({f"the statement of “{path.name}”": "\n".join(told)}, phrases_of(whole, folder))
     return [part], source, limits or [Limit(source=result.name, outcome="not tested", text=_NO_LIMIT)]
+
+
+def _certificates(used: Sequence[FederationRecord]) -> list[str]:
+    """Return what noise rules out, a line for each text, behind the federations that it is told of."""
+    of: dict[str, list[str]] = {}
+    for one in used:
+        if one.history is not None and (text := certificate_of(one.history)):
+            unit = f", for each {one.history.epsilon_unit or 'client'}" if one.history.certificate else ""
+            of.setdefault(f"{unit}: {text}", []).append(one.name)
+    return [f"{', '.join(names)}{text}." for text, names in of.items()]
+
+
+def same_in_both(one: Audited) -> str:
+    """Return what an audit and its shared version say alike, and no two audits do."""
+    played = [(p.attack, p.federation, p.verdict, p.evidence) for p in one.played]
+    return json.dumps([one.name, one.started, one.fedaudit_version, one.finding, played])
 
 
 def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
@@ -277,6 +300,7 @@ def statement(
         recipient, reviewer, valid_until: as the page says them; None: a line to be filled in by hand.
         made: the day; None: today.
     """
+    parts = sorted(parts, key=lambda part: (part[1].kind, part[1].name, part[1].sha256))  # however they were named
     told = [one for said, _, _ in parts for one in said]
     audits = [one for one in told if isinstance(one, Audited)]
     guards = [one for one in told if isinstance(one, Guarded)]
@@ -355,16 +379,21 @@ def _ends(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Iterator[str]
         yield "The guard raises an alarm, can’t check what leaves, or is set otherwise."
 
 
-def write_statement(made: Statement, folder: Path) -> None:
-    """Write ``statement.json``, sealed, ``statement.html`` and ``statement.prom``. BadInput: they can't be written."""
+def write_statement(made: Statement, folder: Path) -> Statement:
+    """Write ``statement.json``, sealed, ``statement.html`` and ``statement.prom``; return it with its digest.
+
+    BadInput: they can't be written.
+    """
     check_folder(folder)
     try:
         data = sealed(made.model_dump_json(indent=2) + "\n", ABOUT)
+        made = _parsed(json.loads(data))
         write_whole(inside(folder, FILE), data)
-        write_whole(inside(folder, PAGE), page(_parsed(json.loads(data))).encode())
+        write_whole(inside(folder, PAGE), page(made).encode())
         write_whole(inside(folder, METRICS), metrics(made).encode())
     except OSError as error:
         raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
+    return made
 
 
 def read_statement(folder: Path) -> Statement:
