@@ -50,6 +50,7 @@ _BY_CONTROLS = {
     "margins",
     "ceilings",
     "not_asked",
+    "requirements",
     "scenario",
     "thresholds",
 }
@@ -192,7 +193,7 @@ def verify(
         {
             key: value
             for key, value in result.model_dump(mode="json").items()
-            if not (kept.within and key in _BY_CONTROLS)
+            if not (kept.within and key in _BY_CONTROLS) and not (key == "requirements" and not stored.requirements)
         }
         for result in (stored, derived.result)
     )

@@ -23,7 +23,15 @@ from fedaudit.report.share import check_shared, shareable
 from fedaudit.report.share_check import phrases_of, refuse_traces
 from fedaudit.report.style import render
 from fedaudit.report.wording import count, noun, sentence, short
-from fedaudit.results import LEAKS, AttackSummary, AuditResult, CeilingResult, FederationRecord, Verdict
+from fedaudit.results import (
+    LEAKS,
+    AttackSummary,
+    AuditResult,
+    CeilingResult,
+    FederationRecord,
+    RequirementRecord,
+    Verdict,
+)
 from fedaudit.results.record import READING, Record, optional
 from fedaudit.simulation.protocols import protocol_by
 from fedaudit.utils.bounds import read_json
@@ -106,6 +114,21 @@ class Audited(Record):
     certificates: list[str] = Field(description="what noise rules out of each record or client, whoever attacks")
     privacy: list[Privacy] = Field(description="ε by federation")
     untested: list[str] = Field(description="what was not tested")
+    requirements: list[RequirementRecord] = Field(default=[], description="what texts ask, line by line")
+
+    @property
+    def asked(self) -> list[RequirementRecord]:
+        """The lines that were met or not."""
+        return [one for one in self.requirements if one.outcome in ("met", "not met")]
+
+    @property
+    def unanswered(self) -> str:
+        """The lines that were not tested, by text."""
+        of: dict[str, list[str]] = {}
+        for one in self.requirements:
+            if one.outcome == "not tested":
+                of.setdefault(one.text, []).append(one.id)
+        return "; ".join(f"{text}: {', '.join(ids)}" for text, ids in of.items())
 
 
 class Guarded(Record):
@@ -178,6 +201,7 @@ def audited(path: Path) -> Part:
         certificates=_certificates(used),
         privacy=[one for f in used if (one := _privacy(result, f))],
         untested=untested,
+        requirements=result.requirements,
     )
     source = Source(kind="audit", name=result.name, sha256=file_sha256(file), bytes=file.stat().st_size)
     limits = [Limit(source=result.name, outcome=t.outcome, text=threshold_text(t)) for t in result.thresholds]

@@ -20,6 +20,8 @@ from fedaudit.results.audit import (
     ReceivedCheck,
     RecordingRecord,
     ReplayRecord,
+    RequirementOutcome,
+    RequirementRecord,
     SharedRecord,
     Threshold,
 )
@@ -101,6 +103,8 @@ __all__ = [
     "RecordingRecord",
     "RegisteredResult",
     "ReplayRecord",
+    "RequirementOutcome",
+    "RequirementRecord",
     "RowResult",
     "SequenceResult",
     "Setting",
