@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedaudit.attacks.standards import ASKED
+from fedaudit.report.again import changes
 from fedaudit.report.page import render_report
 from fedaudit.report.requirements import RULES, requirements
 from fedaudit.report.share import shareable
@@ -223,3 +224,15 @@ def test_the_page_and_what_is_shared_say_the_same(tmp_path, base):
     assert "lira on sgd is right about 0.52 [0.46, 0.58] of 300 records" in part
     assert "<b>met</b>" in part
     assert "11.1.1, 11.1.2" in part  # among what wasn't tested
+
+
+def test_what_mustn_t_change_is_told_of_the_federations_in_use(base):
+    one = base.federations[0]
+    tried = one.model_copy(update={"name": "dp", "client_defence": "dp", "defences": "dp"})
+    (told,) = changes(base)
+    assert (told.federation, told.more_rounds_than, told.other_clients_than, told.without) == ("sgd", 1, 2, [])
+    assert (told.other_model_than, told.other_parameters_than) == ("lenet", 100)
+    both = base.model_copy(update={"federations": [one, tried]})
+    assert [(c.federation, c.without) for c in changes(both)] == [("sgd", []), ("dp", ["dp"])]
+    compared = both.model_copy(update={"scenario": {"evaluation": {"compare_defences": True}}})
+    assert [c.federation for c in changes(compared)] == ["sgd"]

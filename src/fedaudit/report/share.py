@@ -47,6 +47,7 @@ from fedaudit.results import (
     RecordingRecord,
     RequirementRecord,
     SharedRecord,
+    TestAgain,
     Threshold,
     Timing,
     Worst,
@@ -64,7 +65,7 @@ _OWN = "a site's own data"
 # By type the fields that are shared; "*": all of them, which are numbers and words of fedaudit's own.
 KEPT: dict[type[Record], str] = {
     AuditResult: "fedaudit_version name data model adversary federations attacks findings summaries comparisons "
-    "controls margins ceilings requirements verdict_rules not_asked out_of_scope thresholds timing",
+    "controls margins ceilings requirements test_again verdict_rules not_asked out_of_scope thresholds timing",
     DataRecord: "classes kind input_shape",
     ModelRecord: "name parameters initialisation batch_norm dropout",
     AdversaryRecord: "*",
@@ -81,7 +82,7 @@ KEPT: dict[type[Record], str] = {
     MappingRecord: "*",
     RequirementRecord: "*",
     FindingResult: "attack federation update_kind num_examples status kind exposure epsilon record_epsilon setting",
-    GroupExposure: "*",
+    GroupExposure: "label column value auc low high members p_value",
     EpsilonResult: "*",
     ObserverEpsilon: "*",
     EpsilonBound: "*",
@@ -89,7 +90,7 @@ KEPT: dict[type[Record], str] = {
     AttackSummary: "*",
     NamedSummary: "*",
     Evidence: "*",
-    Worst: "*",
+    Worst: "value mean n p_value text",
     Interval: "*",
     MetricSummary: "*",
     Comparison: "*",
@@ -101,6 +102,7 @@ KEPT: dict[type[Record], str] = {
     "verdict text reason",
     CeilingPoint: "*",
     CeilingChange: "*",
+    TestAgain: "*",
     Threshold: "*",
     Timing: "*",
 }

@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from fedaudit.report.again import Again, by_age, by_pace, day_of, soonest
 from fedaudit.report.compare import open_audit
 from fedaudit.report.conclusion import SEVERITY, UPDATES, evidence_text, headline, threshold_text
-from fedaudit.report.epsilon import certificate_of
+from fedaudit.report.epsilon import certificate_of, spread_of
 from fedaudit.report.mapping import assessment
 from fedaudit.report.share import check_shared, shareable
 from fedaudit.report.share_check import phrases_of, refuse_traces
@@ -156,7 +157,9 @@ class Statement(Record):
     made: date = Field(description="date, ISO 8601")
     recipient: str | None = optional("to whom the updates go; null: to be filled in by hand")
     reviewer: str | None = optional("who reviewed it; null: to be filled in by hand")
-    valid_until: date | None = optional("last day; null: to be filled in by hand")
+    valid_until: date | None = optional("last day, as given or by age; null: to be filled in by hand")
+    max_age: int | None = optional("days that an audit may be old; null: no such limit")
+    again: list[Again] = Field(default=[], description="days by which to test again, and why, the first first")
     outcome: Outcome = Field(description="of the strictest limit; not tested where there is none")
     limits: list[Limit] = Field(description="the strictest first")
     sources: list[Source] = Field(description="what it was made of")
@@ -238,6 +241,8 @@ def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
 def _ceiling(one: CeilingResult) -> str:
     """Return a ceiling in words, and that of the most exposed example."""
     told = f"{one.federation}: {one.text.rstrip('.')}"
+    if one.worst is not None:
+        return f"{told}; {one.worst.text}."
     ends = [e.value if e.high is None else e.high for e in one.examples]
     if known := [e for e in ends if e is not None]:
         unit = "dB" if one.unit == "dB" else "of cells"
@@ -293,6 +298,7 @@ def _privacy(result: AuditResult, one: FederationRecord) -> Privacy | None:
         delta = "" if course.epsilon_delta is None else f" at δ = {course.epsilon_delta:g}"
         text += f"{delta} for one {course.epsilon_unit or 'client'}, by {course.epsilon_adjacency}"
         text += f" neighbours, after {count(one.rounds)} {noun(one.rounds, 'rounds')}"
+        text += spread_of(course)
     if shown:
         text += f"; {short(max(shown))} demonstrated"
     return Privacy(
@@ -315,6 +321,7 @@ def statement(
     recipient: str | None = None,
     reviewer: str | None = None,
     valid_until: date | None = None,
+    max_age: int | None = None,
     made: date | None = None,
 ) -> Statement:
     """Return the statement of audits and guards' logs together.
@@ -322,6 +329,7 @@ def statement(
     Args:
         parts: of each file what it says, itself, and its limits; :func:`audited` and the guard's.
         recipient, reviewer, valid_until: as the page says them; None: a line to be filled in by hand.
+        max_age: days that an audit may be old; None: any.
         made: the day; None: today.
     """
     parts = sorted(parts, key=lambda part: (part[1].kind, part[1].name, part[1].sha256))  # however they were named
@@ -331,14 +339,20 @@ def statement(
     limits = [limit for _, _, limits in parts for limit in limits]
     if covered := _coverage(audits, guards):
         limits.append(covered)
+    made = made or datetime.now(UTC).date()
+    again = _again(audits, guards, given=valid_until, max_age=max_age)
+    if max_age is not None:
+        limits += [_age(one, max_age, made) for one in audits]
     limits.sort(key=lambda limit: _ORDER.index(limit.outcome))
     return Statement(
         digest=blank(),
         fedaudit_version=__version__,
-        made=made or datetime.now(UTC).date(),
+        made=made,
         recipient=recipient,
         reviewer=reviewer,
-        valid_until=valid_until,
+        valid_until=min((one.by for one in again if one.why in ("given", "age")), default=None),
+        max_age=max_age,
+        again=again,
         outcome=limits[0].outcome if limits else "not tested",
         limits=limits,
         sources=[source for _, source, _ in parts],
@@ -361,6 +375,32 @@ def _coverage(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Limit | N
         f"sent {count(most.sent)} updates in {most.job}"
     )
     return Limit(source="", outcome="pass" if kept else "not tested", text=text)
+
+
+def _again(
+    audits: Sequence[Audited], guards: Sequence[Guarded], *, given: date | None, max_age: int | None
+) -> list[Again]:
+    found = [] if given is None else [Again(why="given", by=given, text="as was given")]
+    for one in audits:
+        if max_age is not None and (day := day_of(one.started)):
+            found.append(by_age(one.name, day, max_age))
+    rounds = min((one.rounds for audit in audits for one in audit.leaving), default=None)
+    for site in guards:
+        spent, left = (site.privacy.spent, site.privacy.left) if site.privacy else (None, None)
+        epsilon = None if spent is None or left is None else (spent, left)
+        found += by_pace(f"{site.site}, {site.job}", site.first, site.last, site.sent, rounds, epsilon)
+    return soonest(found)
+
+
+def _age(one: Audited, most: int, made: date) -> Limit:
+    """Return what came of a limit of age."""
+    day = day_of(one.started)
+    if day is None:
+        return Limit(source=one.name, outcome="not tested", text="NOT TESTED: its age isn't known: it has no date")
+    days = (made - day).days
+    kept = days <= most
+    text = f"{'PASS' if kept else 'FAIL'}: at most {count(most)} {noun(most, 'days')} old: {count(max(0, days))}"
+    return Limit(source=one.name, outcome="pass" if kept else "fail", text=text)
 
 
 def _residual(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Iterator[str]:
@@ -448,12 +488,28 @@ def metrics(made: Statement) -> str:
     """Return the outcome, and until when it is valid, as OpenMetrics text for monitoring."""
     lines = ["# TYPE fedaudit_statement_kept gauge", "# HELP fedaudit_statement_kept 1: every limit was kept."]
     lines.append(f"fedaudit_statement_kept {int(made.outcome == 'pass')}")
-    if made.valid_until:
-        end = datetime(made.valid_until.year, made.valid_until.month, made.valid_until.day, 23, 59, 59, tzinfo=UTC)
-        name = "fedaudit_statement_valid_until_timestamp_seconds"
-        lines += [f"# TYPE {name} gauge", f"# UNIT {name} seconds", f"# HELP {name} When to test again at the latest."]
-        lines.append(f"{name} {end.timestamp():.0f}")
+    days = [("valid_until", made.valid_until, "Until when it is valid.")]
+    days += [("test_again", made.again[0].by if made.again else None, "When to test again, by age or at this pace.")]
+    for what, day, told in days:
+        if day is not None:
+            end = datetime(day.year, day.month, day.day, 23, 59, 59, tzinfo=UTC)
+            name = f"fedaudit_statement_{what}_timestamp_seconds"
+            lines += [f"# TYPE {name} gauge", f"# UNIT {name} seconds", f"# HELP {name} {told}"]
+            lines.append(f"{name} {end.timestamp():.0f}")
+    covered = [(_labels(audit=a.name, federation=f.federation), f) for a in made.audits for f in a.leaving]
+    for what, values in (
+        ("rounds_audited", [(labels, one.rounds) for labels, one in covered]),
+        ("clients_audited", [(labels, one.clients) for labels, one in covered]),
+        ("updates_sent", [(_labels(job=one.job, site=one.site), one.sent) for one in made.guards]),
+    ):
+        name = f"fedaudit_statement_{what}"
+        lines += [f"# TYPE {name} gauge"] * bool(values) + [f"{name}{labels} {value}" for labels, value in values]
     return "\n".join([*lines, "# EOF", ""])
+
+
+def _labels(**values: str) -> str:
+    escaped = {k: v.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for k, v in values.items()}
+    return "{" + ",".join(f'{key}="{value}"' for key, value in escaped.items()) + "}"
 
 
 def differences(stored: Statement, again: Statement, folder: Path) -> list[str]:

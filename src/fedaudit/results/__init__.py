@@ -23,6 +23,7 @@ from fedaudit.results.audit import (
     RequirementOutcome,
     RequirementRecord,
     SharedRecord,
+    TestAgain,
     Threshold,
 )
 from fedaudit.results.ceilings import CeilingChange, CeilingExample, CeilingPicture, CeilingPoint, CeilingResult
@@ -44,13 +45,12 @@ from fedaudit.results.findings import (
     MetricResult,
     MetricSummary,
     Sheet,
-    Worst,
     overall,
     with_images,
 )
 from fedaudit.results.images import Curve, ImageResult, Look, NamedResult, NamedSummary, RegisteredResult
 from fedaudit.results.membership import GroupExposure, RecordExposure
-from fedaudit.results.record import LEAKS, VERDICTS, Interval, Setting, Timing, Verdict
+from fedaudit.results.record import LEAKS, VERDICTS, GroupWorst, Interval, Setting, Timing, Verdict, Worst
 from fedaudit.results.rows import RecitedText, RowResult, SequenceResult
 
 __all__ = [
@@ -81,6 +81,7 @@ __all__ = [
     "FederationRecord",
     "FindingResult",
     "GroupExposure",
+    "GroupWorst",
     "HistoryRecord",
     "HistoryTiming",
     "ImageResult",
@@ -110,6 +111,7 @@ __all__ = [
     "Setting",
     "SharedRecord",
     "Sheet",
+    "TestAgain",
     "Threshold",
     "Timing",
     "Verdict",

@@ -240,6 +240,19 @@ class RequirementRecord(Record):
     source: str = Field(description="where the line is from, and how far its wording was checked")
 
 
+class TestAgain(Record):
+    """What of a federation mustn't change, or the audit doesn't cover it any more: for monitoring."""
+
+    __test__ = False  # for pytest
+
+    federation: str = Field(description="its name")
+    more_rounds_than: int = Field(description="that were audited")
+    other_clients_than: int = Field(description="clients that there were")
+    other_model_than: str = Field(description="its name")
+    other_parameters_than: int = Field(description="numbers of the model that are trained")
+    without: list[str] = Field(default=[], description="defences that were in use")
+
+
 class AttackRecord(Record):
     """An attack that was run, with its settings."""
 
@@ -369,6 +382,9 @@ class AuditResult(Record):
     )
     requirements: list[RequirementRecord] = Field(
         default=[], description="what texts ask, line by line, and what became of it; empty: it is older"
+    )
+    test_again: list[TestAgain] = Field(
+        default=[], description="of the federations in use, what mustn't change: else audit again; empty: it is older"
     )
     verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
     not_asked: list[str] = Field(
