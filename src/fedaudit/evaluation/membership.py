@@ -110,9 +110,9 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
             AUC.of(area, 0.5, low=low, high=high, n=len(rows), of="records"),
             MEMBERSHIP_ACCURACY.share(right, len(rows), "records", 0.5),
             *_at_low(scores[member], scores[~member]),
-            *([] if confounded else usage(scores[pairs[0]], scores[pairs[1]], seed)),
             *blind,
             *([MEMBERSHIP_EPSILON.of(shown.bound.epsilon, n=pairs.shape[1], of="pairs of records")] if shown else []),
+            *([] if confounded else usage(scores[pairs[0]], scores[pairs[1]], seed)),
         ],
         charts=[
             Chart(
@@ -233,7 +233,7 @@ FINDING_TYPES["membership"] = FindingType(
         f"{100 * SURE:g} %), it is 'inconclusive'. It also is 'inferred' where the scores demonstrate a larger ε than "
         "the defence claims, with a confidence of 99 % over all runs of the attack.",
     ),
-    metrics=(AUC, MEMBERSHIP_ACCURACY, TPR, TPR_PERMILLE, USAGE_ERROR, BLIND_AUC, MEMBERSHIP_EPSILON),
+    metrics=(AUC, MEMBERSHIP_ACCURACY, TPR, TPR_PERMILLE, BLIND_AUC, MEMBERSHIP_EPSILON, USAGE_ERROR),
     question="tell whether a record was used for training",
     control="records",
     ranks=True,

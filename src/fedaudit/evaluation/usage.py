@@ -88,6 +88,6 @@ def usage(members: Tensor, others: Tensor, seed: int) -> list[MetricResult]:
         return []
     sets = told(members, others, seed)
     n = len(sets)
-    error = sum(abs(true - said) for true, said, _, _ in sets) / n
+    error = math.fsum(abs(true - said) for true, said, _, _ in sets) / n
     of = f"sets of {len(members) // 2:,} records"
-    return [USAGE_ERROR.of(error, sum(abs(true - 0.5) for true, *_ in sets) / n, n=n, of=of)]
+    return [USAGE_ERROR.of(error, math.fsum(abs(true - 0.5) for true, *_ in sets) / n, n=n, of=of)]
