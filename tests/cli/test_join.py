@@ -322,7 +322,8 @@ def test_a_line_is_met_by_the_federation_if_every_site_meets_it(outcomes, togeth
 
 
 def test_guards_are_joined_by_their_logs_or_by_statements(sites, tmp_path, command: Command):
-    for name, kind in (("north", "quiet"), ("south", "alarm")):
+    kinds: list[tuple[str, Any]] = [("north", "quiet"), ("south", "alarm")]
+    for name, kind in kinds:
         (tmp_path / name).mkdir()
         told = one(0, kind, done="left").model_copy(update={"site": name})
         (tmp_path / name / "guard.jsonl").write_text(told.model_dump_json() + "\n")
