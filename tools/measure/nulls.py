@@ -1051,7 +1051,7 @@ NULLS: dict[str, Null] = {
     "membership, of a range, 40 pairs": Null(
         "membership",
         ranges,
-        "a model that learnt other people, asked about who is like 40 of them and 40 others",
+        "a model that learnt other people, asked about who is like 40 people and 40 others",
         "the model learnt the 40",
     ),
     "sources, six clients": Null(
