@@ -135,8 +135,9 @@ def test_wrong_settings_are_refused_in_one_line(settings, reason):
 
 
 def test_all_attacks_on_membership_are_tested():
-    """Here, or with what is theirs: rounds, spans, pushed records, texts."""
+    """Here, or with what is theirs: rounds, spans, pushed records, texts, ranges."""
     elsewhere = {"agrevader", "fedmia", "loss-series", "projection-residual", "min-k", "zlib-ratio", "reference-loss"}
+    elsewhere.add("range-membership")
     assert {e.name for e in ATTACKS if e.value.recovers == "membership"} == {*dict(ONE_MODEL), *elsewhere}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fedaudit.report.join import join_audits
+from fedaudit.report.share import ABOUT, shareable
 from fedaudit.results import (
     AuditResult,
     Digests,
@@ -20,10 +21,14 @@ from fedaudit.results import (
     HistoryRecord,
     HistoryTiming,
     RecordEpsilon,
+    RequirementRecord,
+    SharedRecord,
     Threshold,
     Timing,
 )
+from fedaudit.utils.integrity import blank, sealed
 from tests.conftest import Command, refused
+from tests.guard.test_page import one
 from tests.report.output_cases import images_of, result
 
 FAILED = Threshold(metric="psnr", limit=20, worst=30, where="invg on sgd", exceeded=True, outcome="fail")
@@ -285,3 +290,49 @@ def test_sites_of_another_federation_are_told_and_not_refused(sites, tmp_path, c
     told = AuditResult.load(sites[2] / "results.json")
     change(sites[2], federations=[told.federations[0].model_copy(update={"rounds": 77})])
     assert "number of rounds" in command("join", *sites[1:3], "--out", tmp_path / "j").err
+
+
+def line(outcome: Any) -> RequirementRecord:
+    return RequirementRecord(text="OWASP", id="11.2.5", asks="no better", outcome=outcome, answer="", source="there")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "together"),
+    [
+        (["met"] * 5, "met"),
+        (["met"] * 4 + ["not tested"], "not tested"),
+        (["met", "not met", "not tested", "met", "met"], "not met"),
+        (["not tested"] * 5, None),
+    ],
+)
+def test_a_line_is_met_by_the_federation_if_every_site_meets_it(outcomes, together, sites, tmp_path, command: Command):
+    for folder, outcome in zip(sites, outcomes, strict=True):
+        made = shareable(AuditResult.load(folder / "results.json"))
+        about = SharedRecord(digest=blank(), left_out=[], min_group_size=10, looked_for=[])
+        made = made.model_copy(update={"requirements": [line(outcome)], "shared": about})
+        (folder / "results.json").write_bytes(sealed(made.model_dump_json(), ABOUT))
+    done = command("join", *sites, "--out", tmp_path / "j")
+    assert done.code in (0, 1, 3), done
+    asked = json.loads((tmp_path / "j" / "joined.json").read_text())["asked"]
+    assert [one["outcome"] for one in asked] == ([together] if together else [])
+    if together:
+        told = {name: outcome for outcome, names in asked[0]["sites"].items() for name in names}
+        assert told == {folder.name: outcome for folder, outcome in zip(sites, outcomes, strict=True)}
+        assert f"11.2.5: {together}" in (tmp_path / "j" / "joined.html").read_text()
+
+
+def test_guards_are_joined_by_their_logs_or_by_statements(sites, tmp_path, command: Command):
+    kinds: list[tuple[str, Any]] = [("north", "quiet"), ("south", "alarm")]
+    for name, kind in kinds:
+        (tmp_path / name).mkdir()
+        told = one(0, kind, done="left").model_copy(update={"site": name})
+        (tmp_path / name / "guard.jsonl").write_text(told.model_dump_json() + "\n")
+    kept = [sites[0], sites[2]]
+    assert command("join", *kept, "--guard", tmp_path / "north", "--out", tmp_path / "j").code == 0
+    assert command("statement", tmp_path / "south", "--out", tmp_path / "s").code == 1
+    done = command("join", *kept, "--guard", tmp_path / "north", "--guard", tmp_path / "s", "--out", tmp_path / "j")
+    assert done.code == 1, done
+    page = (tmp_path / "j" / "joined.html").read_text()
+    assert "1 left, 0 didn&#39;t, 1 of those that left were checked; 1 left after an alarm" in page
+    assert "FAIL: no alarm on what leaves" in page
+    refused(command("join", *kept, "--guard", tmp_path / "berlin", "--out", tmp_path / "j"), "no guard's log")

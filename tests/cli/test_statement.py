@@ -221,3 +221,111 @@ def test_two_logs_in_folders_of_one_name_are_told_apart(tmp_path, command: Comma
     command("statement", *logs, "--out", tmp_path / "s")
     found = command("verify", tmp_path / "s", "--of", logs[0], "--of", logs[1])
     assert found.code == 0, found
+
+
+def test_no_class_or_client_is_named_in_a_sheet_for_others(tmp_path, command: Command):
+    folder = site(tmp_path / "berlin", [8.0], thresholds=[KEPT])
+    result = json.loads((folder / "results.json").read_text())
+    result["data"]["class_names"] = ["Zzyzxitis", "none"]
+    (folder / "results.json").write_text(json.dumps(result))
+    assert command("statement", folder, "--out", tmp_path / "s").code == 0
+    result["name"] = "zzyzxitis of the north"
+    (folder / "results.json").write_text(json.dumps(result))
+    refused(command("statement", folder, "--out", tmp_path / "t"), "name of a class")
+    assert not (tmp_path / "t").exists()
+
+
+def test_the_order_in_which_sources_are_named_changes_nothing(tmp_path, command: Command):
+    sources = [site(tmp_path / name, [8.0], thresholds=[KEPT]) for name in ("berlin", "paris")]
+    (log(tmp_path / "guard", [quiet(0)]), log(tmp_path / "other", [quiet(0, site="other")]))
+    for source in sources:
+        values = json.loads((source / "results.json").read_text())
+        (source / "results.json").write_text(json.dumps({**values, "name": source.name}))
+    named = [*sources, tmp_path / "guard", tmp_path / "other"]
+    command("statement", *named, "--out", tmp_path / "s")
+    of = [part for source in reversed(named) for part in ("--of", source)]
+    found = command("verify", tmp_path / "s", *of)
+    assert found.code == 0, found
+    command("statement", *reversed(named), "--out", tmp_path / "t")
+    assert (tmp_path / "t" / "statement.json").read_bytes() == (tmp_path / "s" / "statement.json").read_bytes()
+
+
+def test_an_audit_and_its_shared_version_are_one(tmp_path, command: Command):
+    folder = site(tmp_path / "berlin", [30.0, 8.0], thresholds=[KEPT])
+    command("share", folder, "--out", tmp_path / "shared")
+    refused(command("statement", folder, tmp_path / "shared", "--out", tmp_path / "s"), "are one audit")
+
+
+def test_what_a_program_reads_has_the_digest_of_the_file(tmp_path, command: Command):
+    done = command("statement", site(tmp_path / "b", [8.0], thresholds=[KEPT]), "--out", tmp_path / "s", "--json")
+    assert json.loads(done.out) == json.loads((tmp_path / "s" / "statement.json").read_text())
+    assert set(json.loads(done.out)["digest"]) != {"0"}
+
+
+def test_a_certificate_is_told_of_whom_it_protects(tmp_path, command: Command):
+    folder = site(tmp_path / "berlin", [8.0], thresholds=[KEPT])
+    values = json.loads((folder / "results.json").read_text())
+    timing = {"training": 0.0, "client_defence": 0.0}
+    course = {"accuracy": [], "bytes": 1, "parameters": 1, "examples": 1, "epsilon": [1.0], "epsilon_unit": "record"}
+    course |= {"certificate": {"candidates": 168, "success": 0.03, "central": False}, "timing": timing}
+    values["federations"][0]["history"] = course
+    (folder / "results.json").write_text(json.dumps(values))
+    assert command("statement", folder, "--out", tmp_path / "s").code == 0
+    made = json.loads((tmp_path / "s" / "statement.json").read_text())
+    begin = f"{values['federations'][0]['name']}, for each record: of 168 candidates"
+    assert made["audits"][0]["certificates"][0].startswith(begin)
+
+
+def started(folder: Path, days: int | None, **changes: Any) -> Path:
+    """The site's audit, begun so many days ago; None: without a date."""
+    values = json.loads((folder / "results.json").read_text())
+    when = None if days is None else (datetime.now(UTC) - timedelta(days=days)).isoformat()
+    values["timing"]["started"] = when
+    (folder / "results.json").write_text(json.dumps({**values, **changes}))
+    return folder
+
+
+@pytest.mark.parametrize(("days", "code"), [(0, 0), (30, 0), (31, 1), (None, 3)])
+def test_a_limit_of_age_is_kept_to_the_day(days: int | None, code: int, tmp_path, command: Command):
+    source = started(site(tmp_path / "berlin", [8.0], "not demonstrated", thresholds=[KEPT]), days)
+    assert command("statement", source, "--out", tmp_path / "s", "--max-age", 30).code == code
+    made = json.loads((tmp_path / "s" / "statement.json").read_text())
+    day = None if days is None else str((datetime.now(UTC) + timedelta(days=30 - days)).date())
+    assert made["valid_until"] == day
+    assert [(one["why"], one["by"]) for one in made["again"]] == ([("age", day)] if day else [])
+    assert command("verify", tmp_path / "s", "--of", source).code == (2 if code == 1 else 0)  # it is over already
+
+
+def test_the_day_to_test_again_is_the_first_of_all(tmp_path, command: Command):
+    """Two updates a day left, of ten rounds that were audited; ε is spent after 16, of which 3 are spent."""
+    source = started(site(tmp_path / "berlin", [8.0], "not demonstrated", thresholds=[KEPT]), 1)
+    values = json.loads((source / "results.json").read_text())
+    values["federations"][0]["rounds"] = 10
+    started(source, 1, federations=values["federations"])
+    begin = datetime(2026, 3, 1, tzinfo=UTC)
+    rounds = [quiet(i, time=begin + timedelta(hours=12 * i)) for i in range(3)]
+    day = (datetime.now(UTC) + timedelta(days=400)).date()
+    command("statement", source, log(tmp_path / "guard", rounds), "--out", tmp_path / "s", "--valid-until", day)
+    made = json.loads((tmp_path / "s" / "statement.json").read_text())
+    # the last left on 2 March at noon or so: the 11th would leave on the 6th, and the 16th spends the last of 8
+    assert [(one["why"], one["by"]) for one in made["again"]] == [
+        ("rounds", "2026-03-06"),
+        ("epsilon", "2026-03-08"),
+        ("given", str(day)),
+    ]
+    assert made["valid_until"] == str(day)
+    told = (tmp_path / "s" / "statement.prom").read_text()
+    end = int(datetime(2026, 3, 6, 23, 59, 59, tzinfo=UTC).timestamp())
+    assert f"fedaudit_statement_test_again_timestamp_seconds {end}\n" in told
+    assert 'fedaudit_statement_rounds_audited{audit="small",federation="sgd"} 10\n' in told
+    assert "fedaudit_statement_updates_sent{" in told
+    assert command("verify", tmp_path / "s", "--of", source, "--of", tmp_path / "guard").code == 0
+
+
+def test_names_can_t_break_out_of_a_metric(tmp_path, command: Command):
+    source = site(tmp_path / "berlin", [8.0], "not demonstrated", thresholds=[KEPT])
+    started(source, 0, name='a"} 1\nfedaudit_statement_kept 1\n#\\')
+    command("statement", source, "--out", tmp_path / "s")
+    lines = (tmp_path / "s" / "statement.prom").read_text().splitlines()
+    assert sum(line.startswith("fedaudit_statement_kept ") for line in lines) == 1
+    assert any('audit="a\\"} 1\\nfedaudit_statement_kept 1\\n#\\\\"' in line for line in lines)

@@ -367,6 +367,19 @@ def test_summaries_hold_the_means_of_their_attack_only():
     assert (a.worst.value, a.worst.mean, a.worst.n) == (40, 30, 3)
 
 
+def test_the_worst_stands_beside_the_mean_class_by_class():
+    images = [
+        image(psnr, position=i).model_copy(update={"true_label": i % 2}) for i, psnr in enumerate([20, 31, 24, 33])
+    ]
+    (told,) = summarise([finding("a", images, 0)], resamples=200, seed=0)
+    assert told.worst is not None
+    assert [(g.label, g.value, g.mean, g.n) for g in told.worst.by_group] == [(0, 24, 22, 2), (1, 33, 32, 2)]
+    images = [one.model_copy(update={"true_label": i}) for i, one in enumerate(images)]
+    (told,) = summarise([finding("a", images, 0)], resamples=200, seed=0)
+    assert told.worst is not None
+    assert told.worst.by_group == []  # a class for each image says no more than the images
+
+
 def test_an_attack_that_could_not_be_played_has_its_reason_in_the_summary():
     row = FindingResult(
         attack="a", federation="f", update_kind="gradient", round=0, client=0, num_examples=1,

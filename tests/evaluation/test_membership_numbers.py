@@ -398,6 +398,22 @@ def test_the_worst_of_membership_is_who_stands_above_all_others(above: int, luck
     assert ("more than luck" in worst.text) is (luck <= 0.01)
 
 
+def test_who_stands_above_all_others_is_told_by_class():
+    inputs, labels = noise(40)
+    scores = torch.rand(80, generator=generator(2, "scores"))
+    above = torch.arange(80) < 9
+    scores[above] = 2.0
+    found = judged_by(scores, inputs, labels, torch.ones(40).bool())
+    worst = verdict(found).worst
+    assert worst is not None
+    groups = {g.label: g for g in worst.by_group}
+    assert len(groups) > 1
+    for label, group in groups.items():
+        own = labels[:40] == label
+        assert (group.n, group.value) == (int(own.sum()), int((above[:40] & own).sum()))
+        assert group.mean == next(g.auc for g in found.exposure if g.label == label)
+
+
 def test_by_luck_members_stand_out_no_oftener_than_is_said():
     inputs, labels = noise(12)
     rng = generator(3, "null")

@@ -419,6 +419,7 @@ def test_a_headline_says_of_how_many_and_membership_what_few_false_positives_fin
     assert "of members at 1 % false positives" in none.verdict_text
     assert {(m.name, m.of, m.value.n) for m in leak.metrics} == {
         ("membership_auc", "records", 200), ("membership_accuracy", "records", 200), ("membership_tpr", "members", 100),
+        ("usage_error", "runs", 1),
     }  # fmt: skip
 
 

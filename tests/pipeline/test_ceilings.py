@@ -43,6 +43,9 @@ def test_attacks_that_fail_where_the_information_is_there(plain: AuditResult) ->
     assert "the information is in the update" in summary.headline
     values = [e.value or 0.0 for e in ceiling.examples]
     assert values == sorted(values, reverse=True)
+    assert ceiling.worst is not None
+    assert ceiling.worst.value == values[0] > (ceiling.worst.mean or 0) == pytest.approx(ceiling.low, abs=0.1)
+    assert ceiling.worst.n == 4 * ceiling.updates
     assert ceiling.examples[0].true_image
     assert len(ceiling.examples[0].others) == 3
 

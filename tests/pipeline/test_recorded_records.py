@@ -318,7 +318,8 @@ ANYBODY, READERS, SERVER, MANY = "updates sum client final", "updates sum", "upd
 WHO = {"updates": {}, "sum": {"sees": "sum"}, "client": {"adversary": "client"}, "final": {"adversary": "client"}}
 ATTACKS = {  # who of these can run it
     "loss-threshold": ANYBODY, "gradient-norm": ANYBODY, "shadow-models": ANYBODY, "lira": ANYBODY, "rmia": ANYBODY,
-    "loss-series": MANY, "projection-residual": READERS, "fedmia": SERVER, "source-inference": SERVER,
+    "range-membership": ANYBODY, "loss-series": MANY, "projection-residual": READERS, "fedmia": SERVER,
+    "source-inference": SERVER,
 }  # fmt: skip
 
 

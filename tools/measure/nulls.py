@@ -57,6 +57,7 @@ from fedaudit.transcript.update import Update
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
 from fedaudit_catalogue.attacks import ClassImagesFinding
+from tests.attacks.membership_cases import logistic
 from tests.attacks.test_extraction import bigrams
 from tests.evaluation.test_evaluation import seen as image_seen
 from tests.evaluation.test_rows import KINDS, people, scene
@@ -623,6 +624,30 @@ def sources(seed: int, *, planted: bool, clients: int = 6, each: int = 20) -> st
     return FINDING_TYPES["source"].verdict([result]).verdict
 
 
+def ranges(seed: int, *, planted: bool, pairs: int = 40, features: int = 60) -> str:
+    """A classifier that learnt other people with the members' labels, or the members, asked about who is like them."""
+    rng = generator(seed, "ranges")
+    x, labels = torch.randn(2 * pairs, features, generator=rng), torch.randint(2, (pairs,), generator=rng)
+    trained = x[:pairs] if planted else torch.randn(pairs, features, generator=rng)
+    model = torch.nn.Linear(features, 2)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    steps = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(100):
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(model(trained), labels).backward()
+        steps.step()
+    state = {name: t.detach() for name, t in model.state_dict().items()}
+    told = logistic(d=features, classes=2)
+    message = dataclasses.replace(told.messages[0], weights=state)
+    records = QuerySet(x, labels.repeat(2), x[:0], labels[:0])
+    told = dataclasses.replace(told, module=model, weights=(state,), messages=(message,), records=records)
+    owners = torch.where(torch.arange(2 * pairs) < pairs, 4, NOBODY)
+    truth = Truth({}, {}, x[:1], labels[:1], {}, owners=owners, matched=torch.arange(2 * pairs).roll(pairs))
+    made = make_attack("range-membership")(told, seed=seed)
+    return FINDING_TYPES["membership"].verdict([evaluate(made, told, truth, seed=seed).result]).verdict
+
+
 def drawings(seed: int, *, planted: bool, rounds: int = 4, images: int = 8) -> str:
     """Digits of the class that is most like the one sought, one of them again and again, or of that class itself."""
     data, rng = load_dataset("digits"), generator(seed, "drawings")
@@ -1022,6 +1047,12 @@ NULLS: dict[str, Null] = {
         lambda seed, planted: of_members(seed, 1.0 if planted else 0.0).verdict,
         "scores at random, 40 pairs",
         "scores of members 1 standard deviation higher",
+    ),
+    "membership, of a range, 40 pairs": Null(
+        "membership",
+        ranges,
+        "a model that learnt other people, asked about who is like 40 people and 40 others",
+        "the model learnt the 40",
     ),
     "sources, six clients": Null(
         "source",

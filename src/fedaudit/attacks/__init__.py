@@ -29,6 +29,7 @@ from fedaudit.attacks.text.members import MinK, ReferenceLoss, ZlibRatio
 from fedaudit.attacks.records.shadows import ShadowFinding, ShadowModels
 from fedaudit.attacks.records.projection_residual import ProjectionResidual
 from fedaudit.attacks.records.stacked import Stacked
+from fedaudit.attacks.records.ranges import RangeMembership
 from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFinding, AttributeLoss
 from fedaudit.attacks.records.source import SourceFinding, SourceInference
 from fedaudit.attacks.records.property import PropertyFinding, PropertyInference
@@ -130,6 +131,7 @@ __all__ = [
     "ProjectionResidual",
     "PropertyFinding",
     "PropertyInference",
+    "RangeMembership",
     "ReferenceLoss",
     "RowFinding",
     "SequenceFinding",

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedaudit.cli import options
-
-if TYPE_CHECKING:
-    from fedaudit.data.structure import Structure
 
 
 def check_data(
@@ -28,7 +25,7 @@ def check_data(
         list[str] | None, typer.Option("--drop", metavar="COLUMN", help="Leave it out; repeatable.")
     ] = None,
     least: Annotated[int, typer.Option(min=2, max=10**6, help="Records of a group that isn't small.")] = 10,
-    most: Annotated[int, typer.Option(min=0, max=10**6, help="Records that are named.")] = 20,
+    most: Annotated[int, typer.Option(min=0, max=10**6, help="Records that are named, and duplicates beside.")] = 20,
     fail_below: Annotated[
         int | None, typer.Option(min=2, help="Exit 1 if a group of records that are alike is smaller.")
     ] = None,
@@ -41,34 +38,23 @@ def check_data(
     """Find what singles records out before any training: small groups, unique rows, duplicates; which to test."""
     from dataclasses import asdict
 
-    from fedaudit.data.structure import in_words, structure_of
+    from fedaudit.data.structure import structure_of
+    from fedaudit.report.structure import in_words, told, write_structure
     from fedaudit.utils.errors import BadInput
 
     found = structure_of(data, target=target, site=site, by=by or [], drop=drop or [], least=least, most=most)
     if fail_below is not None and found.smallest is None:
         raise BadInput("--fail-below is for tables with attributes that somebody may know")
     if out is not None:
-        from fedaudit.report.structure import write_structure
-
         write_structure(found, out)
     if json_output:
         options.print_json(asdict(found))
     else:
         for line in in_words(found):
             print(line)
-        _show(found)
+        if found.records:
+            print("test these first:", *map(told, found.records), sep="\n  ")
         if out is not None:
             print(f"page: {out / 'check-data.html'}")
     if fail_below is not None and found.smallest is not None and found.smallest < fail_below:
         raise typer.Exit(options.EXCEEDED)
-
-
-def _show(found: Structure) -> None:
-    if not found.records:
-        return
-    print("test these first:")
-    for one in found.records:
-        by = f", alone by {' and '.join(one.by)}" if one.by else ""
-        group = f", group of {one.group}" if one.group else ""
-        twins = f", {one.twins} duplicates" if one.twins else ""
-        print(f"  {one.site}, row {one.row}: score {one.score:.2f}{by}{group}{twins}")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedaudit.cli import options
+from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedaudit.report.join import Joined
+    from fedaudit.report.join import Guard, Joined
 
 
 def join(
@@ -22,12 +23,18 @@ def join(
     out: Annotated[
         Path, typer.Option(parser=options.folder, metavar="FOLDER", help="Folder for joined.html and joined.json.")
     ],
+    guards: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--guard", metavar="FOLDER", help="Of a site's guard, or of a statement made of its log; repeatable."
+        ),
+    ] = None,
     json_output: options.Json = False,
 ) -> None:
     """Join several sites' audits into one page; exit 1 if a site's limit was exceeded, 3 if one wasn't tested."""
     from fedaudit.report.join import join_audits, open_sites, write_joined
 
-    joined = join_audits(open_sites(audits))
+    joined = join_audits(open_sites(audits), [one for folder in guards or [] for one in _guards(folder)])
     write_joined(joined, out)
     if json_output:
         options.print_json(joined.for_programs())
@@ -40,6 +47,32 @@ def join(
         raise typer.Exit(options.EXCEEDED)
     if joined.outcome == "not tested":
         raise typer.Exit(options.NOT_TESTED)
+
+
+def _guards(folder: Path) -> list[Guard]:
+    """Return what a guard's log says, or a statement that was made of one. BadInput: there is none."""
+    from fedaudit.guard.statement import guarded
+    from fedaudit.report.join import Guard, Limit
+    from fedaudit.report.statement import Guarded, read_statement
+
+    if (folder / "statement.json").is_file():
+        stored = read_statement(folder)
+        told, limits = stored.guards, stored.limits
+    else:
+        parts, _, given = guarded(folder)
+        told, limits = [one for one in parts if isinstance(one, Guarded)], list(given)
+    if not told:
+        raise BadInput(f"the statement in '{folder}' is of no guard's log")
+    found = {f"{one.site}, {one.job}": one for one in told}
+    return [
+        Guard(
+            whose,
+            f"{one.sent} left, {one.held} didn't, {one.checked} of those that left were checked; {one.alarmed} left "
+            f"after an alarm; {one.privacy.text if one.privacy else 'no ε is accounted for'}",
+            tuple(Limit(limit.outcome, limit.text) for limit in limits if limit.source == whose),
+        )
+        for whose, one in found.items()
+    ]
 
 
 def _show(joined: Joined) -> None:
@@ -70,3 +103,5 @@ def _show(joined: Joined) -> None:
         console.print(escape(sentence(joined.detail)), highlight=False)
     console.print()
     console.print(table, highlight=False)
+    for one in joined.guards:
+        console.print(escape(f"guard of {one.whose}: {one.text}"), highlight=False)

@@ -31,6 +31,9 @@ def statement(
         datetime | None,
         typer.Option(formats=["%Y-%m-%d"], metavar="YYYY-MM-DD", help="Last day, after which to test again."),
     ] = None,
+    max_age: Annotated[
+        int | None, typer.Option(min=1, max=36_500, metavar="DAYS", help="Exit 1 if an audit is older; it ends then.")
+    ] = None,
     json_output: options.Json = False,
 ) -> None:
     """Write a page to sign before updates leave; exit 1 if a limit was exceeded, 3 if one wasn't tested or none set."""
@@ -48,14 +51,17 @@ def statement(
     for name in ("results.json", "guard.jsonl"):
         if (out / name).is_file():
             raise BadInput(f"--out '{out}' holds {name}; give the statement a folder of its own")
-    made = state(parts_of(sources), recipient=to, reviewer=reviewer, valid_until=last)
-    write_statement(made, out)
+    made = write_statement(
+        state(parts_of(sources), recipient=to, reviewer=reviewer, valid_until=last, max_age=max_age), out
+    )
     if json_output:
         options.print_json(made.model_dump(mode="json"))
     else:
         for limit in made.limits:
             line = f"{limit.source}: {limit.text}" if limit.source else limit.text
             print("".join(c if c.isprintable() else " " for c in line))  # a log names its job and site
+        for one in made.again[:1]:
+            print(f"test again by {one.by}: {one.text}")
         print(f"page: {out / 'statement.html'}")
     if made.outcome != "pass":
         raise typer.Exit(options.EXCEEDED if made.outcome == "fail" else options.NOT_TESTED)
@@ -67,7 +73,7 @@ def parts_of(paths: Sequence[Path], known: Sequence[Source] = ()) -> list[Part]:
     BadInput: one holds neither an audit nor a guard's log, or two are the same.
     """
     from fedaudit.guard.statement import covered, guarded
-    from fedaudit.report.statement import audited
+    from fedaudit.report.statement import Audited, audited, same_in_both
 
     logs = [one for one in known if one.kind == "guard"]
     found: list[Part] = []
@@ -80,6 +86,9 @@ def parts_of(paths: Sequence[Path], known: Sequence[Source] = ()) -> list[Part]:
     digests = [source.sha256 for _, source, _ in found]
     if len(set(digests)) < len(digests):
         raise BadInput("two of the sources are the same file; leave one out")
+    audits = [same_in_both(one) for said, _, _ in found for one in said if isinstance(one, Audited)]
+    if len(set(audits)) < len(audits):
+        raise BadInput("two of the sources are one audit, as it is and as it is shared; leave one out")
     return found
 
 
@@ -95,7 +104,8 @@ def verify_statement(folder: Path, sources: Sequence[Path]) -> tuple[Statement, 
             parts_of(sources, stored.sources),
             recipient=stored.recipient,
             reviewer=stored.reviewer,
-            valid_until=stored.valid_until,
+            valid_until=next((one.by for one in stored.again if one.why == "given"), None),
+            max_age=stored.max_age,
             made=stored.made,
         )
     return stored, differences(stored, again, folder)

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,17 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedaudit.data.own import frame_cells, pairs_of
-from fedaudit.data.table_file import is_table, read_columns
+from fedaudit.data.table_file import is_table, read_numbered
 from fedaudit.utils.bounds import PICTURE, read_bytes
 from fedaudit.utils.errors import BadInput
 
 LEAST = 10  # rows of a group that isn't small: a convention, as where results are shared
-MOST = 20  # records that are named
+MOST = 20  # records that are named, and as many more of those that have a duplicate
 _DEEPEST = 3  # attributes of a combination, at most
 _WORK = 3e7  # rows times combinations that are looked at: some seconds
 _EXACT = 20  # different numbers of a column, up to which people know them exactly; of more they know the tenth
 _TENTHS = 10
-_OWN = 0.9  # share of rows with a text of their own, from which a column is an identifier
+_OWN = 0.9  # share of a site's rows with a text of their own, from which a column is an identifier
+_OWN_WHOLE = 0.98  # the same of whole numbers, which may also measure something
 _PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".tif", ".tiff", ".webp", ".dcm", ".nii"}
 
 Use = Literal["exact", "tenths", "identifier", "target"]
@@ -39,11 +40,13 @@ class Singled:
 
     Attributes:
         site: whose it is.
-        row: its number at the site, from 1.
+        row: its number at the site, from 1; empty rows of a site's own text count.
         score: of SUDA, relative to the highest possible one: many small combinations of attributes are its alone.
         by: the smallest of these combinations; empty: none.
         group: rows of its site with the same attributes, itself too.
         twins: rows that are the same, at its site and at others.
+        same_as: site and row of the first of them.
+        file: of a folder of pictures, its path in there.
     """
 
     site: str
@@ -52,6 +55,8 @@ class Singled:
     by: tuple[str, ...]
     group: int
     twins: int
+    same_as: tuple[str, int] | None = None
+    file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Structure:
         twins_within, twins_across: rows that have the same row at their site; at another one.
         depth: attributes of the largest combination that was looked at.
         singled: rows that so few attributes single out at their site.
-        records: those that deserve a test, the riskiest first.
+        records: those that deserve a test, the riskiest first; then others that have a duplicate.
     """
 
     sites: dict[str, int]
@@ -113,7 +118,7 @@ def structure_of(
         by: columns that somebody may know of a person; empty: all others but identifiers.
         drop: columns to leave out.
         least: rows of a group that isn't small.
-        most: records that are named.
+        most: records that are named, and as many more that have a duplicate.
 
     Raises:
         BadInput: something can't be read, or a column isn't there.
@@ -127,18 +132,18 @@ def structure_of(
             raise BadInput("columns are named, and these are no tables")
         keys = [_digests(path) for path in paths]
         owners = np.repeat(np.arange(len(paths)), [len(one) for one in keys])
-        return _told(names, owners, _numbered([key for one in keys for key in one]), least=least, most=most)
-    return _of_tables(
-        {
-            name: frame_cells(read_columns(path), {}, drop, str(path))[0]
-            for name, path in zip(names, paths, strict=True)
-        },
-        target,
-        site,
-        by,
-        least,
-        most,
-    )
+        twins = _numbered([key for one in keys for key, _ in one])
+        rows = _counted(owners)
+        files = [file for one in keys for _, file in one]
+        return _told(names, owners, twins, rows, files=files, least=least, most=most)
+    found: dict[str, dict[str, list[Any]]] = {}
+    numbers: list[int] | None = [] if site is None else None
+    for name, path in zip(names, paths, strict=True):
+        columns, rows_of = read_numbered(path)
+        found[name] = frame_cells(columns, {}, drop, str(path))[0]
+        if numbers is not None:
+            numbers += rows_of or range(1, 1 + len(next(iter(found[name].values()))))
+    return _of_tables(found, numbers, target, site, by, least, most)
 
 
 def _sites(paths: Sequence[Path]) -> list[str]:
@@ -148,19 +153,20 @@ def _sites(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _digests(path: Path) -> list[str]:
-    """Return a digest of each example: of the bytes of a file, or of an array's row."""
+def _digests(path: Path) -> list[tuple[str, str | None]]:
+    """Return a digest of each example, of the bytes of a file or of an array's row, and the file's path below."""
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and _PICTURES & set(p.suffixes))
         if not files:
             raise BadInput(f"'{path}' holds no pictures")
-        return [hashlib.sha256(read_bytes(file, PICTURE)).hexdigest() for file in files]
+        return [(hashlib.sha256(read_bytes(f, PICTURE)).hexdigest(), f.relative_to(path).as_posix()) for f in files]
     inputs, _ = pairs_of(path)
-    return [hashlib.sha256(one.contiguous().numpy().tobytes()).hexdigest() for one in inputs]
+    return [(hashlib.sha256(one.contiguous().numpy().tobytes()).hexdigest(), None) for one in inputs]
 
 
 def _of_tables(
     tables: Mapping[str, Mapping[str, list[Any]]],
+    numbers: Sequence[int] | None,
     target: str | None,
     site: str | None,
     by: Sequence[str],
@@ -189,9 +195,9 @@ def _of_tables(
     twins = np.zeros(len(owners), np.int64)
     for key, cells in columns.items():
         exact = _numbered(["" if cell is None else str(cell) for cell in cells])
-        use, known = _used(cells, exact)
+        use, if_known, known = _used(cells, exact, owners)
         if use == "identifier" and key in by:
-            use = "exact"
+            use = if_known
         uses[key] = "target" if key == target else use
         if use != "identifier":
             twins = _joined(twins, exact)
@@ -200,22 +206,35 @@ def _of_tables(
     targets = None if target is None else _numbered([str(cell) for cell in columns[target]])
     if by:
         uses = {key: use for key, use in uses.items() if key in by or use == "target"}
-    return _told(names, owners, twins, uses, codes, targets, least, most)
+    rows = _counted(owners) if numbers is None else np.array(numbers, np.int64)
+    return _told(names, owners, twins, rows, uses, codes, targets, least=least, most=most)
 
 
-def _used(cells: Sequence[Any], exact: Codes) -> tuple[Use, Codes]:
-    """Return how a column singles rows out, and its values as numbers from 0."""
-    different = int(exact.max(initial=-1)) + 1
+def _used(cells: Sequence[Any], exact: Codes, owners: Codes) -> tuple[Use, Use, Codes]:
+    """Return how a column singles rows out, how it does if somebody knows it, and its values as numbers from 0."""
+    own = _own(exact, owners)
     numbers = _as_numbers(cells)
     if numbers is None:
-        return ("identifier" if different > max(_EXACT, _OWN * len(cells)) else "exact"), exact
-    if different == len(cells) > _EXACT and bool((np.diff(np.sort(numbers)) == 1).all()):
-        return "identifier", exact  # counted through
-    if different <= _EXACT:
-        return "exact", exact
+        return ("identifier" if own > _OWN else "exact"), "exact", exact
+    if int(exact.max(initial=-1)) < _EXACT:
+        return "exact", "exact", exact
     known = numbers[~np.isnan(numbers)]
     edges = np.unique(np.quantile(known, np.linspace(0, 1, _TENTHS + 1)[1:-1]))
-    return "tenths", np.where(np.isnan(numbers), len(edges) + 1, np.searchsorted(edges, numbers, side="right"))
+    codes = np.where(np.isnan(numbers), len(edges) + 1, np.searchsorted(edges, numbers, side="right"))
+    whole = bool((known % 1 == 0).all())
+    return ("identifier" if whole and own > _OWN_WHOLE else "tenths"), "tenths", codes
+
+
+def _own(exact: Codes, owners: Codes) -> float:
+    """Return the share of rows with a value of their own at their site; sites have the same numbers for other people.
+
+    Sites of few rows say nothing. Where all are such, all rows are asked together.
+    """
+    large = np.bincount(owners)[owners] > _EXACT
+    if not large.any():
+        different = int(exact.max(initial=-1)) + 1
+        return different / len(exact) if different > _EXACT else 0.0
+    return len(np.unique(_joined(owners, exact)[large])) / int(large.sum())
 
 
 def _as_numbers(cells: Sequence[Any]) -> NDArray[np.float64] | None:
@@ -228,6 +247,14 @@ def _as_numbers(cells: Sequence[Any]) -> NDArray[np.float64] | None:
             return None
     numbers = np.array(found)
     return None if np.isinf(numbers).any() or np.isnan(numbers).all() else numbers
+
+
+def _counted(owners: Codes) -> Codes:
+    """Return each row's number at its site, from 1."""
+    rows = np.empty(len(owners), np.int64)
+    for place in np.unique(owners):
+        rows[owners == place] = 1 + np.arange(int((owners == place).sum()))
+    return rows
 
 
 def _numbered(values: Sequence[str]) -> Codes:
@@ -256,11 +283,14 @@ def _told(
     names: Sequence[str],
     owners: Codes,
     twins: Codes,
+    rows: Codes,
     uses: Mapping[str, Use] | None = None,
     codes: Mapping[str, Codes] | None = None,
     targets: Codes | None = None,
-    least: int = LEAST,
-    most: int = MOST,
+    *,
+    files: Sequence[str | None] | None = None,
+    least: int,
+    most: int,
 ) -> Structure:
     codes = codes or {}
     same = _sizes(twins)
@@ -274,12 +304,20 @@ def _told(
         alone = (size > 1) & (_sizes(_joined(groups, targets)) == size)
         same_target = int(alone.sum())
     depth, scores, smallest = _singled(owners, codes)
-    rows = np.empty(len(owners), np.int64)
-    for place in range(len(names)):
-        rows[owners == place] = 1 + np.arange(int((owners == place).sum()))
     # Many small combinations first, then rows that are alone in their group, then those that other sites have, too.
     order = np.lexsort((np.arange(len(owners)), -(same - here), size, -scores))
-    worth = [i for i in order.tolist() if scores[i] > 0 or (codes and size[i] < least) or same[i] > here[i]]
+    worth = [i for i in order.tolist() if scores[i] > 0 or (codes and size[i] < least) or same[i] > here[i]][:most]
+    seen = set(worth)
+    worth += [i for i in order.tolist() if same[i] > 1 and i not in seen][:most]
+    keys = twins.tolist()
+    alike: dict[int, list[int]] = {}
+    for i in np.flatnonzero(same > 1).tolist():
+        alike.setdefault(keys[i], []).append(i)
+
+    def same_as(i: int) -> tuple[str, int] | None:
+        other = next((j for j in alike.get(keys[i], ()) if j != i), None)
+        return None if other is None else (names[owners[other]], int(rows[other]))
+
     return Structure(
         sites={name: int((owners == place).sum()) for place, name in enumerate(names)},
         columns=dict(uses or {}),
@@ -301,8 +339,10 @@ def _told(
                 smallest.get(i, ()),
                 int(size[i]),
                 int(same[i]) - 1,
+                same_as(i),
+                files[i] if files else None,
             )
-            for i in worth[:most]
+            for i in worth
         ),
     )
 
@@ -345,25 +385,3 @@ def _singled(owners: Codes, codes: Mapping[str, Codes]) -> tuple[int, NDArray[np
 
 def _weight(attributes: int, size: int, depth: int) -> float:
     return float(math.prod(max(1, attributes - i) for i in range(size, depth + 1)))
-
-
-def in_words(one: Structure) -> Iterator[str]:
-    """Yield what data say, a line each."""
-    sites = f" at {len(one.sites)} sites" if len(one.sites) > 1 else ""
-    yield f"{one.rows:,} records{sites}"
-    if one.columns:
-        used = [key for key, use in one.columns.items() if use in ("exact", "tenths")]
-        yield f"attributes that somebody may know: {', '.join(used) or 'none'}"
-        if own := [key for key, use in one.columns.items() if use == "identifier"]:
-            yield f"identifiers, with a value of its own in nearly every row: {', '.join(own)}"
-        if one.smallest is not None:
-            share = f"{100 * one.unique / one.rows:.3g} %"
-            yield f"{one.unique:,} records are alone with their attributes at their site ({share})"
-            yield f"{one.small:,} are in {one.small_groups:,} groups of fewer than {one.least} that are alike"
-        if one.depth:
-            yield f"{one.singled:,} are singled out by {one.depth} attributes or fewer"
-        if one.same_target is not None:
-            yield f"{one.same_target:,} share the target with all who are like them: knowing them tells it"
-    yield f"{one.twins_within:,} records have a duplicate at their site"
-    if len(one.sites) > 1:
-        yield f"{one.twins_across:,} records have a duplicate at another site"

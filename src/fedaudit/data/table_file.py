@@ -99,18 +99,28 @@ def read_columns(path: Path, separator: str | None = None, encoding: str | None 
         BadInput: it can't be read, or has to be asked about.
         MissingData: what reads such a file isn't installed.
     """
+    return read_numbered(path, separator, encoding)[0]
+
+
+def read_numbered(
+    path: Path, separator: str | None = None, encoding: str | None = None
+) -> tuple[Any, Sequence[int] | None]:
+    """Return what :func:`read_columns` does, and each row's number below the names, from 1; None: counted through.
+
+    Empty rows of a text are no rows, and have numbers all the same: a spreadsheet shows them.
+    """
     suffix = _suffix(path)
     if not path.is_file():
         raise BadInput(f"can't read '{path}': there is no such file")
     if suffix in TEXT:
         with reading(path):
-            return _columns_of_text(_text(path, encoding), separator, str(path))
+            return _numbered_text(_text(path, encoding), separator, str(path))
     if separator is not None or encoding is not None:
         raise BadInput(f"{path} is no text: separator and encoding are for {', '.join(TEXT)}; leave them out")
     if suffix in (".parquet", ".pq"):
-        return _parquet(path)
+        return _parquet(path), None
     if suffix in OTHERS:
-        return _by_pandas(path, *OTHERS[suffix])
+        return _by_pandas(path, *OTHERS[suffix]), None
     known = ", ".join((*TEXT, ".parquet", *OTHERS))
     raise BadInput(f"{path}: '{suffix or path.name}' is no kind of table that is known: {known}")
 
@@ -180,14 +190,15 @@ def _text(path: Path, encoding: str | None) -> str:
     return text.removeprefix("\ufeff")
 
 
-def _columns_of_text(text: str, separator: str | None, where: str) -> dict[str, list[str]]:
-    """Return the cells of a text by column, its first row's names."""
+def _numbered_text(text: str, separator: str | None, where: str) -> tuple[dict[str, list[str]], list[int]]:
+    """Return the cells of a text by column, its first row's names, and the number of each row below it."""
     if separator is not None and len(separator) != 1:
         raise BadInput(f"{where}: separator is {separator!r}, and is one character")
     rows = _rows(text, _told(text, where) if separator is None else separator, where)
     if len(rows) < 2:
         raise BadInput(f"{where} has {len(rows)} rows; the first has the columns' names, the others are examples")
-    (_, head), *body = rows
+    (first, _, head), *below = rows
+    body = [(line, row) for _, line, row in below]
     names = [" ".join(unicodedata.normalize("NFC", name).split()) for name in head]
     if len(names) > 1 and all(re.fullmatch(r"[-+]?[\d.,eE+-]+", name) for name in names if name):
         raise BadInput(
@@ -209,17 +220,18 @@ def _columns_of_text(text: str, separator: str | None, where: str) -> dict[str, 
             names[i] = f"{name} ({seen[name]})"
     if len(set(names)) < len(names):
         raise BadInput(f"{where}: two columns have one name; give each its own")
-    return {name: [row[i] for _, row in body] for i, name in enumerate(names)}
+    numbers = [place - first for place, _, _ in below]
+    return {name: [row[i] for _, row in body] for i, name in enumerate(names)}, numbers
 
 
-def _rows(text: str, separator: str, where: str) -> list[tuple[int, list[str]]]:
-    """Return the rows that aren't empty, each with its line's number."""
+def _rows(text: str, separator: str, where: str) -> list[tuple[int, int, list[str]]]:
+    """Return the rows that aren't empty, each with its number among all and its line's."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     found = []
     try:
-        for row in reader:
+        for place, row in enumerate(reader):
             if any(cell.strip() for cell in row):
-                found.append((reader.line_num, row))
+                found.append((place, reader.line_num, row))
                 within(len(found), CSV.items, "rows")
     except csv.Error as error:
         raise BadInput(f"{where}, line {reader.line_num}: {error}; mend the quotes") from None

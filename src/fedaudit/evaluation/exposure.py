@@ -41,7 +41,7 @@ def by_group(observation: Observation, pairs: Tensor, scores: Tensor, seed: int)
     records = observation.records
     if records is None:
         return []
-    found = []
+    found, bar = [], scores[pairs[1]].max()
     for group in (*_classes(records, pairs, scores), *_categories(observation, records, pairs, scores)):
         area, p_value = rank_test(group.members, group.others)
         own = derive_seed(seed, "class", group.label, group.column)
@@ -56,6 +56,7 @@ def by_group(observation: Observation, pairs: Tensor, scores: Tensor, seed: int)
                 high=high,
                 members=len(group.members),
                 p_value=p_value,
+                standing_out=int((group.members > bar).sum()),
             )
         )
     corrected = holm([one.p_value for one in found])

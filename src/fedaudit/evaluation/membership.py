@@ -13,6 +13,7 @@ from fedaudit.evaluation.exposure import by_group, class_chart, surest
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.record_epsilon import broken, in_words, record_epsilon
 from fedaudit.evaluation.statistics import SURE, auc, auc_interval, pooled, rank_test, roc, tpr_at
+from fedaudit.evaluation.usage import USAGE_ERROR, usage
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
 from fedaudit.results import Chart, Evidence, FindingResult, Line, MetricResult, RecordEpsilon
 from fedaudit.results.membership import MembershipDetail
@@ -111,6 +112,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
             *_at_low(scores[member], scores[~member]),
             *blind,
             *([MEMBERSHIP_EPSILON.of(shown.bound.epsilon, n=pairs.shape[1], of="pairs of records")] if shown else []),
+            *([] if confounded else usage(scores[pairs[0]], scores[pairs[1]], seed)),
         ],
         charts=[
             Chart(
@@ -231,7 +233,7 @@ FINDING_TYPES["membership"] = FindingType(
         f"{100 * SURE:g} %), it is 'inconclusive'. It also is 'inferred' where the scores demonstrate a larger ε than "
         "the defence claims, with a confidence of 99 % over all runs of the attack.",
     ),
-    metrics=(AUC, MEMBERSHIP_ACCURACY, TPR, TPR_PERMILLE, BLIND_AUC, MEMBERSHIP_EPSILON),
+    metrics=(AUC, MEMBERSHIP_ACCURACY, TPR, TPR_PERMILLE, BLIND_AUC, MEMBERSHIP_EPSILON, USAGE_ERROR),
     question="tell whether a record was used for training",
     control="records",
     ranks=True,

@@ -19,6 +19,7 @@ from fedaudit.results import (
     AttackSummary,
     Comparison,
     FindingResult,
+    GroupWorst,
     Interval,
     MetricSummary,
     Timing,
@@ -96,20 +97,42 @@ def _worst(done: Sequence[FindingResult], things: str) -> Worst | None:
         values = [i.psnr for i in images]
         best, mean = max(values), float(np.mean(values))
         text = f"the most exposed of {len(values):,} {things} came out at {best:.1f} dB, the mean is {mean:.1f} dB"
-        return Worst(value=best, mean=mean, n=len(values), text=text)
-    if shares := [row.right / row.cells for f in done for row in f.rows if row.cells]:
+        groups = _by_class([(i.true_label, i.psnr) for i in images])
+        return Worst(value=best, mean=mean, n=len(values), text=text, by_group=groups)
+    if rows := [(row.true_label, row.right / row.cells) for f in done for row in f.rows if row.cells]:
+        shares = [share for _, share in rows]
         best, mean = max(shares), float(np.mean(shares))
         text = f"of the most exposed of {len(shares):,} rows {best:.0%} of cells came out, the mean is {mean:.0%}"
-        return Worst(value=best, mean=mean, n=len(shares), text=text.replace("%", " %"))
-    counted = [(f.standing_out, m.n // 2) for f in done for m in f.metrics if m.name == "membership_auc" and m.n]
-    known = [(k, n) for k, n in counted if k is not None]
+        return Worst(value=best, mean=mean, n=len(shares), text=text.replace("%", " %"), by_group=_by_class(rows))
+    counted = [(f.standing_out, m.n // 2, f) for f in done for m in f.metrics if m.name == "membership_auc" and m.n]
+    known = [(k, n, f) for k, n, f in counted if k is not None]
     if not known:
         return None
-    most, n = max(known)
+    most, n, chief = max(known, key=lambda one: one[:2])
     p = min(1.0, len(known) * 0.5**most)
     luck = "as luck may have it" if p > SURE else "more than luck"
     text = f"{most:,} of {n:,} members score above all others, {luck} (p = {p:.2g})"
-    return Worst(value=most, n=n, p_value=p, text=text)
+    groups = [
+        GroupWorst(label=g.label, column=g.column, group=g.value, n=g.members, value=g.standing_out, mean=g.auc)
+        for g in chief.exposure
+        if g.standing_out is not None
+    ]
+    return Worst(value=most, n=n, p_value=p, text=text, by_group=groups if len(groups) > 1 else [])
+
+
+def _by_class(values: Sequence[tuple[float | None, float]]) -> list[GroupWorst]:
+    """Return the largest value of each class, beside its mean; none of numbers, or of a value for each."""
+    classes: dict[int, list[float]] = {}
+    for label, value in values:
+        if label is None or not float(label).is_integer():
+            return []
+        classes.setdefault(int(label), []).append(value)
+    if not 2 <= len(classes) <= len(values) / 2:
+        return []
+    return [
+        GroupWorst(label=label, n=len(own), value=max(own), mean=float(np.mean(own)))
+        for label, own in sorted(classes.items())
+    ]
 
 
 def _filled(text: str, words: dict[str, str]) -> str:

@@ -32,6 +32,7 @@ from fedaudit.results import (
     CeilingPicture,
     CeilingPoint,
     CeilingResult,
+    Worst,
 )
 from fedaudit.results.epsilon import CertificateRecord
 from fedaudit.scenario.scenario import Scenario
@@ -329,6 +330,7 @@ def _result(
         prior=prior.words,
         curve=curve,
         examples=examples,
+        worst=_worst(examples, len(every), (low + max(high, low)) / 2, unit, kind.plural),
         verdict=verdict,
         text="",
     )
@@ -381,6 +383,16 @@ def _in_words(found: CeilingResult, things: str) -> str:
             f"{found.unknowns:,} numbers, and {found.numbers:,} are sent"
         )
     return "; ".join([text, *told])
+
+
+def _worst(examples: Sequence[CeilingExample], n: int, mean: float, unit: str, things: str) -> Worst | None:
+    """Return the most exposed of ``n`` examples beside all of them; None: by probes their order alone is known."""
+    best = examples[0].value if examples else None
+    if best is None:
+        return None
+    told = [f"{value:.1f} dB" if unit == "dB" else f"{100 * value:.0f} % of cells" for value in (best, mean)]
+    text = f"of the most exposed of {n:,} {things} any attacker could have {told[0]}, of all {told[1]}"
+    return Worst(value=best, mean=mean, n=n, text=text)
 
 
 def _examples(

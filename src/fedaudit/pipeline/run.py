@@ -42,6 +42,8 @@ from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.recordings import why_contradicted, worst_replay
 from fedaudit.pipeline.trials import Kept, Means, Trial, run_trials
 from fedaudit.pipeline.untested import left_out, not_asked
+from fedaudit.report.again import changes
+from fedaudit.report.requirements import requirements
 from fedaudit.results import (
     LEAKS,
     AttackRecord,
@@ -466,6 +468,7 @@ def assess(
             workers=means.workers,
         ),
     )
+    result = result.model_copy(update={"requirements": requirements(result), "test_again": changes(result)})
     return Audit(result, image_files, scenario.to_yaml())
 
 

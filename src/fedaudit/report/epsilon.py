@@ -7,7 +7,7 @@ from typing import Any
 from fedaudit.epsilon.certificate import in_words
 from fedaudit.report import figures
 from fedaudit.report.panels import PANELS, Panel
-from fedaudit.report.wording import number
+from fedaudit.report.wording import number, short
 from fedaudit.results import AuditResult, Chart, EpsilonResult, HistoryRecord, Line
 
 METHODS = {
@@ -45,6 +45,17 @@ def certificate_of(course: HistoryRecord) -> str:
         return "" if course.epsilon else in_words(0, None)
     who = "nobody who sees global models alone" if course.certificate.central else "nobody"
     return in_words(course.certificate.candidates, course.certificate.success, who)
+
+
+def spread_of(course: HistoryRecord) -> str:
+    """Return the ε of the most exposed client beside the median one's, by Rényi; empty where all have spent the same.
+
+    The certificate holds for every record, so the worst is what it says, and there is no mean beside it.
+    """
+    if not course.epsilon_of_clients:
+        return ""
+    _, median, most = course.epsilon_of_clients[-1]
+    return "" if most == median else f"; whoever sent most often {short(most)}, the median client {short(median)}"
 
 
 def _chapter(federation: str, found: EpsilonResult, course: HistoryRecord | None, index: int) -> dict[str, Any]:

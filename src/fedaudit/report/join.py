@@ -21,7 +21,16 @@ from fedaudit.report.conclusion import SEVERITY, threshold_text
 from fedaudit.report.share import check_shared, shareable
 from fedaudit.report.style import render
 from fedaudit.report.wording import count, percent, short
-from fedaudit.results import LEAKS, AttackSummary, AuditResult, Setting, Verdict, overall
+from fedaudit.results import (
+    LEAKS,
+    AttackSummary,
+    AuditResult,
+    RequirementOutcome,
+    RequirementRecord,
+    Setting,
+    Verdict,
+    overall,
+)
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.integrity import file_sha256
@@ -138,6 +147,32 @@ class Count:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a text asks in one line, of all sites together.
+
+    Attributes:
+        text, id, asks: as in results.
+        outcome: not met where it is at one site, met where it is at all.
+        sites: by outcome, which sites.
+    """
+
+    text: str
+    id: str
+    asks: str
+    outcome: RequirementOutcome
+    sites: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What a site's guard wrote down of one job, and what came of its limits."""
+
+    whose: str
+    text: str
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True)
 class Joined:
     """Several sites' audits together.
 
@@ -147,7 +182,9 @@ class Joined:
         cautions: why the sites may not be of one federation, or not be what was written.
         counts: by kind of finding, the worst first.
         sites: in the order in which they were given.
-        outcome: of all limits of all sites: fail where one was exceeded; None where no site set any.
+        outcome: of all limits of all sites and guards: fail where one was exceeded; None where there is none.
+        asked: what texts ask and one site at least met or didn't.
+        guards: what sites' guards wrote down.
     """
 
     headline: str
@@ -156,6 +193,8 @@ class Joined:
     counts: tuple[Count, ...]
     sites: tuple[Site, ...]
     outcome: Outcome | None
+    asked: tuple[Asked, ...] = ()
+    guards: tuple[Guard, ...] = ()
 
     def for_programs(self) -> dict[str, Any]:
         """Return all of it, JSON-serialisable."""
@@ -210,16 +249,41 @@ def _unchanged(result: AuditResult, file: Path) -> bool:
     return False
 
 
-def join_audits(sites: dict[str, tuple[AuditResult, bool]]) -> Joined:
+def join_audits(sites: dict[str, tuple[AuditResult, bool]], guards: Sequence[Guard] = ()) -> Joined:
     """Return the audits of several sites, by their names, together; with each whether its file is sealed."""
     rows = tuple(_site(name, result, sealed) for name, (result, sealed) in sites.items())
     counts = _counts(rows, _things([result for result, _ in sites.values()]))
     cautions = [*_different(sites), *_incomparable(rows), *_unsealed(rows)]
-    outcomes = {row.outcome for row in rows}
+    outcomes = {*(row.outcome for row in rows), *(limit.outcome for one in guards for limit in one.limits)}
     told: tuple[Outcome, ...] = ("fail", "not tested", "pass")
     return Joined(
-        *_headline(rows, counts), tuple(cautions), counts, rows, next((one for one in told if one in outcomes), None)
+        *_headline(rows, counts),
+        tuple(cautions),
+        counts,
+        rows,
+        next((one for one in told if one in outcomes), None),
+        _asked({name: result.requirements for name, (result, _) in sites.items()}),
+        tuple(guards),
     )
+
+
+def _asked(told: dict[str, list[RequirementRecord]]) -> tuple[Asked, ...]:
+    """Return what became of each line at the sites, if it was met, or not met, at one of them."""
+    lines = {(one.text, one.id): one for records in told.values() for one in records}
+    found = []
+    for key, line in lines.items():
+        sites: dict[str, list[str]] = {}
+        for name, records in told.items():
+            said = next((one.outcome for one in records if (one.text, one.id) == key), "not tested")
+            sites.setdefault(said, []).append(name)
+        outcome: RequirementOutcome = "not tested"
+        if "not met" in sites:
+            outcome = "not met"
+        elif set(sites) == {"met"}:
+            outcome = "met"
+        if {"met", "not met"} & set(sites):
+            found.append(Asked(line.text, line.id, line.asks, outcome, sites))
+    return tuple(found)
 
 
 def write_joined(joined: Joined, folder: Path) -> None:

@@ -1,7 +1,8 @@
-"""For an impact assessment: what standards call each attack, its verdicts, and which tests no attack made."""
+"""For an impact assessment: what standards call each attack, its verdicts, what texts ask, and what wasn't tested."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedaudit.attacks.standards import (
@@ -15,7 +16,8 @@ from fedaudit.attacks.standards import (
     NIST,
     READING,
 )
-from fedaudit.results import AttackRecord, AuditResult, MappingRecord, Verdict
+from fedaudit.report.requirements import requirements
+from fedaudit.results import AttackRecord, AuditResult, MappingRecord, RequirementRecord, Verdict
 
 NO_ATTACK = "no attack of this audit makes this test"
 
@@ -42,6 +44,8 @@ class Assessment:
     Attributes:
         standards: title and what it is.
         untested: the opinion's tests, and a malicious server, if no attack here answered for them, each with why.
+        asked: what texts ask, line by line, and got an answer.
+        unanswered: why lines got none, and which lines these are.
         evidence: what the audit gives evidence for: article, whom it is about, the evidence.
         reading: what else to read.
     """
@@ -49,6 +53,8 @@ class Assessment:
     standards: list[tuple[str, str]]
     rows: list[Covered]
     untested: list[tuple[str, str]]
+    asked: list[RequirementRecord]
+    unanswered: list[tuple[str, str]]
     evidence: list[tuple[str, str, str]]
     reading: tuple[str, ...]
 
@@ -76,7 +82,19 @@ def assessment(result: AuditResult) -> Assessment:
     tests.append((f"a server that alters the model it sends ({NIST}: {' and '.join(ALTERED_MODELS)})", active))
     untested = [(test, why) for test, own in tests if (why := _why_untested(own))]
     evidence = [(f"{AI_ACT}, {article}", *said) for article, said in EVIDENCE_FOR.items()]
-    return Assessment([(title, ABOUT.get(title, "")) for title in titles], rows, untested, evidence, READING)
+    asked = result.requirements or requirements(result)
+    standards = [(title, ABOUT.get(title, "")) for title in titles]
+    return Assessment(standards, rows, untested, *told_apart(asked), evidence, READING)
+
+
+def told_apart(asked: Sequence[RequirementRecord]) -> tuple[list[RequirementRecord], list[tuple[str, str]]]:
+    """Return the lines that got an answer, and why the others got none, each reason with its lines."""
+    why: dict[str, dict[str, list[str]]] = {}
+    for one in asked:
+        if one.outcome == "not tested":
+            why.setdefault(one.answer, {}).setdefault(one.text, []).append(one.id)
+    lines = [(reason, "; ".join(f"{text}: {', '.join(ids)}" for text, ids in of.items())) for reason, of in why.items()]
+    return [one for one in asked if one.outcome != "not tested"], lines
 
 
 def _why_untested(own: list[Covered]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from fedaudit.report.requirements import requirements
 from fedaudit.results import (
     AdversaryRecord,
     AttackRecord,
@@ -44,7 +45,9 @@ from fedaudit.results import (
     ReceivedCheck,
     RecordEpsilon,
     RecordingRecord,
+    RequirementRecord,
     SharedRecord,
+    TestAgain,
     Threshold,
     Timing,
     Worst,
@@ -62,7 +65,7 @@ _OWN = "a site's own data"
 # By type the fields that are shared; "*": all of them, which are numbers and words of fedaudit's own.
 KEPT: dict[type[Record], str] = {
     AuditResult: "fedaudit_version name data model adversary federations attacks findings summaries comparisons "
-    "controls margins ceilings verdict_rules not_asked out_of_scope thresholds timing",
+    "controls margins ceilings requirements test_again verdict_rules not_asked out_of_scope thresholds timing",
     DataRecord: "classes kind input_shape",
     ModelRecord: "name parameters initialisation batch_norm dropout",
     AdversaryRecord: "*",
@@ -77,8 +80,9 @@ KEPT: dict[type[Record], str] = {
     HistoryTiming: "*",
     AttackRecord: "name summary paper mapping",
     MappingRecord: "*",
+    RequirementRecord: "*",
     FindingResult: "attack federation update_kind num_examples status kind exposure epsilon record_epsilon setting",
-    GroupExposure: "*",
+    GroupExposure: "label column value auc low high members p_value",
     EpsilonResult: "*",
     ObserverEpsilon: "*",
     EpsilonBound: "*",
@@ -86,7 +90,7 @@ KEPT: dict[type[Record], str] = {
     AttackSummary: "*",
     NamedSummary: "*",
     Evidence: "*",
-    Worst: "*",
+    Worst: "value mean n p_value text",
     Interval: "*",
     MetricSummary: "*",
     Comparison: "*",
@@ -98,6 +102,7 @@ KEPT: dict[type[Record], str] = {
     "verdict text reason",
     CeilingPoint: "*",
     CeilingChange: "*",
+    TestAgain: "*",
     Threshold: "*",
     Timing: "*",
 }
@@ -138,7 +143,7 @@ def shareable(result: AuditResult) -> AuditResult:
     told = result.adversary.summary
     for name in sorted(clients, key=len, reverse=True):  # beside their numbers
         told = told.replace(f" ({name})", "")
-    return cut.model_copy(
+    made = cut.model_copy(
         update={
             "summaries": [_without_rare(s.model_copy(update={"worst": None})) for s in cut.summaries],
             "adversary": cut.adversary.model_copy(update={"summary": told}),
@@ -148,6 +153,10 @@ def shareable(result: AuditResult) -> AuditResult:
             "findings": [f for f in shared if f.epsilon or f.record_epsilon or f.exposure],
         }
     )
+    if result.shared is None:  # which model an attack asked is told of a finished model's user
+        answers = requirements(made.model_copy(update={"attacks": result.attacks}))
+        made = made.model_copy(update={"requirements": answers})
+    return made
 
 
 def _without_rare(summary: AttackSummary) -> AttackSummary:

@@ -15,14 +15,24 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from fedaudit.report.again import Again, by_age, by_pace, day_of, soonest
 from fedaudit.report.compare import open_audit
 from fedaudit.report.conclusion import SEVERITY, UPDATES, evidence_text, headline, threshold_text
-from fedaudit.report.epsilon import certificate_of
+from fedaudit.report.epsilon import certificate_of, spread_of
 from fedaudit.report.mapping import assessment
 from fedaudit.report.share import check_shared, shareable
+from fedaudit.report.share_check import phrases_of, refuse_traces
 from fedaudit.report.style import render
 from fedaudit.report.wording import count, noun, sentence, short
-from fedaudit.results import LEAKS, AttackSummary, AuditResult, CeilingResult, FederationRecord, Verdict
+from fedaudit.results import (
+    LEAKS,
+    AttackSummary,
+    AuditResult,
+    CeilingResult,
+    FederationRecord,
+    RequirementRecord,
+    Verdict,
+)
 from fedaudit.results.record import READING, Record, optional
 from fedaudit.simulation.protocols import protocol_by
 from fedaudit.utils.bounds import read_json
@@ -102,9 +112,24 @@ class Audited(Record):
     verdict: Verdict = Field(description="of the whole audit")
     played: list[Played] = Field(description="tests, the worst verdict first")
     ceilings: list[str] = Field(description="what any attacker could get, estimated; empty: not computed")
-    certificates: list[str] = Field(description="what noise rules out, whoever attacks")
+    certificates: list[str] = Field(description="what noise rules out of each record or client, whoever attacks")
     privacy: list[Privacy] = Field(description="ε by federation")
     untested: list[str] = Field(description="what was not tested")
+    requirements: list[RequirementRecord] = Field(default=[], description="what texts ask, line by line")
+
+    @property
+    def asked(self) -> list[RequirementRecord]:
+        """The lines that were met or not."""
+        return [one for one in self.requirements if one.outcome in ("met", "not met")]
+
+    @property
+    def unanswered(self) -> str:
+        """The lines that were not tested, by text."""
+        of: dict[str, list[str]] = {}
+        for one in self.requirements:
+            if one.outcome == "not tested":
+                of.setdefault(one.text, []).append(one.id)
+        return "; ".join(f"{text}: {', '.join(ids)}" for text, ids in of.items())
 
 
 class Guarded(Record):
@@ -132,7 +157,9 @@ class Statement(Record):
     made: date = Field(description="date, ISO 8601")
     recipient: str | None = optional("to whom the updates go; null: to be filled in by hand")
     reviewer: str | None = optional("who reviewed it; null: to be filled in by hand")
-    valid_until: date | None = optional("last day; null: to be filled in by hand")
+    valid_until: date | None = optional("last day, as given or by age; null: to be filled in by hand")
+    max_age: int | None = optional("days that an audit may be old; null: no such limit")
+    again: list[Again] = Field(default=[], description="days by which to test again, and why, the first first")
     outcome: Outcome = Field(description="of the strictest limit; not tested where there is none")
     limits: list[Limit] = Field(description="the strictest first")
     sources: list[Source] = Field(description="what it was made of")
@@ -146,8 +173,11 @@ Part = tuple[Sequence[Audited | Guarded], Source, Sequence[Limit]]
 
 
 def audited(path: Path) -> Part:
-    """Return what the audit in a folder says for a statement, its file, and its limits. BadInput: there is none."""
-    whole, _ = open_audit(path)
+    """Return what the audit in a folder says for a statement, its file, and its limits.
+
+    BadInput: there is none, or what is signed would name one of its classes, clients or examples.
+    """
+    whole, folder = open_audit(path)
     file = path / "results.json" if path.is_dir() else path
     if whole.shared is not None and (note := check_shared(file)):
         raise CorruptTranscript(note)
@@ -171,13 +201,33 @@ def audited(path: Path) -> Part:
         verdict=answer.verdict,
         played=[_played(result, s, worst) for s, worst in sorted(pairs, key=lambda p: -SEVERITY[p[0].verdict])],
         ceilings=[_ceiling(c) for c in whole.ceilings if c.federation in result.in_use()],
-        certificates=_grouped([(certificate_of(one.history), one.name) for one in used if one.history is not None]),
+        certificates=_certificates(used),
         privacy=[one for f in used if (one := _privacy(result, f))],
         untested=untested,
+        requirements=result.requirements,
     )
     source = Source(kind="audit", name=result.name, sha256=file_sha256(file), bytes=file.stat().st_size)
     limits = [Limit(source=result.name, outcome=t.outcome, text=threshold_text(t)) for t in result.thresholds]
+    if whole.shared is None:
+        told = [one.model_dump_json(indent=2) for one in (part, *limits)]
+        refuse_traces({f"the statement of “{path.name}”": "\n".join(told)}, phrases_of(whole, folder))
     return [part], source, limits or [Limit(source=result.name, outcome="not tested", text=_NO_LIMIT)]
+
+
+def _certificates(used: Sequence[FederationRecord]) -> list[str]:
+    """Return what noise rules out, a line for each text, behind the federations that it is told of."""
+    of: dict[str, list[str]] = {}
+    for one in used:
+        if one.history is not None and (text := certificate_of(one.history)):
+            unit = f", for each {one.history.epsilon_unit or 'client'}" if one.history.certificate else ""
+            of.setdefault(f"{unit}: {text}", []).append(one.name)
+    return [f"{', '.join(names)}{text}." for text, names in of.items()]
+
+
+def same_in_both(one: Audited) -> str:
+    """Return what an audit and its shared version say alike, and no two audits do."""
+    played = [(p.attack, p.federation, p.verdict, p.evidence) for p in one.played]
+    return json.dumps([one.name, one.started, one.fedaudit_version, one.finding, played])
 
 
 def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
@@ -191,6 +241,8 @@ def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
 def _ceiling(one: CeilingResult) -> str:
     """Return a ceiling in words, and that of the most exposed example."""
     told = f"{one.federation}: {one.text.rstrip('.')}"
+    if one.worst is not None:
+        return f"{told}; {one.worst.text}."
     ends = [e.value if e.high is None else e.high for e in one.examples]
     if known := [e for e in ends if e is not None]:
         unit = "dB" if one.unit == "dB" else "of cells"
@@ -246,6 +298,7 @@ def _privacy(result: AuditResult, one: FederationRecord) -> Privacy | None:
         delta = "" if course.epsilon_delta is None else f" at δ = {course.epsilon_delta:g}"
         text += f"{delta} for one {course.epsilon_unit or 'client'}, by {course.epsilon_adjacency}"
         text += f" neighbours, after {count(one.rounds)} {noun(one.rounds, 'rounds')}"
+        text += spread_of(course)
     if shown:
         text += f"; {short(max(shown))} demonstrated"
     return Privacy(
@@ -268,6 +321,7 @@ def statement(
     recipient: str | None = None,
     reviewer: str | None = None,
     valid_until: date | None = None,
+    max_age: int | None = None,
     made: date | None = None,
 ) -> Statement:
     """Return the statement of audits and guards' logs together.
@@ -275,22 +329,30 @@ def statement(
     Args:
         parts: of each file what it says, itself, and its limits; :func:`audited` and the guard's.
         recipient, reviewer, valid_until: as the page says them; None: a line to be filled in by hand.
+        max_age: days that an audit may be old; None: any.
         made: the day; None: today.
     """
+    parts = sorted(parts, key=lambda part: (part[1].kind, part[1].name, part[1].sha256))  # however they were named
     told = [one for said, _, _ in parts for one in said]
     audits = [one for one in told if isinstance(one, Audited)]
     guards = [one for one in told if isinstance(one, Guarded)]
     limits = [limit for _, _, limits in parts for limit in limits]
     if covered := _coverage(audits, guards):
         limits.append(covered)
+    made = made or datetime.now(UTC).date()
+    again = _again(audits, guards, given=valid_until, max_age=max_age)
+    if max_age is not None:
+        limits += [_age(one, max_age, made) for one in audits]
     limits.sort(key=lambda limit: _ORDER.index(limit.outcome))
     return Statement(
         digest=blank(),
         fedaudit_version=__version__,
-        made=made or datetime.now(UTC).date(),
+        made=made,
         recipient=recipient,
         reviewer=reviewer,
-        valid_until=valid_until,
+        valid_until=min((one.by for one in again if one.why in ("given", "age")), default=None),
+        max_age=max_age,
+        again=again,
         outcome=limits[0].outcome if limits else "not tested",
         limits=limits,
         sources=[source for _, source, _ in parts],
@@ -313,6 +375,32 @@ def _coverage(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Limit | N
         f"sent {count(most.sent)} updates in {most.job}"
     )
     return Limit(source="", outcome="pass" if kept else "not tested", text=text)
+
+
+def _again(
+    audits: Sequence[Audited], guards: Sequence[Guarded], *, given: date | None, max_age: int | None
+) -> list[Again]:
+    found = [] if given is None else [Again(why="given", by=given, text="as was given")]
+    for one in audits:
+        if max_age is not None and (day := day_of(one.started)):
+            found.append(by_age(one.name, day, max_age))
+    rounds = min((one.rounds for audit in audits for one in audit.leaving), default=None)
+    for site in guards:
+        spent, left = (site.privacy.spent, site.privacy.left) if site.privacy else (None, None)
+        epsilon = None if spent is None or left is None else (spent, left)
+        found += by_pace(f"{site.site}, {site.job}", site.first, site.last, site.sent, rounds, epsilon)
+    return soonest(found)
+
+
+def _age(one: Audited, most: int, made: date) -> Limit:
+    """Return what came of a limit of age."""
+    day = day_of(one.started)
+    if day is None:
+        return Limit(source=one.name, outcome="not tested", text="NOT TESTED: its age isn't known: it has no date")
+    days = (made - day).days
+    kept = days <= most
+    text = f"{'PASS' if kept else 'FAIL'}: at most {count(most)} {noun(most, 'days')} old: {count(max(0, days))}"
+    return Limit(source=one.name, outcome="pass" if kept else "fail", text=text)
 
 
 def _residual(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Iterator[str]:
@@ -355,16 +443,21 @@ def _ends(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Iterator[str]
         yield "The guard raises an alarm, can’t check what leaves, or is set otherwise."
 
 
-def write_statement(made: Statement, folder: Path) -> None:
-    """Write ``statement.json``, sealed, ``statement.html`` and ``statement.prom``. BadInput: they can't be written."""
+def write_statement(made: Statement, folder: Path) -> Statement:
+    """Write ``statement.json``, sealed, ``statement.html`` and ``statement.prom``; return it with its digest.
+
+    BadInput: they can't be written.
+    """
     check_folder(folder)
     try:
         data = sealed(made.model_dump_json(indent=2) + "\n", ABOUT)
+        made = _parsed(json.loads(data))
         write_whole(inside(folder, FILE), data)
-        write_whole(inside(folder, PAGE), page(_parsed(json.loads(data))).encode())
+        write_whole(inside(folder, PAGE), page(made).encode())
         write_whole(inside(folder, METRICS), metrics(made).encode())
     except OSError as error:
         raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
+    return made
 
 
 def read_statement(folder: Path) -> Statement:
@@ -395,12 +488,28 @@ def metrics(made: Statement) -> str:
     """Return the outcome, and until when it is valid, as OpenMetrics text for monitoring."""
     lines = ["# TYPE fedaudit_statement_kept gauge", "# HELP fedaudit_statement_kept 1: every limit was kept."]
     lines.append(f"fedaudit_statement_kept {int(made.outcome == 'pass')}")
-    if made.valid_until:
-        end = datetime(made.valid_until.year, made.valid_until.month, made.valid_until.day, 23, 59, 59, tzinfo=UTC)
-        name = "fedaudit_statement_valid_until_timestamp_seconds"
-        lines += [f"# TYPE {name} gauge", f"# UNIT {name} seconds", f"# HELP {name} When to test again at the latest."]
-        lines.append(f"{name} {end.timestamp():.0f}")
+    days = [("valid_until", made.valid_until, "Until when it is valid.")]
+    days += [("test_again", made.again[0].by if made.again else None, "When to test again, by age or at this pace.")]
+    for what, day, told in days:
+        if day is not None:
+            end = datetime(day.year, day.month, day.day, 23, 59, 59, tzinfo=UTC)
+            name = f"fedaudit_statement_{what}_timestamp_seconds"
+            lines += [f"# TYPE {name} gauge", f"# UNIT {name} seconds", f"# HELP {name} {told}"]
+            lines.append(f"{name} {end.timestamp():.0f}")
+    covered = [(_labels(audit=a.name, federation=f.federation), f) for a in made.audits for f in a.leaving]
+    for what, values in (
+        ("rounds_audited", [(labels, one.rounds) for labels, one in covered]),
+        ("clients_audited", [(labels, one.clients) for labels, one in covered]),
+        ("updates_sent", [(_labels(job=one.job, site=one.site), one.sent) for one in made.guards]),
+    ):
+        name = f"fedaudit_statement_{what}"
+        lines += [f"# TYPE {name} gauge"] * bool(values) + [f"{name}{labels} {value}" for labels, value in values]
     return "\n".join([*lines, "# EOF", ""])
+
+
+def _labels(**values: str) -> str:
+    escaped = {k: v.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for k, v in values.items()}
+    return "{" + ",".join(f'{key}="{value}"' for key, value in escaped.items()) + "}"
 
 
 def differences(stored: Statement, again: Statement, folder: Path) -> list[str]:

@@ -20,7 +20,10 @@ from fedaudit.results.audit import (
     ReceivedCheck,
     RecordingRecord,
     ReplayRecord,
+    RequirementOutcome,
+    RequirementRecord,
     SharedRecord,
+    TestAgain,
     Threshold,
 )
 from fedaudit.results.ceilings import CeilingChange, CeilingExample, CeilingPicture, CeilingPoint, CeilingResult
@@ -42,13 +45,12 @@ from fedaudit.results.findings import (
     MetricResult,
     MetricSummary,
     Sheet,
-    Worst,
     overall,
     with_images,
 )
 from fedaudit.results.images import Curve, ImageResult, Look, NamedResult, NamedSummary, RegisteredResult
 from fedaudit.results.membership import GroupExposure, RecordExposure
-from fedaudit.results.record import LEAKS, VERDICTS, Interval, Setting, Timing, Verdict
+from fedaudit.results.record import LEAKS, VERDICTS, GroupWorst, Interval, Setting, Timing, Verdict, Worst
 from fedaudit.results.rows import RecitedText, RowResult, SequenceResult
 
 __all__ = [
@@ -79,6 +81,7 @@ __all__ = [
     "FederationRecord",
     "FindingResult",
     "GroupExposure",
+    "GroupWorst",
     "HistoryRecord",
     "HistoryTiming",
     "ImageResult",
@@ -101,11 +104,14 @@ __all__ = [
     "RecordingRecord",
     "RegisteredResult",
     "ReplayRecord",
+    "RequirementOutcome",
+    "RequirementRecord",
     "RowResult",
     "SequenceResult",
     "Setting",
     "SharedRecord",
     "Sheet",
+    "TestAgain",
     "Threshold",
     "Timing",
     "Verdict",

@@ -219,6 +219,40 @@ class MappingRecord(Record):
     nearest: bool = Field(default=False, description="the standard has no word for it; this is the nearest one")
 
 
+RequirementOutcome = Literal["met", "not met", "not tested", "answered"]
+
+
+class RequirementRecord(Record):
+    """What a text asks in one line, and what became of it."""
+
+    text: str = Field(description="title of the standard, guidance or opinion")
+    id: str = Field(description="the line's own name there, or ours")
+    asks: str = Field(description="what it asks, in our words")
+    outcome: RequirementOutcome = Field(
+        description="met only where it was measured; answered: a question, or means of which none worked"
+    )
+    answer: str = Field(description="what that rests on, or why nothing answers it")
+    value: float | None = optional("the number behind it; null: there is none")
+    low: float | None = optional("lower end of its 95 % interval; null: it has none")
+    high: float | None = optional("upper end of it")
+    n: int | None = optional("how many records, canaries or victims it rests on")
+    timing: Timing | None = optional("of the attack whose means worked; null: of another kind")
+    source: str = Field(description="where the line is from, and how far its wording was checked")
+
+
+class TestAgain(Record):
+    """What of a federation mustn't change, or the audit doesn't cover it any more: for monitoring."""
+
+    __test__ = False  # for pytest
+
+    federation: str = Field(description="its name")
+    more_rounds_than: int = Field(description="that were audited")
+    other_clients_than: int = Field(description="clients that there were")
+    other_model_than: str = Field(description="its name")
+    other_parameters_than: int = Field(description="numbers of the model that are trained")
+    without: list[str] = Field(default=[], description="defences that were in use")
+
+
 class AttackRecord(Record):
     """An attack that was run, with its settings."""
 
@@ -345,6 +379,12 @@ class AuditResult(Record):
     )
     ceilings: list[CeilingResult] = Field(
         default=[], description="how much updates determine of their examples, whoever attacks"
+    )
+    requirements: list[RequirementRecord] = Field(
+        default=[], description="what texts ask, line by line, and what became of it; empty: it is older"
+    )
+    test_again: list[TestAgain] = Field(
+        default=[], description="of the federations in use, what mustn't change: else audit again; empty: it is older"
     )
     verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
     not_asked: list[str] = Field(

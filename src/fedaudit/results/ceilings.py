@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedaudit.results.record import Record, optional
+from fedaudit.results.record import Record, Worst, optional
 
 
 class CeilingPoint(Record):
@@ -79,6 +79,7 @@ class CeilingResult(Record):
     prior: str = Field(default="", description="whose examples it is of")
     curve: list[CeilingPoint] = Field(default=[], description="over precisions")
     examples: list[CeilingExample] = Field(default=[], description="the most exposed ones first")
+    worst: Worst | None = optional("the most exposed example beside all; null: by probes its order alone is known")
     changes: list[CeilingChange] = Field(
         default=[], description="as it is, then what lowers it most; where that was asked for"
     )

@@ -10,7 +10,7 @@ from pydantic import Field
 from fedaudit.results.epsilon import EpsilonDetail
 from fedaudit.results.images import ImageDetail, ImageSummary
 from fedaudit.results.membership import MembershipDetail
-from fedaudit.results.record import LEAKS, Interval, Record, Setting, Timing, Verdict, optional
+from fedaudit.results.record import LEAKS, Interval, Record, Setting, Timing, Verdict, Worst, optional
 from fedaudit.results.rows import ExtractionDetail, RowDetail, SequenceDetail
 
 
@@ -126,16 +126,6 @@ class Evidence(Record):
     baseline: float | None = optional("the value without the attack")
     p_value: float | None = optional("probability that guessing does as well")
     method: str = Field(description="of the interval and the test")
-
-
-class Worst(Record):
-    """The record that an attack did best on, beside the mean over all."""
-
-    value: float = Field(description="PSNR in dB, a row's share of cells, or of membership how many members stand out")
-    mean: float | None = optional("the same of all; null: a count has none")
-    n: int = Field(description="over how many records it is the worst")
-    p_value: float | None = optional("probability that luck does as well; null: not tested")
-    text: str = Field(description="the same in a sentence")
 
 
 class MetricSummary(Record):

@@ -19,6 +19,9 @@ class GroupExposure(Record):
     high: float = Field(description="upper end of it")
     members: int = Field(description="of the group")
     p_value: float = Field(description="one-sided Mann-Whitney, after Holm's correction for all groups of the finding")
+    standing_out: int | None = optional(
+        "members with a score above every record that nobody trained on, of whatever group; null: it is older"
+    )
 
 
 class RecordExposure(Record):

@@ -59,6 +59,28 @@ class Interval(Record):
 
 
 # From the worst down; VERDICTS says what each means.
+class GroupWorst(Record):
+    """The most exposed record of a class, or of a category of a column, beside the mean of that group."""
+
+    label: int = Field(description="the class, or the number of the category in its column")
+    column: str = Field(default="", description="of a table, whose category it is; empty: it is a class")
+    group: str = Field(default="", description="the category")
+    n: int = Field(description="of the group: images, rows, or members")
+    value: float = Field(description="as of the worst of all")
+    mean: float = Field(description="the same over the group; of membership, where a count has none, the AUC")
+
+
+class Worst(Record):
+    """The most exposed record, beside the mean over all."""
+
+    value: float = Field(description="PSNR in dB, a row's share of cells, or of membership how many members stand out")
+    mean: float | None = optional("the same of all; null: a count has none")
+    n: int = Field(description="over how many records it is the worst")
+    p_value: float | None = optional("probability that luck does as well; null: not tested")
+    text: str = Field(description="the same in a sentence")
+    by_group: list[GroupWorst] = Field(default=[], description="where there are two classes or categories, or more")
+
+
 Verdict = Literal[
     "recovered",
     "identifiable",

@@ -1,0 +1,91 @@
+"""When to test again: changes that an audit doesn't cover, and dates by age, by pace and by what is left of ε."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Literal
+
+from pydantic import Field
+
+from fedaudit.report.wording import count, noun
+from fedaudit.results import AuditResult, TestAgain
+from fedaudit.results.record import Record
+
+Why = Literal["given", "age", "rounds", "epsilon"]
+MOST_DAYS = 36_500  # of a limit of age, and how far ahead a pace is followed
+
+
+class Again(Record):
+    """A day by which to test again."""
+
+    why: Why = Field(description="as it was given, a limit of age, rounds that aren't covered, or ε that is spent")
+    by: date = Field(description="ISO 8601; of a pace it is an estimate")
+    text: str = Field(description="why then, in a line")
+
+
+def changes(result: AuditResult) -> list[TestAgain]:
+    """Return of each federation in use the numbers which, if they change, ask for another audit."""
+    return [
+        TestAgain(
+            federation=one.name,
+            more_rounds_than=one.rounds,
+            other_clients_than=one.clients,
+            other_model_than=result.model.name,
+            other_parameters_than=result.model.parameters,
+            without=[name for name in (one.client_defence, one.aggregator) if name not in ("none", "mean", "fedavg")],
+        )
+        for one in result.federations
+        if one.name in result.in_use()
+    ]
+
+
+def day_of(started: str | None) -> date | None:
+    """Return the day of an ISO 8601 time, in UTC; None: there is none."""
+    try:
+        moment = datetime.fromisoformat(started or "")
+    except ValueError:
+        return None
+    return (moment.astimezone(UTC) if moment.tzinfo else moment).date()
+
+
+def by_age(name: str, started: date, days: int) -> Again:
+    """Return the last day on which an audit isn't older than so many days."""
+    return Again(why="age", by=started + timedelta(days=days), text=f"{name} is {count(days)} {noun(days, 'days')} old")
+
+
+def by_pace(
+    whose: str, first: str, last: str, sent: int, rounds: int | None, epsilon: tuple[float, float] | None
+) -> Iterator[Again]:
+    """Yield when a site that goes on at its pace sends more than was audited, and when its ε is spent.
+
+    Args:
+        whose: site and job.
+        first, last: times of its first round and its last, ISO 8601.
+        sent: updates that left, of which two have a pace.
+        rounds: that were audited; None: not known.
+        epsilon: spent, and left; None: there is no target.
+    """
+    begin, end = datetime.fromisoformat(first), datetime.fromisoformat(last)
+    if sent < 2 or end <= begin:
+        return
+    each = (end - begin) / (sent - 1)
+    if rounds is not None:
+        more = max(0, rounds - sent) + 1
+        text = f"{whose} sends its update number {count(sent + more)}, if it goes on like this, and {count(rounds)} "
+        yield from _in(end, each, more, "rounds", f"{text}{noun(rounds, 'rounds')} were audited")
+    if epsilon is not None and epsilon[0] > 0:
+        more = math.floor(epsilon[1] / (epsilon[0] / sent))
+        yield from _in(end, each, more, "epsilon", f"{whose} has spent its ε, if it goes on like this")
+
+
+def _in(end: datetime, each: timedelta, more: int, why: Why, text: str) -> Iterator[Again]:
+    days = each.total_seconds() * more / 86_400
+    if days <= MOST_DAYS:
+        yield Again(why=why, by=(end + timedelta(days=days)).astimezone(UTC).date(), text=text)
+
+
+def soonest(found: Sequence[Again]) -> list[Again]:
+    """Return them, the first day first."""
+    return sorted(found, key=lambda one: (one.by, one.why, one.text))
