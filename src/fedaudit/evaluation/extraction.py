@@ -228,6 +228,8 @@ def _recited(
     found = []
     for row in sorted(shown, key=lambda row: (float(told.draws[row]), int(told.edits[row])))[:_MOST]:
         text, said = records.inputs[row], finding.continued[row, int(told.nearest[row])]
+        most = int(gains[:, row].argmax()) if len(gains) else 0
+        next_one = len(gains) > 0 and int(finding.rounds[most + 1] - finding.rounds[most]) == 1
         begin, end, draws = int(finding.begins[row]), int((said != NOTHING).sum()), float(told.draws[row])
         found.append(
             RecitedText(
@@ -239,7 +241,7 @@ def _recited(
                 edits=int(told.edits[row]),
                 rouge_l=float(told.rouge[row]),
                 draws=draws if draws <= _MOST_DRAWS else None,
-                round=int(finding.rounds[int(gains[:, row].argmax())]) if len(gains) else None,
+                round=int(finding.rounds[most]) if next_one else None,
             )
         )
     return found

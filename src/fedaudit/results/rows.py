@@ -80,7 +80,7 @@ class RecitedText(Record):
         description="until the rest comes out word for word with a probability of 90 %; null: above 10¹², or never"
     )
     round: int | None = optional(
-        "after which the rest is likelier than before by the largest factor; null: one model is known"
+        "after which the rest is likelier than before by the largest factor; null: the models around it aren't known"
     )
 
 
