@@ -381,6 +381,7 @@ class CanariesEntry(BaseModel):
     delta: Annotated[float, Field(gt=0, lt=1)]
     joint: bool = False
     gaussian: bool = False
+    texts: bool = False
 
     def canaries(self, readings: dict[str, Tensor], path: Path) -> Canaries:
         """Return the canaries with ``readings``, read from ``path``, of which there must be as many."""
