@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedaudit.attacks import make_attack
+from fedaudit.epsilon.canaries import Canaries
 from fedaudit.evaluation import evaluate
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.results import FindingResult
@@ -19,6 +20,7 @@ from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.history import History
 from fedaudit.simulation.planted_texts import PlantedTexts
 from fedaudit.simulation.simulator import simulate
+from fedaudit.transcript.files import CanariesEntry
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
@@ -165,6 +167,13 @@ def test_readings_of_texts_lie_on_disk(tmp_path: Path) -> None:
     again = Transcript.load(tmp_path)
     assert again.canaries is not None
     assert again.canaries.texts
+    assert again.fingerprint() == transcript.fingerprint()
+
+
+def test_other_canaries_are_written_as_they_were_before_there_were_texts() -> None:
+    plain = Canaries("client", "add-remove", {"final": torch.zeros(1, 4, dtype=torch.float64)})
+    assert "texts" not in CanariesEntry.model_validate(plain).model_dump_json()
+    assert "texts" not in {field.name for field in dataclasses.fields(plain)}, "nor in what names a transcript"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedaudit.data.dataset import Split
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.epsilon.accounting import Account
-from fedaudit.epsilon.canaries import Canaries, CanaryRecords, CanarySpec
+from fedaudit.epsilon.canaries import Canaries, CanaryRecords, CanarySpec, TextCanaries
 from fedaudit.modalities import NOTHING
 from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.checkpoint import State
@@ -108,7 +108,7 @@ class PlantedTexts:
         fewest = min(map(len, self.federation.client_data[: spec.honest]))
         rate = min(1.0, spec.batch_size / fewest) if promised else 1.0
         fallen = (before - self._losses(model)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        return Canaries(
+        return TextCanaries(
             unit="record",
             adjacency="add-remove",
             readings={"final": fallen[None]},
@@ -117,7 +117,6 @@ class PlantedTexts:
             claimed=self.budget.claimed("add-remove") if promised else None,
             delta=account.delta if account else 1e-5,
             gaussian=isinstance(account, Account),
-            texts=True,
         )
 
     def _losses(self, model: nn.Module) -> Tensor:
