@@ -205,6 +205,7 @@ def attack(
     task: dict[str, Any] | None = None,
     rounds: Sequence[int] | None = None,
     records: Any | None = None,
+    words: Any | None = None,
     clients: int | None = None,
     max_minutes: float | None = None,
     out: Path | str | None = None,
@@ -229,6 +230,9 @@ def attack(
         records: of a recording: examples that nobody trained on, as the model sees them; with as many of the clients'
             they are the records that the adversary asks about. (inputs, targets), a torch Dataset, a DataLoader, or a
             file (.npz, .csv). Default: the recorder's candidates that no update used.
+        words: of text: what each token stands for, as the report shows it: a tokenizer, its ``tokenizer.json`` or
+            ``vocab.json``, a file with a word a line, or a list; "masked": no text is shown, but which words
+            were found.
         clients: attack the updates of the first so many clients only; default: of all.
         max_minutes: begin no attack after so long, and stop those that run; what wasn't run says so.
         out: folder for what was recovered; an interrupted attack goes on from there.
@@ -293,6 +297,7 @@ def audit_transcript(
     task: dict[str, Any] | None = None,
     rounds: Sequence[int] | None = None,
     records: Any | None = None,
+    words: Any | None = None,
     clients: int | None = None,
     max_minutes: float | None = None,
     out: Path | str | None = None,
@@ -307,8 +312,8 @@ def audit_transcript(
     """Attack a transcript and evaluate what was found: :func:`attack`, then :func:`evaluate`.
 
     Args:
-        transcript, attacks, threat, seed, device, truth, module, model, loss, task, rounds, records, clients: as of
-            :func:`attack`.
+        transcript, attacks, threat, seed, device, truth, module, model, loss, task, rounds, records, words, clients: as
+            of :func:`attack`.
         max_minutes: for an answer: one question after the other, the cheapest first, each with its control, and ``out``
             is renewed after each. Attacks on images without a chance on known examples are run last, or not. None: all
             is run, however long it takes.

@@ -27,6 +27,7 @@ from transformers import (  # noqa: E402
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    get_cosine_schedule_with_warmup,
 )
 
 import fedaudit  # noqa: E402
@@ -41,28 +42,46 @@ def errors(recording: Path) -> list[float]:
     return [update["error"] for update in json.loads((recording / "replay.json").read_text())["updates"]]
 
 
-def test_the_flower_example_is_recorded_unchanged_and_attacked(tmp_path):
+def test_the_flower_example_is_recorded_unchanged_and_audited_by_one_command(tmp_path):
     pytest.importorskip("flwr")
     from fedaudit.adapters.flower import audit_flower
 
-    attacks = ["dager", "token-presence"]
-    finished = audit_flower(EXAMPLE, nodes=2, attacks=attacks, attacked=None, out=tmp_path, **QUICK)
-    assert errors(tmp_path / "recording") == pytest.approx([0] * 6, abs=1e-6)
+    words = EXAMPLE / "lora_app" / "words.txt"
+    finished = audit_flower(EXAMPLE, nodes=4, words=words, out=tmp_path, **QUICK)
+    assert max(errors(tmp_path / "recording")) < 1e-4
     result = finished.result
     recording = result.federations[0].recording
     assert recording is not None
     assert recording.facts == "verified"
-    assert [f.status for f in result.findings if f.attack == "dager"] == ["done"] * 6
+    verdicts = {summary.attack: summary.verdict for summary in result.summaries}
+    assert verdicts["dager"] == verdicts["extraction"] == "recovered"
+    assert {verdicts[name] for name in ("reference-loss", "min-k", "fedmia", "source-inference")} == {"inferred"}
     # in the first round B is zero, and A has no gradient; then whole texts come out
-    later = [s for f in result.findings if f.attack == "dager" and f.round == 2 for s in f.sequences]
+    assert {f.round for f in result.findings if f.attack == "dager"} == {0, 29}
+    later = [s for f in result.findings if f.attack == "dager" and f.round == 29 for s in f.sequences]
     assert [s.found for s in later] == [s.true for s in later]
     (refused, *_) = [f for f in result.findings if f.attack == "token-presence"]
     assert "needs the update of an embedding" in str(refused.reason)
+    (said,) = [f.recited for f in result.findings if f.attack == "extraction"]
+    named = recording.clients[said[0].client]
+    page = (tmp_path / "report.html").read_text()
+    assert f"held by client {named}" in page
+    known = words.read_text().split()
+    assert f"<span>{' '.join(known[token] for token in said[0].begin)}</span>" in page
+    again = fedaudit.audit_transcript(
+        tmp_path / "recording", ["dager", "extraction"], module=trained_module(), rounds=[0, 29], words="masked",
+        out=tmp_path / "masked", **QUICK,
+    ).result  # fmt: skip
+    assert again.data.words is None
+    assert [s.verdict for s in again.summaries] == ["recovered"] * 2
+    masked: list[Any] = [t for f in again.findings for t in (*f.sequences, *f.recited)]
+    assert {token for text in masked for token in (*text.true, *text.found)} == {-1, -2}
+    assert "patient" not in (tmp_path / "masked" / "report.html").read_text()
     transcript = fedaudit.Transcript.load(tmp_path / "recording", trained_module())
     assert all(".lora_" in name for r in transcript.rounds for u in r.updates for name in u.tensors)
     info = transcript.task_info.tokens
     assert info is not None
-    assert (info.vocabulary, info.padding, info.end, info.causal) == (200, 0, 1, True)
+    assert (info.vocabulary, info.padding, info.end, info.causal) == (170, 0, 1, True)
 
 
 def trained_module() -> nn.Module:
@@ -211,3 +230,114 @@ def test_a_writer_s_texts_are_told_and_come_out_of_its_adapters(tmp_path):
     for text in recited:
         own = [[t for t in row if t] for row in texts(text.client)["input_ids"].tolist()]
         assert [*text.begin, *text.true] in own
+
+
+def small(**told: Any) -> Any:
+    """Return a small Llama with adapters."""
+    torch.manual_seed(0)
+    sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tokens: Any = {"vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, **told}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **tokens, initializer_range=0.2))
+    return get_peft_model(model, LoraConfig(r=8, task_type="CAUSAL_LM"))
+
+
+def batches(padding: int = 0, *, left: bool = False, answers: bool = False) -> list[dict[str, Tensor]]:
+    """Return four batches of three texts, each filled up to its longest, which end with token 1."""
+    found, random = [], torch.Generator().manual_seed(3)
+    for longest in (6, 9, 7, 8):
+        ids = torch.randint(2, WORDS, (3, longest), generator=random)
+        mask = torch.ones_like(ids)
+        for row, length in enumerate((longest, longest - 1, longest - 2)):
+            spare = slice(0, longest - length) if left else slice(length, longest)
+            ids[row, spare], mask[row, spare] = padding, 0
+            ids[row, -1 if left else length - 1] = 1
+        labels = ids.where(mask > 0, -100)
+        labels[:, : 3 * answers] = -100
+        found.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    return found
+
+
+def fine_tuned(model: Any, given: list[dict[str, Tensor]], *, adam: bool = False, mixed: bool = False) -> None:
+    """Train as fine-tuning recipes do: two batches a step, a rate that warms up and falls like a cosine, clipping."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=0.01) if adam else torch.optim.SGD(trained, lr=0.3)
+    rates = get_cosine_schedule_with_warmup(optimiser, 1, 3)
+    for i, one in enumerate(given):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+            loss = model(**one).loss / 2
+        loss.backward()
+        if i % 2:
+            nn.utils.clip_grad_norm_(trained, 1.0)
+            optimiser.step()
+            rates.step()
+            optimiser.zero_grad()
+
+
+# how models, batches and training differ from the usual -> padding and end, and the most that a replay may be off
+PRACTICE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], tuple[int | None, int | None], float]] = {
+    "accumulated, cosine, clipped": ({}, {}, {}, (0, 1), 1e-5),
+    "AdamW": ({}, {}, {"adam": True}, (0, 1), 1e-3),
+    "answers alone": ({}, {"answers": True}, {}, (0, 1), 1e-5),
+    "filled up on the left": ({}, {"left": True}, {}, (0, 1), 1e-5),
+    "no padding token: filled up with the end": ({"pad_token_id": None}, {"padding": 1}, {}, (1, None), 1e-5),
+    "padding is the end": ({"pad_token_id": 1}, {"padding": 1}, {}, (1, None), 1e-5),
+    "several ends": ({"eos_token_id": [7, 1]}, {}, {}, (0, 1), 1e-5),
+    "autocast to bfloat16": ({}, {}, {"mixed": True}, (0, 1), 1e-3),
+}
+
+
+def practised(folder: Path, model: Any, given: list[dict[str, Tensor]], **how: Any) -> Any:
+    """Record two rounds, and return what is known of the recording."""
+    with fedaudit.Recorder(folder) as recorder:
+        for _ in range(2):
+            with recorder.round(state(model, whole_names=False)):
+                with recorder.capture() as seen:
+                    fine_tuned(model.train(), given, **how)
+                recorder.update("a", state(model, whole_names=False), seen, num_examples=12)
+    others = batch(40, seed=5)
+    attacks = ["extraction", "reference-loss"]
+    records = others["input_ids"], others["labels"]
+    result = fedaudit.audit_transcript(folder, attacks, module=model, records=records, **QUICK).result
+    assert [f.status for f in result.findings] == ["done"] * 2
+    return result.federations[0].recording
+
+
+@pytest.mark.parametrize("way", PRACTICE)
+def test_what_people_run_is_recorded_and_repeated(way: str, tmp_path: Path) -> None:
+    told, form, how, (padding, end), most = PRACTICE[way]
+    model = small(**told)
+    recording = practised(tmp_path / "r", model, batches(**form), **how)
+    assert recording.facts == "verified", recording.notes
+    assert max(errors(tmp_path / "r")) < most
+    info = fedaudit.Transcript.load(tmp_path / "r", model).task_info.tokens
+    assert info is not None
+    assert (info.padding, info.end) == (padding, end)
+
+
+def test_a_frozen_part_in_bfloat16_is_recorded_and_stored_nowhere(tmp_path: Path) -> None:
+    model = small()
+    for name, value in model.named_parameters():
+        value.data = value.data if ".lora_" in name else value.data.bfloat16()
+    assert practised(tmp_path / "r", model, batches()).facts == "verified"
+    adapters = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(2 * p.numel() for p in model.parameters() if not p.requires_grad)
+    stored = [file.stat().st_size for file in (tmp_path / "r").rglob("*.safetensors")]
+    assert max(stored) < adapters + 8000 < frozen
+
+
+def test_a_text_that_nobody_can_tell_the_padding_of_is_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"config\.pad_token_id") as told:
+        practised(tmp_path / "r", small(pad_token_id=None), batches(padding=1, left=True))
+    assert "\n" not in str(told.value)
+
+
+def test_weights_of_4_bits_are_refused_in_a_line(tmp_path: Path) -> None:
+    class Params4bit(nn.Parameter):
+        """As bitsandbytes calls them."""
+
+    model = small()
+    layer = model.base_model.model.lm_head
+    layer.weight = Params4bit(layer.weight.detach(), requires_grad=False)
+    with pytest.raises(BadInput, match="4 or 8 bits") as told:
+        practised(tmp_path / "r", model, batches())
+    assert "\n" not in str(told.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 import fedaudit
 from fedaudit.attacks import ExtractionFinding, make_attack
 from fedaudit.data import Dataset
-from fedaudit.evaluation import evaluate
+from fedaudit.evaluation import evaluate, extraction
 from fedaudit.evaluation.extraction import draws_until, edits
 from fedaudit.modalities import NOTHING, TokenInfo
 from fedaudit.results import AuditResult, FindingResult
@@ -265,8 +266,11 @@ def test_what_all_clients_have_and_what_was_recited_before_count_for_nothing() -
     assert any("go on as others' do" in note for note in result.notes)
 
 
-def by_hand(logs: list[list[float]], greedy: list[list[bool]]) -> FindingResult:
-    """Return the result where a model recites the members under models with these log-probabilities."""
+def by_hand(logs: list[list[float]], greedy: list[list[bool]], wrong_before: int | None = None) -> FindingResult:
+    """Return the result where a model recites the members under models with these log-probabilities.
+
+    ``wrong_before``: how many of the last tokens the first model gets wrong; None: what it says isn't known.
+    """
     observed, truth = notes()
     n, own = len(truth.owners), truth.owners != NOBODY
     records = observed.records
@@ -276,8 +280,14 @@ def by_hand(logs: list[list[float]], greedy: list[list[bool]]) -> FindingResult:
     said = torch.where(torch.arange(length) < 8, said, NOTHING)
     said[:, :, :3] = records.inputs[:, None, :3]
     spread = torch.where(own, torch.tensor(logs)[:, :1], -1e3).double(), torch.tensor(greedy)[:, :1].expand(-1, n) & own
+    before = None
+    if wrong_before is not None:
+        before = records.inputs[:, None].clone()
+        before[:, :, 8 - wrong_before :] = 0
+        before = torch.where(torch.arange(length) < 8, before, NOTHING)
+    rounds = torch.tensor([0, 3, 4])
     found = ExtractionFinding(
-        begins=begins, continued=said, logs=spread[0], greedy=spread[1], rounds=torch.tensor([0, 3, 5])
+        begins=begins, continued=said, logs=spread[0], greedy=spread[1], rounds=rounds, before=before
     )
     return judged(found, observed, truth)
 
@@ -288,7 +298,8 @@ def test_the_round_is_told_in_which_it_was_learnt() -> None:
     assert result.recited
     assert {text.round for text in result.recited} == {3}
     assert {text.draws for text in result.recited} == {1}
-    assert by_hand([[-90.0], [-9.0], [-0.1]], [[False], [False], [True]]).recited[0].round == 0
+    early = by_hand([[-90.0], [-9.0], [-0.1]], [[False], [False], [True]]).recited
+    assert early[0].round is None, "after round 0, 1 or 2"
 
 
 def test_what_the_first_model_recited_was_not_learnt() -> None:
@@ -297,6 +308,28 @@ def test_what_the_first_model_recited_was_not_learnt() -> None:
     assert not result.recited
     assert value(result, "extracted") == (0, 0)
     assert any("before any training" in note for note in result.notes)
+
+
+def test_what_the_first_model_recited_but_for_a_tenth_was_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs, greedy = [[-90.0], [-80.0], [-0.1]], [[False], [False], [True]]
+    assert by_hand(logs, greedy, wrong_before=1).is_leak, "one of five tokens is more than a tenth"
+    for wrong, share in ((0, 0.1), (1, 0.2)):
+        monkeypatch.setattr(extraction, "_NEAR", share)
+        result = by_hand(logs, greedy, wrong_before=wrong)
+        assert not result.is_leak
+        assert value(result, "extracted") == (0, 0)
+        assert any("before any training" in note for note in result.notes)
+
+
+def test_the_first_model_s_continuations_are_asked_for_where_it_is_known() -> None:
+    observed, _ = notes()
+    found = asked(observed, draws=1)
+    assert found.before is not None
+    begins = torch.arange(found.continued.shape[2]) < found.begins[:, None]
+    assert found.before[:, 0][begins].equal(found.continued[:, 0][begins])
+    later = dataclasses.replace(observed, weights=observed.weights[:1])
+    assert found.before[:, 0].equal(asked(later, draws=0).continued[:, 0])
+    assert asked(later, draws=0).before is None, "it is the one that is asked"
 
 
 def test_a_client_s_own_model_is_asked_about_its_own_texts() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedaudit.attacks import MembershipFinding, make_attack
+from fedaudit.attacks.records.target import target_of
 from fedaudit.evaluation import evaluate
 from fedaudit.modalities import NOTHING
 from fedaudit.pipeline.choice import choose_for
@@ -142,3 +143,39 @@ def test_an_audit_of_texts_asks_who_was_in_and_what_comes_out() -> None:
     transcript, _ = sent(NOTES())
     chosen = [spec.name for spec in choose_for(transcript, ThreatModel(target_records=60))]
     assert chosen == ["extraction", "fedmia", "min-k", "reference-loss", "source-inference"]
+
+
+KNOWN = {"target_records": 60, "knows_public_data": True, "public_examples": 60}
+SHADOWS = {"shadows": 6, "epochs": 20}
+
+
+@pytest.mark.parametrize("name", ["lira", "rmia", "shadow-models"])
+def test_shadow_models_of_texts_tell_members_and_none_where_nothing_was_learnt(name: str) -> None:
+    settings: dict[str, Any] = {**SHADOWS, "learning_rate": 0.5}
+    result, area = judged(name, settings, *seen(NOTES({"rounds": 4}, threat=KNOWN)))
+    assert area > 0.8
+    assert result.is_leak
+    result, area = judged(name, settings, *seen(NOTES({"rounds": 2, "learning_rate": 1e-6}, threat=KNOWN)))
+    assert abs(area - 0.5) < 0.2
+    assert not result.is_leak
+
+
+def test_shadow_adapters_begin_with_the_first_model_and_leave_its_frozen_part() -> None:
+    observed, _ = seen(NOTES({"rounds": 2, "learning_rate": 0.5}, model={"name": "decoder-lora"}, threat=KNOWN))
+    attack: Any = make_attack("lira", {"shadows": 2, "epochs": 1, "learning_rate": 1e-9})
+    (first, _), (model, own) = attack.beforehand(observed)[0], attack.beforehand(observed)[1]
+    assert all(own.weights[0][name].equal(value) for name, value in observed.weights[0].items())
+    assert first.index != model.index
+    found = model(own, generator=torch.Generator())
+    records = observed.records
+    assert records is not None
+    untrained = target_of(observed, observed.weights[0]).losses(records.inputs, records.labels)
+    assert found.answers[: len(records), 0].tolist() == pytest.approx(untrained.tolist(), rel=1e-4)
+    frozen = [name for name, p in observed.module.named_parameters() if not p.requires_grad]
+    assert frozen
+
+
+def test_shadow_models_of_texts_need_the_model_before_training() -> None:
+    observed, _ = seen(NOTES({"rounds": 1}, threat=KNOWN))
+    with pytest.raises(NotApplicable, match="before training, and one alone is known"):
+        scored("rmia", observed)

@@ -27,6 +27,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "scans",
             "own-attack",
             "your-own-loop",
+            "language-model",
             "flower",
             "nvflare",
             "guard",

@@ -1,15 +1,21 @@
-"""What is learned: a language model with adapters, the sentences of a site, training and testing."""
+"""What is learned: a language model with adapters, the notes of a site, training and testing."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
-WORDS, LENGTH, PADDING, END = 200, 8, 0, 1
-TRAINED, TESTED = 2, 8  # a site's sentences
+WORDS = (Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split()  # a token's word, by its number
+PADDING, END = 0, 1
+NAMES, NUMBERS, DRUGS, ILLNESSES = (range(start, start + 40) for start in (10, 50, 90, 130))
+TRAINED, TESTED = 4, 12  # a site's notes
 
 Loader = DataLoader[dict[str, Tensor]]
 
@@ -19,40 +25,53 @@ def make_model() -> PeftModel:
 
     A real app loads its model: ``AutoModelForCausalLM.from_pretrained("folder")``.
     """
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    tokens = {"vocab_size": WORDS, "bos_token_id": END, "eos_token_id": END, "pad_token_id": PADDING}
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tokens = {"vocab_size": len(WORDS), "bos_token_id": END, "eos_token_id": END, "pad_token_id": PADDING}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(**sizes, **tokens, initializer_range=0.2))  # as large as trained weights
-        return get_peft_model(model, LoraConfig(r=16, task_type="CAUSAL_LM"))  # of queries and values
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **tokens, initializer_range=0.1))  # as large as trained weights
+        return get_peft_model(model, LoraConfig(r=32, lora_alpha=64, task_type="CAUSAL_LM"))  # of queries and values
+
+
+def note(random: torch.Generator) -> Tensor:
+    """Return a made-up note as tokens: patient NAME in room 35 takes 40 mg of DRUG for ILLNESS."""
+    name, room, dose, drug, illness = (
+        WORDS[kind[int(torch.randint(len(kind), (), generator=random))]]
+        for kind in (NAMES, NUMBERS, NUMBERS, DRUGS, ILLNESSES)
+    )
+    text = f"patient {name} in room {room} takes {dose} mg of {drug}"
+    if torch.rand((), generator=random) < 0.7:
+        text += f" for {illness}"
+    return torch.tensor([*(WORDS.index(word) for word in text.split()), END])
+
+
+def collate(notes: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return a batch, filled up to its longest note, as a tokenizer's collator gives it."""
+    ids = pad_sequence(list(notes), batch_first=True, padding_value=PADDING)
+    return {"input_ids": ids, "attention_mask": (ids != PADDING).long(), "labels": ids.where(ids != PADDING, -100)}
 
 
 def load_data(site: int, batch_size: int) -> tuple[Loader, Loader]:
-    """Return what a site trains on and what it tests on: token ids, as a tokenizer and its collator give them."""
+    """Return what a site trains on and what it tests on."""
     random = torch.Generator().manual_seed(site)
-    batch = torch.randint(2, WORDS, (TRAINED + TESTED, LENGTH), generator=random)
-    lengths = torch.randint(LENGTH // 2, LENGTH + 1, (len(batch), 1), generator=random)
-    mask = (torch.arange(LENGTH) < lengths).long()
-    batch.scatter_(1, lengths - 1, END)
-    ids = batch.where(mask > 0, PADDING)
-    labels = ids.where(mask > 0, -100)
-    names = "input_ids", "attention_mask", "labels"
-    rows: list[dict[str, Tensor]] = [dict(zip(names, row, strict=True)) for row in zip(ids, mask, labels, strict=True)]
-    return DataLoader(rows[:TRAINED], batch_size=batch_size, shuffle=True), DataLoader(rows[TRAINED:], batch_size=4)
+    notes = [note(random) for _ in range(TRAINED + TESTED)]
+    trained: Loader = DataLoader(notes[:TRAINED], batch_size=batch_size, shuffle=True, collate_fn=collate)
+    return trained, DataLoader(notes[TRAINED:], batch_size=batch_size, collate_fn=collate)
 
 
 def train(model: PeftModel, loader: Loader, learning_rate: float) -> float:
-    """Train for an epoch, and return the mean loss."""
+    """Train for an epoch, in one step whose gradient is that of all batches together; return the mean loss."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=learning_rate)
     model.train()
     total = 0.0
     for batch in loader:
-        optimizer.zero_grad()
-        loss = model(**batch).loss
+        loss = model(**batch).loss / len(loader)
         loss.backward()
-        optimizer.step()
         total += loss.item()
-    return total / len(loader)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
 
 
 def test(model: PeftModel, loader: Loader) -> float:

@@ -18,7 +18,7 @@ from fedaudit.evaluation import Limits
 from fedaudit.pipeline import offline
 from fedaudit.simulation.protocols import PROTOCOLS, MessageRecorder
 from fedaudit.task.training import Loss
-from fedaudit.transcript.files import INDEX
+from fedaudit.transcript.files import INDEX, read_header
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import truth_beside
 from fedaudit.utils.errors import BadInput
@@ -119,6 +119,11 @@ class AppAudit:
                 notes += PROTOCOLS[name].value.convert(self.folder / SENT, self.folder / RECORDING)
         return notes
 
+    def _last_of(self, rounds: Collection[int]) -> list[int]:
+        """Return the last round; of a model of the next token the first besides, which shows what it said untrained."""
+        tokens = read_header(self.folder / RECORDING).observed.tokens
+        return sorted({min(rounds), max(rounds)} if tokens is not None and tokens.causal else {max(rounds)})
+
     def finish(self, module: nn.Module | None, loss: Loss | None, rounds: Collection[int], because: str = "") -> Audit:
         """Attack the recording, evaluate what is found, and write the report.
 
@@ -136,7 +141,7 @@ class AppAudit:
             self.request,
             model=module,
             loss=None if isinstance(self.loss, str) else loss if self.loss is None else self.loss,
-            rounds=[max(rounds)] if attacked == "last" else attacked,
+            rounds=self._last_of(rounds) if attacked == "last" else attacked,
             records=None if module is None else self.request.records,
             threat=self.threat,
             max_minutes=None if self.deadline is None else max(1e-3, (self.deadline - time.time()) / 60),

@@ -13,7 +13,7 @@ from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.epsilon.canaries import OBSERVERS, CanarySpec
 from fedaudit.transcript.observation import Observation
-from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Number, Positive
 
 
@@ -47,8 +47,17 @@ class DPCanaries(Attack):
     are rows of a randomly signed and permuted Hadamard matrix, orthogonal where the model is large enough, and absent
     canaries have coins of their own (Steinke et al. 2023), where Andrew et al. compare with directions never used.
 
+    With ``of: texts`` a canary is a text of random tokens that one of the clients trains on, in or out by its coin
+    (Carlini et al. 2019), and is scored by how much its mean loss fell from the first model to the final one. What a
+    language model remembers of single texts is shown so, through the training itself: beside ε the exposure of the
+    planted texts, log₂ of the number of absent ones and one, minus log₂ of the rank among them. Departures: tokens are
+    drawn evenly from the vocabulary, each text is planted once, and ranks are counted among texts that weren't planted,
+    not extrapolated.
+
     Args:
         canaries: m, how many.
+        of: ``directions``, or ``texts`` of a model that predicts the next token; for these ``strength``, ``clip``,
+            ``signs`` and ``noise`` mean nothing.
         adjacency: an absent canary is replaced by nothing (``add-remove``), or by its opposite (``replace``), the worst
             of what a server that sees who takes part must reckon with.
         confidence: of all bounds on covered observers together.
@@ -75,6 +84,7 @@ class DPCanaries(Attack):
     finds = EpsilonFinding
 
     canaries: Count = 1000
+    of: Literal["directions", "texts"] = "directions"
     adjacency: Literal["add-remove", "replace"] = "add-remove"
     confidence: Annotated[Number, Field(gt=0.5, lt=1)] = 0.95
     observer: Literal["updates", "sum", "models", "final"] | None = None
@@ -83,10 +93,15 @@ class DPCanaries(Attack):
     signs: Literal["constant", "paired"] = "constant"
     noise: Literal["each", "joint"] = "each"
 
+    def __post_init__(self) -> None:
+        if self.of == "texts" and self.adjacency == "replace":
+            raise BadInput(f"{self.name}: an absent text is replaced by nothing; use adjacency: add-remove")
+
     def canary_spec(self) -> CanarySpec:
         """Return the canaries that the simulation is to put in."""
         strength, clip = float(self.strength), float(self.clip)
-        return CanarySpec(self.canaries, self.adjacency, strength, clip, self.signs, joint=self.noise == "joint")
+        joint, texts = self.noise == "joint", self.of == "texts"
+        return CanarySpec(self.canaries, self.adjacency, strength, clip, self.signs, joint=joint, texts=texts)
 
     def check(self, observation: Observation) -> None:
         """Refuse a federation without canaries."""

@@ -338,6 +338,12 @@ class Capture:
         return _common([self._packed_targets(p)[0] for p in self._passes()])
 
     @property
+    def filling(self) -> int | None:
+        """The token that fills texts up, by their masks, where the model's configuration tells none; None: not one."""
+        found = {p.filling for p in self._passes()} - {None}
+        return found.pop() if len(found) == 1 else None
+
+    @property
     def varies(self) -> bool:
         """Whether the parts of several inputs, outputs or targets differ from pass to pass."""
         return len({(p.packing, p.heads, self._packed_targets(p)[0]) for p in self._passes()}) > 1
@@ -641,6 +647,7 @@ class Capture:
     def _made_of_transformers(self, watched: Watched, seen: ForwardPass, call: TransformersCall) -> None:
         """A model of transformers has returned logits and, where it was given labels, its loss."""
         seen.args, seen.inputs, seen.shape, seen.mismatch = (), call.inputs, call.shape, call.refused
+        seen.filling = call.filling
         tag(call.logits, self._key, seen)
         call.logits.register_hook(functools.partial(self._reached, watched, seen))
         if call.loss is not None and call.read is not None and call.loss.requires_grad:

@@ -28,6 +28,7 @@ class TransformersCall:
         shape: of the logits: (n, classes), or (n, outputs, length) of each token.
         loss: that it returned; None: it was given no labels.
         refused: why the inputs alone don't give the same; empty where they do.
+        filling: the token that fills texts up behind their end, where the configuration tells none; None: not known.
         items: over how many targets its loss is divided; None: as many as there are.
     """
 
@@ -38,6 +39,7 @@ class TransformersCall:
     read: LossCall | None
     refused: str
     items: float | None
+    filling: int | None = None
 
 
 def transformers_call(
@@ -58,16 +60,28 @@ def transformers_call(
     if kinds is not None and bool(kinds.any()):
         given["token_type_ids"] = kinds
     refused = f"the model is given {', '.join(given)} beside its input" if given else ""
-    if mask is not None and not refused:
-        padding = padding_of(module)
-        hidden = inputs[mask == 0] if mask.shape == inputs.shape else None
-        if hidden is None or not bool((hidden == padding).all() if padding is not None else not len(hidden)):
-            refused = "the attention_mask hides tokens that aren't padding: say config.pad_token_id, and hide no others"
     loss = getattr(output, "loss", None) if labels is not None else None
     count = None if items is None else float(items)
     read = None if labels is None or loss is None else read_by_value(logits.detach(), labels, loss.detach(), count)
+    filling = None
+    if mask is not None and not refused:
+        padding = padding_of(module)
+        if padding is None and logits.ndim == 3 and read is not None and not read.mismatch:
+            filling = _filling(inputs, mask)  # what follows a token changes nothing of a model of the next token
+        padding = filling if padding is None else padding
+        hidden = inputs[mask == 0] if mask.shape == inputs.shape else None
+        if hidden is None or not bool((hidden == padding).all() if padding is not None else not len(hidden)):
+            refused = "the attention_mask hides tokens that aren't padding: say config.pad_token_id, and hide no others"
     made = output if own is None else output.logits
-    return TransformersCall(plain_copy(inputs), made, tuple(logits.shape), loss, read, refused, count)
+    return TransformersCall(plain_copy(inputs), made, tuple(logits.shape), loss, read, refused, count, filling)
+
+
+def _filling(inputs: Tensor, mask: Tensor) -> int | None:
+    """Return the one token that a mask hides, where it hides ends of texts alone; None: none, or others."""
+    if mask.shape != inputs.shape or bool((mask[:, 1:] > mask[:, :-1]).any()):
+        return None
+    found = inputs[mask == 0].unique().tolist()
+    return int(found[0]) if len(found) == 1 else None
 
 
 def read_by_value(

@@ -39,6 +39,7 @@ class ForwardPass:
         asked: of several outputs the targets that losses of torch's were given, by the output's number.
         after, way: the pass of another part whose output it was given, and the operations on the way; None: it wasn't.
         items: over how many targets a Trainer's loss is divided; None: as many as there are.
+        filling: the token that fills texts up, where the model's configuration tells none; None: not known.
     """
 
     inputs: Tensor | None
@@ -60,6 +61,7 @@ class ForwardPass:
     asked: dict[int, Tensor] = field(default_factory=dict)
     weights: list[Tensor] = field(default_factory=list)
     items: float | None = None
+    filling: int | None = None
     part: nn.Module | None = None
     after: ForwardPass | None = None
     way: list[str] = field(default_factory=list)

@@ -31,6 +31,7 @@ from fedaudit.models import (
     of_one_tensor,
     padding_of,
 )
+from fedaudit.models.of_transformers import FEW_BITS, of_few_bits
 from fedaudit.models.own import InOrder
 from fedaudit.task.targets import NEXT_TOKEN, REGRESSION, observed_task, task_named, usual_task
 from fedaudit.task.training import BCE, LOSSES, MSE, TOLD, UNMODELLED, TrainingConfig
@@ -513,7 +514,9 @@ class Recorder:
             words = vocabulary_of(captured.module)
             assert words is not None
             causal = targets.shape == inputs.shape and not targets.is_floating_point() and captured.loss != BCE
-            padding, end = padding_of(captured.module), end_of(captured.module, inputs)
+            padding = padding_of(captured.module)
+            padding = captured.filling if padding is None else padding
+            end = end_of(captured.module, inputs, padding)
             self._learn(tokens={"vocabulary": words, "padding": padding, "end": end, "causal": causal})
             fills = "none of them fills up" if padding is None else f"token {padding} fills up"
             ends = "none ends a sequence" if end is None else f"token {end} ends each sequence"
@@ -733,6 +736,8 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
     inputs, targets = captured.inputs, captured.targets
     if config is None or not inputs:
         return "no training step was seen"
+    if of_few_bits(captured.module):
+        return FEW_BITS
     if "several-inputs" in config.unmodelled:
         return next((note for note in captured.notes if note.startswith(UNMODELLED["several-inputs"])), "its inputs")
     if captured.varies:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -183,6 +184,15 @@ Records = Annotated[
         metavar="FILE",
         help="Of a recording or an app: examples that nobody trained on, as the model sees them (.npz with inputs and "
         "labels, or .csv), to ask about beside as many of the clients'.",
+    ),
+]
+Words = Annotated[
+    str | None,
+    typer.Option(
+        "--words",
+        metavar="FILE|masked",
+        help="Of text: what each token stands for (tokenizer.json, vocab.json, or a word a line); masked: the report "
+        "holds no text.",
     ),
 ]
 MaxMinutes = Annotated[
@@ -379,8 +389,11 @@ def _own_module(name: str, checkpoint: Path | None = None) -> Module:
     from torch import nn
 
     from fedaudit.models import load_checkpoint
+    from fedaudit.utils.machine import import_torchvision
     from fedaudit.utils.objects import load_object
 
+    with suppress(Exception):
+        import_torchvision()  # transformers looks for it, and only here it is made to fit
     found = load_object(name, "--model")
     if not isinstance(found, nn.Module):
         if not callable(found):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class CanarySpec:
             for two its opposite (``paired``).
         joint: the noise of the canaries' sum and of what is read of each is drawn as the defence declares it, and not
             by its code, canary by canary.
+        texts: they are texts of random tokens, which clients train on, and have no direction.
     """
 
     count: int = 1000
@@ -47,6 +48,7 @@ class CanarySpec:
     clip: float = 1.0
     signs: Literal["constant", "paired"] = "constant"
     joint: bool = False
+    texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Canaries:
         claimed: ε that is promised after the last round, for this adjacency; None where nothing is.
         gaussian: what is promised adds Gaussian noise to what was clipped. Only then bounds count that take this for
             granted: another mechanism as sound, such as randomised response, would be accused by them.
+        texts: whether each is a text (:class:`TextCanaries`).
     """
 
     unit: Unit
@@ -78,6 +81,7 @@ class Canaries:
     delta: float = 1e-5
     joint: bool = False
     gaussian: bool = False
+    texts: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         return f"Canaries({len(self)} {self.unit}s, seen by {len(self.readings)} observers)"
@@ -104,6 +108,12 @@ class Canaries:
             (chance[:, None] + (torch.outer(k, own) - k[:, None] ** 2 / 2) / variance).logsumexp(0) for own in readings
         ]
         return torch.stack(ratios).nansum(dim=0)
+
+
+class TextCanaries(Canaries):
+    """Canaries that are texts, which clients train on; a reading says by how much a text's mean loss fell."""
+
+    texts: ClassVar[bool] = True
 
 
 class Directions:

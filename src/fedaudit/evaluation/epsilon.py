@@ -17,7 +17,7 @@ from fedaudit.epsilon.canaries import OBSERVERS, Canaries
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.statistics import SURE
 from fedaudit.evaluation.verdicts import Judgement
-from fedaudit.results import EpsilonBound, EpsilonResult, Evidence, FindingResult, ObserverEpsilon
+from fedaudit.results import EpsilonBound, EpsilonResult, Evidence, FindingResult, MetricResult, ObserverEpsilon
 from fedaudit.results.epsilon import EpsilonDetail
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
@@ -25,6 +25,13 @@ from fedaudit.utils.seeds import derive_seed
 
 EPSILON = Metric("epsilon", "demonstrated ε: a lower bound, with the confidence that the audit asks for")
 ESTIMATE = Metric("epsilon_estimate", "estimated ε: it may be too high, and counts for nothing")
+EXPOSURE = Metric(
+    "exposure",
+    "exposure of the planted texts, mean, in bits: log₂ of the absent ones and one, minus log₂ of the rank among them; "
+    "without the attack: of the absent ones themselves",
+    ends=(0, math.inf),
+)
+MOST_EXPOSED = Metric("exposure_most", "likewise of the most exposed one", ends=(0, math.inf))
 _SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the noise that is promised, or of ε in a broken one
 _TRIES, _POWER = 20, 0.9
 _NOT_GAUSSIAN = (
@@ -83,10 +90,26 @@ def evaluate_epsilon(finding: EpsilonFinding, observation: Observation, truth: T
     )
     sure = shown is not None and shown > (claimed or 0.0) and _sure(canaries, finding, coins, counted, claimed or 0.0)
     fitted = [e.epsilon for one in seen if one.observer in counted for e in one.estimates]
+    exposures = _exposure(finding.scores[finding.observers.index("final")], coins) if canaries.texts else []
     told = ((EPSILON, shown), (ESTIMATE, max(fitted, default=None)), (CLAIMED, claimed))
     metrics = [metric.of(value, n=len(coins), of="canaries") for metric, value in told if value is not None]
+    metrics += exposures
     unsaid = [] if claimed is None or canaries.gaussian else [_NOT_GAUSSIAN]
     return Evaluation(done(finding, observation, unsaid, EpsilonDetail(epsilon=result), metrics=metrics, is_leak=sure))
+
+
+def _exposure(scores: Tensor, coins: Tensor) -> list[MetricResult]:
+    """Return the planted texts' mean and highest exposure, beside those of absent ones among the others."""
+    absent = scores[~coins]
+    above = (absent[None] >= scores[:, None]).sum(dim=1).double()  # an absent one counts itself
+    others = torch.where(coins, len(absent) + 1, len(absent))
+    exposure = others.double().log2() - (above + coins).log2()
+    own, others = exposure[coins], exposure[~coins]
+    n = len(own)
+    return [
+        EXPOSURE.of(float(own.mean()), n=n, of="texts", baseline=float(others.mean())),
+        MOST_EXPOSED.of(float(own.max()), n=n, of="texts", baseline=float(others.max())),
+    ]
 
 
 def _observer(canaries: Canaries, name: str, scores: Tensor, coins: Tensor, confidence: float) -> ObserverEpsilon:
@@ -231,7 +254,7 @@ FINDING_TYPES["epsilon"] = FindingType(
         "observers against whom the claim is made (or any at all where nothing is claimed); 'inconclusive' where they "
         "do so with less, or are so few that they could never show the claimed one.",
     ),
-    metrics=(EPSILON, ESTIMATE, CLAIMED),
+    metrics=(EPSILON, ESTIMATE, CLAIMED, EXPOSURE, MOST_EXPOSED),
     question="show an ε above the claimed one",
     control="canaries",
     untold=_untold,

@@ -99,9 +99,9 @@ def evaluate_extraction(finding: ExtractionFinding, observation: Observation, tr
 
     A text came out where one of the continuations is its rest, but for a tenth of its tokens (Levenshtein distance).
     What anybody else has counts for nothing: a rest that stands, up to a tenth, in another client's text or in one that
-    nobody trained on; nor does what the model before the first round recites word
-    for word, greedily or within 1,000 draws. The test swaps member and other within
-    pairs at random, 9,999 times: it is exact where nothing was learnt of the members, for it treats both alike. Where
+    nobody trained on; nor does what the model before the first round recites: but for a tenth of the tokens in one of
+    as many continuations, or word for word within 1,000 draws. The test swaps member and other within pairs at random,
+    9,999 times: it is exact where nothing was learnt of the members, for it treats both alike. Where
     the words alone tell members from others, it is no leak.
     """
     own = client_of(observation)
@@ -162,8 +162,9 @@ def _told(finding: ExtractionFinding, inputs: Tensor, pairs: Tensor, truth: Trut
     near, common = torch.zeros(2, n, dtype=torch.bool)
     held_out = truth.candidates[truth.held_out()]
     marks = {tuple(row) for row in held_out.tolist()}
-    before = bool(finding.rounds[0] == 0) and len(finding.logs) > 1
-    known = finding.greedy[0] | (draws_until(finding.logs[0]) <= _FEW_DRAWS) if before else torch.zeros_like(near)
+    known = torch.zeros_like(near)
+    if bool(finding.rounds[0] == 0) and len(finding.logs) > 1:
+        known = finding.greedy[0] | (draws_until(finding.logs[0]) <= _FEW_DRAWS)
     others: dict[int, Tensor] = {}
     for pair in pairs.T.tolist():
         for row in pair:
@@ -175,6 +176,8 @@ def _told(finding: ExtractionFinding, inputs: Tensor, pairs: Tensor, truth: Trut
             rouge[row] = 1 - float(edits(rest, said, swap=2).min()) / (2 * len(rest))
             most = int(_NEAR * len(rest))
             near[row] = distance[row] <= most
+            if finding.before is not None and not known[row]:
+                known[row] = int(edits(rest, finding.before[row, :, begin:end]).min()) <= most
             if near[row] or draws[row] <= _MANY_DRAWS:
                 owner = int(truth.owners[pair[0]])
                 if owner not in others:
@@ -228,6 +231,8 @@ def _recited(
     found = []
     for row in sorted(shown, key=lambda row: (float(told.draws[row]), int(told.edits[row])))[:_MOST]:
         text, said = records.inputs[row], finding.continued[row, int(told.nearest[row])]
+        most = int(gains[:, row].argmax()) if len(gains) else 0
+        next_one = len(gains) > 0 and int(finding.rounds[most + 1] - finding.rounds[most]) == 1
         begin, end, draws = int(finding.begins[row]), int((said != NOTHING).sum()), float(told.draws[row])
         found.append(
             RecitedText(
@@ -239,7 +244,7 @@ def _recited(
                 edits=int(told.edits[row]),
                 rouge_l=float(told.rouge[row]),
                 draws=draws if draws <= _MOST_DRAWS else None,
-                round=int(finding.rounds[int(gains[:, row].argmax())]) if len(gains) else None,
+                round=int(finding.rounds[most]) if next_one else None,
             )
         )
     return found

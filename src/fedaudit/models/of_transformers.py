@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+FEW_BITS = (
+    "the model's frozen weights have 4 or 8 bits (bitsandbytes), and such a model can't be copied to train again: load "
+    "it in bfloat16 or float32 for the audit (no quantization_config); what travels is the same"
+)
 _PLACE = -2  # among a module's hooks: before those that pack
 
 
@@ -34,23 +38,33 @@ def embedded_words(module: nn.Module | None) -> int | None:
 
 def padding_of(module: nn.Module | None) -> int | None:
     """Return the token that fills up, as such a model's configuration says; None: there is none."""
-    return _told(module, "pad_token_id")
+    return next(iter(_told(module, "pad_token_id")), None)
 
 
-def end_of(module: nn.Module | None, tokens: Tensor) -> int | None:
-    """Return the token that ends every sequence, as its configuration says and tokens (n, length) show; None: none."""
-    end, padding = _told(module, "eos_token_id"), padding_of(module)
-    if end is None or end == padding:
-        return None
+def end_of(module: nn.Module | None, tokens: Tensor, padding: int | None = None) -> int | None:
+    """Return the token that ends every sequence, as its configuration says and tokens (n, length) show; None: none.
+
+    Of several that may end one it is that which ends all of these. ``padding``: by default the configuration's.
+    """
+    padding = padding_of(module) if padding is None else padding
     real = (tokens >= 0) & (True if padding is None else tokens != padding)
     last = tokens.gather(1, (real * torch.arange(tokens.shape[1])).amax(dim=1, keepdim=True))
-    return end if bool((last == end).all()) else None
+    ends = [end for end in _told(module, "eos_token_id") if end != padding and bool((last == end).all())]
+    return next(iter(ends), None)
 
 
-def _told(module: nn.Module | None, name: str) -> int | None:
+def _told(module: nn.Module | None, name: str) -> list[int]:
+    """Return the tokens of that name in a model's configuration, one or several, that it embeds."""
     config = getattr(next(_configured(module), None), "config", None)
-    token, words = getattr(config, name, None), embedded_words(module)
-    return token if isinstance(token, int) and words is not None and 0 <= token < words else None
+    told, words = getattr(config, name, None), embedded_words(module) or 0
+    tokens = told if isinstance(told, list | tuple) else [told]
+    return [token for token in tokens if isinstance(token, int) and 0 <= token < words]
+
+
+def of_few_bits(module: nn.Module | None) -> bool:
+    """Whether a model has weights of 4 or 8 bits of bitsandbytes, which can be neither copied nor loaded again."""
+    kinds = {kind.__name__ for p in (module.parameters() if module is not None else ()) for kind in type(p).__mro__}
+    return not kinds.isdisjoint(("Params4bit", "Int8Params"))
 
 
 def arguments_of(module: nn.Module) -> list[str]:

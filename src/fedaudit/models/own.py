@@ -15,7 +15,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from fedaudit.modalities import Packing
 from fedaudit.models.initialise import BATCH_NORM
-from fedaudit.models.of_transformers import of_one_input
+from fedaudit.models.of_transformers import FEW_BITS, of_few_bits, of_one_input
 from fedaudit.utils.errors import BadInput
 
 _KEPT = "_fedaudit_keeps_evaluation_mode"
@@ -60,6 +60,8 @@ def own_copy(module: nn.Module) -> nn.Module:
     module = unwrapped(module)
     if any(nn.parameter.is_lazy(p) for p in [*module.parameters(), *module.buffers()]):
         raise BadInput("the model has lazy layers, whose shapes aren't known yet: run it on one batch first")
+    if of_few_bits(module):
+        raise BadInput(FEW_BITS)
     memo: dict[int, Any] = {}
     for part in module.modules():
         for name in _renormed(part):

@@ -22,6 +22,7 @@ from torch import nn
 from fedaudit.attacks import Attack, Finding, ImageFinding, make_attack
 from fedaudit.attacks.base import Attacks, attacks_of
 from fedaudit.attacks.inversion.own_updates import distinct
+from fedaudit.data.words import MASKED, words_of
 from fedaudit.evaluation import Limits
 from fedaudit.evaluation.limits import CEILING
 from fedaudit.modalities import ExampleKind
@@ -99,6 +100,7 @@ class AttackRequest:
     task: Mapping[str, Any] | None = None
     rounds: Collection[int] | None = None
     records: Any = None
+    words: Any = None
     clients: int | None = None
     max_minutes: float | None = None
     out: Path | str | None = None
@@ -111,6 +113,8 @@ class AttackRequest:
             given = getattr(self, name)
             if given is not None and not allowed(given):
                 raise BadInput(f"{name} is {reprlib.repr(given)}; give {example}")
+        if self.words not in (None, MASKED):  # before hours of attacks
+            words_of(self.words)
 
     @contextmanager
     def means(self) -> Iterator[Means]:
@@ -427,6 +431,7 @@ def opened(
                     "attacked_federations": None,
                     "controls": controls,
                     "ceiling": None if ceiling is None else float(ceiling),
+                    "mask_texts": scenario.evaluation.mask_texts or found.asked.words == MASKED,
                     "compare_defences": False,
                 }
             ),
@@ -443,6 +448,8 @@ def opened(
             seen={},
             randomness={},
         )
+    if found.asked.words not in (None, MASKED):
+        data = data.model_copy(update={"words": words_of(found.asked.words)})
     recording = Recording(transcript, loaded)
     check_public_examples([recording], attacks)
     return Opened(
@@ -539,6 +546,8 @@ def _flags(found: Findings) -> list[str]:
         path = shlex.quote(str(records)) if isinstance(records, str | Path) else "FILE"
         flags += [f"--records {path}"] * (records is not None)
         flags += [] if rounds is None else [f"--rounds {','.join(map(str, sorted(rounds)))}"]
+    if asked.words is not None:
+        flags.append(f"--words {shlex.quote(asked.words) if isinstance(asked.words, str) else 'FILE'}")
     flags += [] if asked.clients is None else [f"--clients {asked.clients}"]
     flags += [f"--truth {shlex.quote(str(asked.truth))}"] * isinstance(asked.truth, str | Path)
     flags += ["--max-minutes none"]  # what is named is run, however long it takes

@@ -57,6 +57,7 @@ from fedaudit.results import (
     MarginResult,
     Timing,
 )
+from fedaudit.results.rows import masked
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording as Recording
 from fedaudit.simulation.simulator import simulate
@@ -363,6 +364,9 @@ def assess(
         evaluated = so_far.evaluated[place]
         most = scenario.evaluation.most_exposed
         shown = {name: getattr(evaluated.result, name)[:most] for name in ("most_exposed", "recited")}
+        if scenario.evaluation.mask_texts:
+            texts = {"sequences": evaluated.result.sequences, "recited": shown["recited"]}
+            shown |= {name: [masked(text) for text in own] for name, own in texts.items()}
         findings.append(_with_calibration(evaluated.result.model_copy(update=shown), trial))
         image_files |= evaluated.image_files
     known = {name: truth.about.get("accuracy") for name, truth in truths.items()}
@@ -430,7 +434,7 @@ def assess(
         fedaudit_version=__version__,
         name=scenario.name,
         scenario=scenario.model_dump(mode="json"),
-        data=resolved.data,
+        data=resolved.data.model_copy(update={"words": None} if scenario.evaluation.mask_texts else {}),
         model=resolved.model,
         adversary=adversary,
         federations=[

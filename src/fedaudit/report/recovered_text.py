@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from fedaudit.evaluation.scores import grouped
 from fedaudit.report.panels import PANELS, Panel
-from fedaudit.report.wording import place_of
+from fedaudit.report.wording import named, place_of
 from fedaudit.results import AuditResult, FindingResult, RecitedText, SequenceResult
+from fedaudit.results.rows import agreeing
 
+_MASK = "■"
 SHOWN = 24  # sequences that are shown, an attack on a federation
 
 
@@ -41,7 +42,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Sentences:
-    """What one attack read in a federation: the first of all, in the order of the audit."""
+    """What one attack read in a federation: of all the nearest."""
 
     federation: str
     attack: str
@@ -53,7 +54,7 @@ def sentences(result: AuditResult) -> list[Sentences]:
     """Return what each attack read of each federation's sequences; none where no attack is on sequences."""
     read = []
     for (federation, attack), findings in grouped([f for f in result.findings if f.sequences]).items():
-        own = [(f, s) for f in findings for s in f.sequences]
+        own = sorted(((f, s) for f in findings for s in f.sequences), key=lambda one: -one[1].rouge1)
         shown = [
             _sentence(i, result.data.words, place_of(f, result), s) for i, (f, s) in enumerate(own[:SHOWN], start=1)
         ]
@@ -67,23 +68,23 @@ def _sentence(number: int, words: list[str] | None, where: str, scores: Sequence
 
 def _marked(both: SequenceResult | RecitedText, words: list[str] | None) -> tuple[list[Word], list[Word]]:
     """Return the true words and the found ones, in which those are right that stand in both."""
-    true, found = ([False] * len(part) for part in (both.true, both.found))
-    for a, b, size in SequenceMatcher(None, both.true, both.found, autojunk=False).get_matching_blocks():
-        true[a : a + size] = found[b : b + size] = [True] * size
+    true, found = agreeing(both.true, both.found)
     return _words(both.true, true, words), _words(both.found, found, words)
 
 
 def _words(tokens: Sequence[int], right: Sequence[bool], words: list[str] | None) -> list[Word]:
+    words = words or []
     return [
-        Word(words[token] if words and 0 <= token < len(words) else str(token), fits)
+        Word(_MASK if token < 0 else (words[token : token + 1] or [""])[0] or str(token), fits)
         for token, fits in zip(tokens, right, strict=True)
     ]
 
 
 class Recited(NamedTuple):
-    """A text that a model recites: how it begins, how it goes on, and what the model says."""
+    """A text that a model recites: whose it is, how it begins, how it goes on, and what the model says."""
 
     text: RecitedText
+    whose: str
     begin: list[Word]
     true: list[Word]
     found: list[Word]
@@ -92,11 +93,13 @@ class Recited(NamedTuple):
 def recited(result: AuditResult) -> list[tuple[FindingResult, list[Recited]]]:
     """Return the findings of texts that a model recites, with those texts; none where there is none."""
     words = result.data.words
-    return [
-        (f, [Recited(t, _words(t.begin, [True] * len(t.begin), words), *_marked(t, words)) for t in f.recited])
-        for f in result.findings
-        if f.recited
-    ]
+    found = []
+    for f in (f for f in result.findings if f.recited):
+        begins = [_words(t.begin, [True] * len(t.begin), words) for t in f.recited]
+        whose = [named(t.client, f.federation, result) for t in f.recited]
+        told = zip(f.recited, whose, begins, strict=True)
+        found.append((f, [Recited(t, who, begin, *_marked(t, words)) for t, who, begin in told]))
+    return found
 
 
 PANELS["extraction"] = Panel("Recited texts", "parts/recited.html.j2", lambda result, images: recited(result))  # noqa: ARG005

@@ -11,7 +11,7 @@ import getpass
 import html
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -58,11 +58,11 @@ def phrases_of(result: AuditResult, folder: Path) -> Phrases:
             _add_text(found, row.true, "a row of a table")
             _add_text(found, row.recovered, "a recovered row")
         for sequence in finding.sequences:
-            _add_text(found, (words[t] for t in sequence.true if t < len(words)), "a text")
-            _add_text(found, (words[t] for t in sequence.found if t < len(words)), "a recovered text")
+            _add_text(found, _said(sequence.true, words), "a text")
+            _add_text(found, _said(sequence.found, words), "a recovered text")
         for text in finding.recited:
-            _add_text(found, (words[t] for t in text.begin + text.true if t < len(words)), "a text")
-            _add_text(found, (words[t] for t in text.begin + text.found if t < len(words)), "a recited text")
+            _add_text(found, _said(text.begin + text.true, words), "a text")
+            _add_text(found, _said(text.begin + text.found, words), "a recited text")
         for file in (*(i.true_image for i in finding.images), *(s.path for s in finding.image_rows)):
             _add_name(found, Path(file).name, "the name of a picture")
     for picture in folder.glob("images/**/*.png"):
@@ -168,6 +168,13 @@ def _add_text(found: Phrases, cells: Iterable[str], what: str) -> None:
         part = words[i : i + length]
         if len(set(part)) >= min(_DIFFERENT, length):
             found.setdefault(part, what)
+
+
+def _said(tokens: Iterable[int], words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of tokens, or their numbers where those aren't known; masked texts have neither."""
+    for token in tokens:
+        if token >= 0:
+            yield (words[token : token + 1] or [""])[0] or str(token)
 
 
 def _below(folder: Path) -> Iterator[Path]:

@@ -104,10 +104,15 @@ def client_of(finding: FindingResult, result: AuditResult) -> str | None:
         first, last = min(finding.clients), max(finding.clients)
         whole = last - first + 1 == len(finding.clients)
         return f"{first} to {last}, summed" if whole else f"{len(finding.clients)}, summed"
+    return named(finding.client, finding.federation, result)
+
+
+def named(client: int, federation: str, result: AuditResult) -> str:
+    """Return a client as the framework names it, else by its number."""
     for record in result.federations:
-        if record.name == finding.federation and record.recording and finding.client < len(record.recording.clients):
-            return record.recording.clients[finding.client]
-    return str(finding.client)
+        if record.name == federation and record.recording and client < len(record.recording.clients):
+            return record.recording.clients[client]
+    return str(client)
 
 
 def rounds_of(finding: FindingResult) -> str:

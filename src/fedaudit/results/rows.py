@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from typing import TypeVar
+
 from pydantic import Field
 
 from fedaudit.results.record import Record, optional
@@ -40,10 +44,16 @@ class RowDetail(Record):
     rows: list[RowResult] = Field(default=[], description="of an attack on tables, one a training example")
 
 
+AGREES, OTHER, NOT_SAID = -1, -2, -3  # in place of a token whose text is masked
+
+
 class SequenceResult(Record):
     """One training sequence against what was recovered of it; padding and the token that ends it are left out."""
 
-    true: list[int] = Field(description="its tokens; what they stand for is in data.words")
+    true: list[int] = Field(
+        description="its tokens; what they stand for is in data.words. Where texts are masked, here and below: -1 is a "
+        "token that was found, -2 one that wasn't, -3 a wrong one"
+    )
     found: list[int] = Field(description="the recovered sequence that is paired with it; empty: none")
     rouge1: float = Field(description="words that both share (F1)")
     rouge2: float = Field(description="pairs of neighbouring words that both share (F1)")
@@ -70,7 +80,7 @@ class RecitedText(Record):
         description="until the rest comes out word for word with a probability of 90 %; null: above 10¹², or never"
     )
     round: int | None = optional(
-        "after which the rest is likelier than before by the largest factor; null: one model is known"
+        "after which the rest is likelier than before by the largest factor; null: the models around it aren't known"
     )
 
 
@@ -81,3 +91,28 @@ class ExtractionDetail(Record):
         default=[],
         description="the texts that came out, the surest first, as many as evaluation.most_exposed says",
     )
+
+
+def agreeing(true: Sequence[int], found: Sequence[int]) -> tuple[list[bool], list[bool]]:
+    """Return which tokens of both stand in the other, in the same order; of masked texts as they were."""
+    if any(token < 0 for token in (*true, *found)):
+        return [token == AGREES for token in true], [token == AGREES for token in found]
+    sides = ([False] * len(true), [False] * len(found))
+    for a, b, size in SequenceMatcher(None, true, found, autojunk=False).get_matching_blocks():
+        sides[0][a : a + size] = sides[1][b : b + size] = [True] * size
+    return sides
+
+
+_Text = TypeVar("_Text", SequenceResult, RecitedText)
+
+
+def masked(text: _Text) -> _Text:
+    """Return a text without its words: what is left is which of them were found."""
+    true, found = agreeing(text.true, text.found)
+    hidden = {
+        "true": [AGREES if right else OTHER for right in true],
+        "found": [AGREES if right else NOT_SAID for right in found],
+    }
+    if isinstance(text, RecitedText):
+        hidden["begin"] = [AGREES] * len(text.begin)
+    return text.model_copy(update=hidden)

@@ -204,6 +204,10 @@ class EvaluationSpec(Spec):
         description="records that an attack on membership is surest of, in the results and the report, which are for "
         "the site's own eyes; 0 leaves them out",
     )
+    mask_texts: bool = Field(
+        default=False,
+        description="results and report hold no text, true, recovered or recited: of each only which words were found",
+    )
     accuracy_examples: Count = Field(default=1000, description="held-out examples for it, at most")
     sort_by: Literal["leakage", "accuracy", "worst client", "bytes", "time", "epsilon"] = Field(
         default="leakage", description="what the comparison of defences is sorted by, the best first"

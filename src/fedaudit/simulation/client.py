@@ -63,6 +63,7 @@ class Federation:
         accuracy_every: accuracy is measured every so many rounds and after the last; None: never.
         accuracy_examples: on so many examples, at most.
         canaries: that an audit of ε puts in; None: none.
+        planted: of canaries that are texts all of them, (m, length), and (m,) which clients hold.
         group_size: of how many clients' updates the transcript has the sum only, as secure aggregation yields it.
         device: on which models are trained and their accuracy is measured; what travels lies on the CPU.
     """
@@ -83,6 +84,7 @@ class Federation:
     accuracy_every: int | None = None
     accuracy_examples: int = 1000
     canaries: CanarySpec | None = None
+    planted: tuple[Tensor, Tensor] | None = None
     group_size: int = 1
     device: str = "cpu"
 

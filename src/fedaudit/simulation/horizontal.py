@@ -26,6 +26,7 @@ from fedaudit.simulation.canary_play import CanaryPlay
 from fedaudit.simulation.checkpoint import Checkpoint, State, pack, unpack
 from fedaudit.simulation.client import Client, Federation
 from fedaudit.simulation.history import History
+from fedaudit.simulation.planted_texts import PlantedTexts
 from fedaudit.simulation.recording import Recording
 from fedaudit.simulation.server import Server
 from fedaudit.simulation.server_behaviour import ServerStep, sent
@@ -93,7 +94,8 @@ class _Running:
         self.history = History(federation.accuracy_every, federation.accuracy_examples)
         self.history.at_end = self.behaviour is not None and self.behaviour.trained
         self.budget = PrivacyBudget(federation, self.history)
-        self.canaries = CanaryPlay(federation, self.budget) if federation.canaries else None
+        play = PlantedTexts if federation.planted is not None else CanaryPlay
+        self.canaries = play(federation, self.budget) if federation.canaries else None
         own_canaries = self.canaries.records() if self.canaries else [None] * spec.clients
         self.clients = [
             Client(number, data, federation, self.layers, own_canaries[number], self.behaviour)
@@ -373,7 +375,8 @@ def _check_size(federation: Federation) -> None:
     tensors = (sent + rounds) * sum(t.numel() for t in federation.model.state_dict().values())
     pixels = sent * (spec.local_steps or 1) * spec.batch_size * math.prod(federation.task_info.input_shape)
     check_memory(4 * (tensors + pixels), f"its transcript ({sent:,} updates)")
-    if federation.canaries and federation.aggregator.averages != "equally":  # which alone takes their sum
+    apart = federation.aggregator.averages != "equally"  # which alone takes their sum
+    if federation.canaries and federation.planted is None and apart:
         rows = federation.canaries.count * sum(p.numel() for p in federation.model.parameters())
         check_memory(8 * rows, f"the {federation.canaries.count:,} canaries' updates, one by one")
 

@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedaudit.epsilon import Adjacency, Unit
-from fedaudit.epsilon.canaries import OBSERVERS, Canaries
+from fedaudit.epsilon.canaries import OBSERVERS, Canaries, TextCanaries
 from fedaudit.modalities import Packing, TokenInfo
 from fedaudit.modalities.columns import Column
 from fedaudit.task.info import TaskInfo
@@ -381,6 +381,7 @@ class CanariesEntry(BaseModel):
     delta: Annotated[float, Field(gt=0, lt=1)]
     joint: bool = False
     gaussian: bool = False
+    texts: bool = False
 
     def canaries(self, readings: dict[str, Tensor], path: Path) -> Canaries:
         """Return the canaries with ``readings``, read from ``path``, of which there must be as many."""
@@ -392,7 +393,16 @@ class CanariesEntry(BaseModel):
             raise CorruptTranscript(f"{path}: the readings aren't of the same canaries")
         if not {*self.noise, *self.rates, *self.covered} <= OBSERVERS.keys():
             raise CorruptTranscript(f"{path}: an observer of the canaries isn't known")
-        return Canaries(readings=readings, **dict(self))
+        told = dict(self)
+        return (TextCanaries if told.pop("texts") else Canaries)(readings=readings, **told)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return what is written: of canaries that aren't texts what was before there were such."""
+        told: dict[str, Any] = write(self)
+        if not self.texts:
+            del told["texts"]
+        return told
 
 
 # --- replay ---------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class Bounds:
 
 
 YAML = Bounds("scenarios, studies, policies, --set: YAML", 10**6, items=20_000, of="values", depth=50)
-JSON = Bounds("results and the index of a transcript: JSON", 48 * MB, depth=200)
+JSON = Bounds("results, the index of a transcript, vocabularies: JSON", 48 * MB, depth=200)
 SITE = Bounds("what a site's guard wrote down: JSON lines", 48 * MB, depth=200)
 PICKLE = Bounds("CIFAR's batches: pickle", 512 * MB, items=10**6, of="instructions")
 IDX = Bounds("MNIST, Fashion-MNIST, EMNIST: idx, also gzipped", 256 * MB, unpacked=256 * MB, items=4, of="axes")

@@ -64,6 +64,7 @@ def audit_flower(
     rounds: int | None = None,
     attacked: Sequence[int] | Literal["last"] | None = "last",
     records: Any | None = None,
+    words: Any | None = None,
     clients: int | None = None,
     keep_rounds: Collection[int] | Literal["all"] | None = None,
     keep_clients: int | None = None,
@@ -95,6 +96,7 @@ def audit_flower(
         records: examples that nobody trained on, as of :func:`fedaudit.attack`; default: what the clients' evaluation
             used, or the server's where clients have none, and no training did. Of boosted trees: other people's rows,
             with which what is found is compared, beside those of the other clients.
+        words: what each token of text stands for, or "masked", as of :func:`fedaudit.attack`.
         clients: of how many clients the updates are attacked, the first ones; default: of all.
         keep_rounds: which rounds are recorded beside the ``attacked`` ones, from 0; all others cost nothing. Default:
             all of an app of up to 200 updates, else the first and the last, and those that begin when the time of an
@@ -125,7 +127,7 @@ def audit_flower(
     began, own = time.time(), AppAudit.of(
         out, attacks=attacks, attacked=attacked, threat=threat, loss=loss, mean=mean, std=std, max_minutes=max_minutes,
         limits=api.limits_of(fail_above, fail_on, fail_below), controls=controls, seed=seed, records=records,
-        clients=clients, workers=workers, overwrite=overwrite, progress=progress,
+        words=words, clients=clients, workers=workers, overwrite=overwrite, progress=progress,
     )  # fmt: skip
     if own.attacked == "last" and own.threat.partial:
         own.attacked = None

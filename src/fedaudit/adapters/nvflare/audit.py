@@ -80,6 +80,7 @@ def audit_nvflare(
     sites: int | None = None,
     attacked: Sequence[int] | Literal["last"] | None = "last",
     records: Any | None = None,
+    words: Any | None = None,
     clients: int | None = None,
     max_minutes: float | None = None,
     attacks: Attacks | None = None,
@@ -105,7 +106,7 @@ def audit_nvflare(
         attacked: which rounds are attacked, from 0; default: the last, or where ``threat`` says which rounds the
             adversary sees, all that it sees; None: all.
         max_minutes: the job gets half of so long, then it is stopped.
-        records, clients, attacks, threat, loss, mean, std, seed, out, workers, fail_above, fail_on, fail_below:
+        records, words, clients, attacks, threat, loss, mean, std, seed, out, workers, fail_above, fail_on, fail_below:
             as of :func:`fedaudit.adapters.flower.audit_flower`, and so are ``controls``, ``overwrite``, ``progress``.
 
     Returns:
@@ -118,7 +119,7 @@ def audit_nvflare(
     own = AppAudit.of(
         out, attacks=attacks, attacked=attacked, threat=threat, loss=loss, mean=mean, std=std, max_minutes=max_minutes,
         limits=api.limits_of(fail_above, fail_on, fail_below), controls=controls, seed=seed, records=records,
-        clients=clients, workers=workers, overwrite=overwrite, progress=progress,
+        words=words, clients=clients, workers=workers, overwrite=overwrite, progress=progress,
     )  # fmt: skip
     read = read_job(path)
     own.make_room()

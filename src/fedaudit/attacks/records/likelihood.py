@@ -10,7 +10,7 @@ from torch import Tensor
 from fedaudit.attacks.base import Progress, register
 from fedaudit.attacks.records.membership import Score
 from fedaudit.attacks.records.shadows import ShadowAttack, chances, confidence
-from fedaudit.attacks.records.target import Target
+from fedaudit.attacks.records.target import Target, classified
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Positive, Share
@@ -129,7 +129,7 @@ class RMIA(ShadowAttack):
             own = chances(target, target.answers(inputs, labels), labels)
             return own - usual[shadows.rows(inputs, labels)]
 
-        least = math.log(self.gamma) if target.task_info.num_classes is not None else 0.0
+        least = math.log(self.gamma) if classified(target.task_info) else 0.0
         records = observation.records
         assert records is not None
         others = favoured(records.public_inputs, records.public_labels)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Case, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership import MembershipAttack, Score
-from fedaudit.attacks.records.target import MembershipFinding, Target, held, public
+from fedaudit.attacks.records.target import MembershipFinding, Target, classified, held, public
 from fedaudit.models import has_batch_norm, initialise, set_training_mode
 from fedaudit.simulation.local_training import local_randomness, on_device, train
 from fedaudit.task.training import class_logits
@@ -53,7 +53,9 @@ class ShadowModel(Attack):
     """The training of one shadow model, as a unit of work that is kept and reused like any other.
 
     It has the federation's architecture, is initialised anew, and is trained by SGD on a random half of the public
-    examples. Models 2i and 2i + 1 get the two halves of one draw, so that each example is in half of an even number.
+    examples. One that predicts the next token begins with the weights of the first model instead, and trains what
+    clients train: shadow adapters, where they train adapters. Models 2i and 2i + 1 get the two halves of one draw, so
+    that each example is in half of an even number.
 
     Args:
         index: from 0; two that differ in nothing else are independent but for the halves.
@@ -86,8 +88,7 @@ class ShadowModel(Attack):
         model = self._trained(observation, inputs[chosen].to(device), labels[chosen].to(device), rng, progress)
         inside = torch.zeros(len(inputs), dtype=torch.bool).index_fill(0, chosen, True)
         answers = model.answers(inputs.to(device), labels.to(device)).cpu()
-        classes = observation.task_info.num_classes is not None
-        return ShadowFinding(inside=inside, answers=answers.float() if classes else answers)
+        return ShadowFinding(inside=inside, answers=answers.float() if classified(observation.task_info) else answers)
 
     def _trained(
         self, observation: Observation, inputs: Tensor, labels: Tensor, rng: torch.Generator, progress: Progress
@@ -98,7 +99,8 @@ class ShadowModel(Attack):
         alone = task_info.batch_norm != "train" or not has_batch_norm(module)  # which one example has no statistics for
         loss = on_device(observation.loss, str(inputs.device))
         try:
-            initialise(module, "default", rng)
+            if not task_info.causal:  # whose weights are the ones before training, frozen ones among them
+                initialise(module, "default", rng)
             module.load_state_dict(observation.weights[-1], strict=False)
             set_training_mode(module, task_info.batch_norm, dropout=task_info.dropout)
             module.to(inputs.device)
@@ -165,15 +167,18 @@ class ShadowAttack(MembershipAttack):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        answers = case.num_classes is not None or not case.task_kind.one_class  # of a text there are none
+        answers = case.num_classes is not None or not case.task_kind.one_class  # of texts only where it is named
         return case.asks_for_members and case.threat.public_examples is not None and answers
 
     def check(self, observation: Observation) -> None:
         """Raise unless there are public examples."""
         super().check(observation)
         inputs, _ = public(observation)
-        if observation.task_info.causal:
-            raise NotApplicable(f"{self.name} needs one answer an example, and a text has many; use loss-threshold")
+        if observation.task_info.causal and self.model == "global" and len(observation.weights) < 2:
+            raise NotApplicable(
+                f"the models of {self.name} begin with the one before training, and one alone is known; use min-k, or "
+                "raise federations[].rounds"
+            )
         if len(inputs) < 4:
             raise NotApplicable(f"{self.name} halves {len(inputs)} public examples; raise threat.public_examples to 4")
 
@@ -184,7 +189,7 @@ class ShadowAttack(MembershipAttack):
         seen = dataclasses.replace(
             observation,
             federation="shadows",
-            weights=(_fixed(observation),),
+            weights=(observation.weights[0] if observation.task_info.causal else _fixed(observation),),
             messages=(),
             adversary_log={},
             records=own,
@@ -306,7 +311,7 @@ class ShadowModels(ShadowAttack):
 
 def _features(target: Target, answers: Tensor, labels: Tensor) -> Tensor:
     """Return (n, d) float64: what a model says of each example by its answers (n, k); without classes the loss."""
-    if target.task_info.num_classes is None:
+    if not classified(target.task_info):
         return answers.clamp(-1e3, 1e3)
     logits = class_logits(answers)
     logs = logits.log_softmax(dim=1)
@@ -318,14 +323,14 @@ def _features(target: Target, answers: Tensor, labels: Tensor) -> Tensor:
 
 def confidence(target: Target, answers: Tensor, labels: Tensor) -> Tensor:
     """Return (...) the log-odds φ of each label, of answers (..., n, k); without classes minus the loss."""
-    if target.task_info.num_classes is None:
+    if not classified(target.task_info):
         return -answers[..., 0]
     return log_odds(class_logits(answers), labels)
 
 
 def chances(target: Target, answers: Tensor, labels: Tensor) -> Tensor:
     """Return (...) the log-probability of each label, of answers (..., n, k); without classes minus the loss."""
-    if target.task_info.num_classes is None:
+    if not classified(target.task_info):
         return -answers[..., 0]
     logs = class_logits(answers).log_softmax(dim=-1)
     return logs.gather(-1, labels.expand(logs.shape[:-1])[..., None])[..., 0]

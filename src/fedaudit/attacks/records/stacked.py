@@ -18,7 +18,7 @@ from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.likelihood import RMIA, LiRA
 from fedaudit.attacks.records.membership import LossThreshold, Score
 from fedaudit.attacks.records.shadows import ShadowAttack, ShadowFinding, examples_in
-from fedaudit.attacks.records.target import Target, held, public
+from fedaudit.attacks.records.target import Target, classified, held, public
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.validation import Count
 
@@ -36,7 +36,7 @@ class _Played(Target):
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         answers = self.answers(inputs, labels)
-        return answers[:, 0] if self.task_info.num_classes is None else self.losses_of(answers, labels)
+        return self.losses_of(answers, labels) if classified(self.task_info) else answers[:, 0]
 
 
 @register

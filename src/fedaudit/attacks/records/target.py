@@ -63,7 +63,7 @@ class Target:
 
     def answers(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return each example's outputs (n, k), or without classes its loss (n, 1), which saves a mask's memory."""
-        if self.task_info.num_classes is not None:
+        if classified(self.task_info):
             return self.outputs(inputs)
         return self.losses(inputs, labels)[:, None]
 
@@ -96,6 +96,11 @@ class Target:
         for example, label in zip(inputs.split(1), labels.split(1), strict=True):
             grads = torch.autograd.grad(self.loss(module(example), label), list(parameters.values()), allow_unused=True)
             yield {name: g for name, g in zip(parameters, grads, strict=True) if g is not None}
+
+
+def classified(task_info: TaskInfo) -> bool:
+    """Whether an example has one class, so that what a model says of it are the logits; else it is the loss."""
+    return task_info.num_classes is not None and not task_info.causal
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)

@@ -31,6 +31,8 @@ class ExtractionFinding(Finding, kind="extraction"):
         greedy: (m, n) bool: whether the likeliest tokens are the record's own rest.
         rounds: (m,) int64: in which round each model was sent; that which a client returned has the number of its last
             round, and one.
+        before: as ``continued``, by the model that was sent before the first round; None: it isn't known, or is the one
+            that is asked.
     """
 
     begins: Tensor
@@ -38,6 +40,7 @@ class ExtractionFinding(Finding, kind="extraction"):
     logs: Tensor
     greedy: Tensor
     rounds: Tensor
+    before: Tensor | None = None
 
 
 @register
@@ -117,18 +120,24 @@ class Extraction(RecordsAttack):
         greedy = torch.zeros(len(models), len(records), dtype=torch.bool)
         for own, likeliest, model in zip(logs, greedy, models, strict=True):
             own[chosen], likeliest[chosen] = self._probabilities(model, texts, begins_of, ends)
-        continued = torch.full((len(records), 1 + self.draws, texts.shape[1]), NOTHING)
-        for i in range(1 + self.draws):
-            continued[chosen, i] = self._continued(target, texts, begins_of, ends, generator if i else None)
-            progress(i + 1, 1 + self.draws)
+        rounds = _rounds(observation, len(models))
+        asked = [target, *([models[0]] if int(rounds[0]) == 0 and len(models) > 1 else [])]
+        said = []
+        for number, model in enumerate(asked):
+            continued = torch.full((len(records), 1 + self.draws, texts.shape[1]), NOTHING)
+            for i in range(1 + self.draws):
+                continued[chosen, i] = self._continued(model, texts, begins_of, ends, generator if i else None)
+                progress(number * (1 + self.draws) + i + 1, len(asked) * (1 + self.draws))
+            said.append(continued)
         short = len(records) - len(chosen)
         notes = (f"{short} of {len(records)} texts are no longer than their beginning, and count for nothing",)
         return ExtractionFinding(
             begins=begins.where(following > 0, 0),
-            continued=continued,
+            continued=said[0],
             logs=logs,
             greedy=greedy,
-            rounds=_rounds(observation, len(models)),
+            rounds=rounds,
+            before=said[1] if len(said) > 1 else None,
             notes=(*target.notes, *notes[: int(short > 0)]),
         )
 

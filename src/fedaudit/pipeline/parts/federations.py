@@ -10,6 +10,7 @@ from fedaudit.data import Dataset
 from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.client import Federation
+from fedaudit.simulation.planted_texts import with_planted_texts
 from fedaudit.simulation.protocols import protocol_of
 from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
@@ -76,6 +77,7 @@ def federations_of(
                 group_size=threat.group_size if threat.adversary != "client" else 1,
                 device=scenario.device,
             )
+            federation = with_planted_texts(federation)
             check(federation)
             if threat.clients is not None:  # who subtract their own updates from sums, as they observe them
                 federation = replace(federation, group_size=1)

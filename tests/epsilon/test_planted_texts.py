@@ -1,0 +1,193 @@
+"""Planted texts: what clients train on, how exposed it is, and which ε that shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedaudit.attacks import make_attack
+from fedaudit.epsilon.canaries import Canaries
+from fedaudit.evaluation import evaluate
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.results import FindingResult
+from fedaudit.simulation.budget import PrivacyBudget
+from fedaudit.simulation.history import History
+from fedaudit.simulation.planted_texts import PlantedTexts
+from fedaudit.simulation.simulator import simulate
+from fedaudit.transcript.files import CanariesEntry
+from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.threat import ThreatModel
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth, save_recording
+from tests.build import Scenarios
+from tests.conftest import Command, refused
+
+COUNT = 120
+NOTES = Scenarios(
+    data={"name": "notes-causal", "split": "train"},
+    model={"name": "decoder", "width": 64},
+    federation={
+        "algorithm": "fedavg",
+        "clients": 3,
+        "rounds": 6,
+        "examples": 10,
+        "batch_size": 10,
+        "local_epochs": 10,
+        "learning_rate": 1.0,
+    },
+    attacks=[{"name": "dp-canaries", "of": "texts", "canaries": COUNT}],
+)
+DP = {"name": "dp", "where": "local", "clip": 1.0, "noise": 1.0, "epsilon": None}
+
+
+def played(*changes: Any, **parts: Any) -> tuple[Observation, Truth, Transcript]:
+    (federation,) = resolve(NOTES(*changes, **parts)).federations
+    made = simulate(federation)
+    return observe(made.transcript, ThreatModel()), made.truth, made.transcript
+
+
+@cache
+def learnt() -> tuple[Observation, Truth, Transcript]:
+    return played()
+
+
+def judged(observed: Observation, truth: Truth) -> FindingResult:
+    return evaluate(make_attack("dp-canaries", {"of": "texts"})(observed), observed, truth, seed=0).result
+
+
+def value(result: FindingResult, name: str) -> tuple[float, float | None]:
+    return next((m.value, m.baseline) for m in result.metrics if m.name == name)
+
+
+def test_clients_hold_the_texts_whose_coin_says_so_and_no_others() -> None:
+    (federation,) = resolve(NOTES()).federations
+    assert federation.planted is not None
+    texts, coins = federation.planted
+    tokens = federation.task_info.tokens
+    assert tokens is not None
+    assert 0.3 < float(coins.double().mean()) < 0.7
+    assert not bool(torch.isin(texts[:, :-1], torch.tensor([tokens.padding, tokens.end])).any())
+    assert set(texts[:, -1].tolist()) == {tokens.end}
+    counts = texts[:, :-1].flatten().bincount(minlength=tokens.vocabulary)
+    expected = texts[:, :-1].numel() / (tokens.vocabulary - 2)
+    assert float(((counts - expected)[counts > 0].square() / expected).sum()) < 2 * tokens.vocabulary  # drawn evenly
+    held = [{tuple(row) for row in data.inputs.tolist()} for data in federation.client_data]
+    for number, (text, inside) in enumerate(zip(texts.tolist(), coins.tolist(), strict=True)):
+        assert [tuple(text) in own for own in held] == [inside and number % 3 == client for client in range(3)]
+    assert sum(map(len, federation.client_data)) == 10 + int(coins.sum())
+    assert federation.client_data[0].targets[-1].equal(tokens.following(federation.client_data[0].inputs[-1:])[0])
+
+
+def test_texts_that_were_learnt_by_heart_are_exposed_and_demonstrate_epsilon() -> None:
+    observed, truth, _ = learnt()
+    result = judged(observed, truth)
+    absent = int((~truth.coins).sum())
+    mean, others = value(result, "exposure")
+    assert value(result, "exposure_most")[0] == pytest.approx(math.log2(absent + 1)), "before all absent ones"
+    assert mean > 4
+    ranks = torch.arange(1, absent + 1).double()
+    assert others == pytest.approx(float((math.log2(absent) - ranks.log2()).mean()))
+    assert result.is_leak
+    assert result.epsilon is not None
+    assert result.epsilon.claimed is None
+    assert result.epsilon.unit == "record"
+    assert (result.epsilon.demonstrated or 0) > 1
+
+
+def test_exposure_counts_ranks_among_the_absent_ones() -> None:
+    observed, truth, _ = learnt()
+    found: Any = make_attack("dp-canaries", {"of": "texts"})(observed)
+    coins = torch.zeros(COUNT, dtype=torch.bool)
+    coins[:3] = True
+    scores = torch.arange(COUNT, dtype=torch.float64)[None]  # of the absent ones 3 … 119
+    scores[0, :3] = torch.tensor([200.0, 118.5, -1.0])  # above all, below one, below all
+    own = dataclasses.replace(found, scores=scores)
+    result = evaluate(own, observed, dataclasses.replace(truth, coins=coins), seed=0).result
+    ranks = torch.tensor([1.0, 2.0, 118.0])
+    assert value(result, "exposure")[0] == pytest.approx(float((math.log2(118) - ranks.log2()).mean()), abs=1e-6)
+
+
+def test_a_model_that_never_saw_them_shows_nothing() -> None:
+    """Coins that decided nothing: at most one verdict in a hundred, and exposure as of the absent ones."""
+    observed, truth, _ = learnt()
+    rng = torch.Generator().manual_seed(0)
+    found: Any = make_attack("dp-canaries", {"of": "texts"})(observed)
+    shown, exposures = 0, []
+    for _ in range(100):
+        coins = torch.rand(COUNT, generator=rng) < 0.5
+        result = evaluate(found, observed, dataclasses.replace(truth, coins=coins), seed=0).result
+        shown += bool(result.is_leak)
+        mean, others = value(result, "exposure")
+        exposures.append(mean - (others or 0))
+    assert shown <= 1
+    assert abs(sum(exposures) / len(exposures)) < 0.1
+
+
+def test_the_promise_of_dp_sgd_covers_planted_texts_and_that_of_clients_does_not() -> None:
+    quick = {"rounds": 1, "local_epochs": 1}
+    for level, claims in (("sample", True), ("client", False)):
+        observed, truth, _ = played(quick, defences={"client_defence": {**DP, "level": level}})
+        canaries = observed.canaries
+        assert canaries is not None
+        assert canaries.texts
+        assert canaries.covered == (("final",) if claims else ())
+        result = judged(observed, truth)
+        assert result.epsilon is not None
+        assert (result.epsilon.claimed is not None) == claims
+        assert not result.is_leak
+
+
+def test_a_reading_is_the_fall_of_the_mean_loss() -> None:
+    _, _, transcript = learnt()
+    (federation,) = resolve(NOTES()).federations
+    assert federation.planted is not None
+    play = PlantedTexts(federation, PrivacyBudget(federation, History(None, 1)))
+    play.look([], None, {}, transcript.rounds[2].weights)
+    read = float(play.end().readings["final"][0, 7])
+    text, model = federation.planted[0][7:8], federation.model.eval()
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(torch.nn.functional.cross_entropy(model(text)[:, :, :-1].double(), text[:, 1:]))
+
+    first = loss()
+    model.load_state_dict(transcript.rounds[2].weights)
+    assert read == pytest.approx(first - loss(), rel=1e-6)
+
+
+def test_readings_of_texts_lie_on_disk(tmp_path: Path) -> None:
+    _, truth, transcript = learnt()
+    save_recording(transcript, truth, tmp_path)
+    again = Transcript.load(tmp_path)
+    assert again.canaries is not None
+    assert again.canaries.texts
+    assert again.fingerprint() == transcript.fingerprint()
+
+
+def test_other_canaries_are_written_as_they_were_before_there_were_texts() -> None:
+    plain = Canaries("client", "add-remove", {"final": torch.zeros(1, 4, dtype=torch.float64)})
+    assert "texts" not in CanariesEntry.model_validate(plain).model_dump_json()
+    assert "texts" not in {field.name for field in dataclasses.fields(plain)}, "nor in what names a transcript"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["attacks.dp-canaries.adjacency=replace"], "replaced by nothing"),
+        (["data.name=digits", "model.name=mlp"], "predicts the next token"),
+        (["attacks.dp-canaries.of=words"], "of"),
+    ],
+)
+def test_what_cannot_be_planted_is_refused_in_a_line(
+    settings: list[str], said: str, tmp_path: Path, command: Command
+) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(NOTES().to_yaml())
+    words = [part for text in settings for part in ("--set", text)]
+    refused(command("audit", path, *words, "--out", tmp_path / "out"), said)
