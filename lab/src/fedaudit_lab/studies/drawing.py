@@ -8,6 +8,7 @@ import io
 import itertools
 import re
 import shlex
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -43,6 +44,7 @@ _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "cpu_second
     **dict.fromkeys(("epsilon", "epsilon_claimed", "epsilon_estimate"), 2),
 }
 _ROW = {1: 70, 2: 38}  # panels side by side -> characters that fit under one of them
+_BESIDE = 35  # characters of the longest name in a legend that stands beside its plot
 _LINES = 12  # more in one picture can't be told apart
 _PRICE = {"model_accuracy", "bytes_sent"}  # of a defence
 _LEAKS = ("label_accuracy", "membership_auc")  # that the frontier shows beside images
@@ -236,6 +238,7 @@ def figure(analysis: Analysis) -> bytes | None:
         panels.setdefault(", ".join(left[:-1]) if apart else "", []).append((left[-1:] if apart else left, cells))
     wide = 1 if len(panels) == 1 else 2
     size = (7, max(4, 0.2 * len(rows) + 0.4)) if wide == 1 else (9, 2.6 * -(-len(panels) // wide) + 0.4)
+    across = [textwrap.fill(name, max(20, _ROW[wide] // len(across))) for name in across]
     drawing, all_axes = plt.subplots(
         -(-len(panels) // wide), wide, figsize=size, layout="constrained", squeeze=False, sharey=True
     )
@@ -255,14 +258,18 @@ def figure(analysis: Analysis) -> bytes | None:
         name: line for axes in all_axes.flat for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     if len(marked) > 1:
-        drawing.legend(list(marked.values()), list(marked), fontsize="small", loc="outside right center")
+        beneath = max(map(len, marked)) > _BESIDE  # long names would leave the plot no width
+        if beneath:
+            drawing.set_figheight(size[1] + 0.2 * len(marked))
+        place = "outside lower center" if beneath else "outside right center"
+        drawing.legend(list(marked.values()), list(marked), fontsize="small", loc=place)
     return png(drawing, dpi=110)
 
 
 def _collide(labels: list[str], room: int) -> bool:
     """Return whether two labels, evenly spaced in ``room`` characters, would touch."""
-    space = room / len(labels)
-    return any((len(a) + len(b)) / 2 + 1 > space for a, b in itertools.pairwise(labels))
+    space, lengths = room / len(labels), [max(map(len, label.splitlines()), default=0) for label in labels]
+    return any((a + b) / 2 + 1 > space for a, b in itertools.pairwise(lengths))
 
 
 def _lines(axes: Any, analysis: Analysis, across: list[str], rows: list[_Row]) -> None:
@@ -271,14 +278,15 @@ def _lines(axes: Any, analysis: Analysis, across: list[str], rows: list[_Row]) -
     for i, (left, cells) in enumerate(rows):
         places = [x + (i - (len(rows) - 1) / 2) * width for x in range(len(across))]
         shown = [(x, c.value) for x, c in zip(places, cells, strict=True) if c and c.value]
-        axes.errorbar(
-            [x for x, _ in shown],
-            [v.mean for _, v in shown],
-            yerr=[[v.mean - v.low for _, v in shown], [v.high - v.mean for _, v in shown]],
-            fmt="o-" if analysis.study.kind == "figure" else "o",
-            capsize=4,
-            label=", ".join(left) or analysis.study.columns,
-        )
+        if shown:
+            axes.errorbar(
+                [x for x, _ in shown],
+                [v.mean for _, v in shown],
+                yerr=[[v.mean - v.low for _, v in shown], [v.high - v.mean for _, v in shown]],
+                fmt="o-" if analysis.study.kind == "figure" else "o",
+                capsize=4,
+                label=", ".join(left) or analysis.study.columns,
+            )
         there = [(x, c) for x, c in zip(places, cells, strict=True) if c]
         claimed = [(x, c.others[f"{metric}_claimed"].mean) for x, c in there if f"{metric}_claimed" in c.others]
         for marks, look, name in (
