@@ -43,6 +43,7 @@ def distance(observation: Observation, true: Tensor, place: float) -> float:
     return float(attack.objective(prepared)(images)[0])
 
 
+@pytest.mark.slow
 def test_of_several_epochs_the_truth_is_best_explained_between_the_models() -> None:
     for observation, true in victims(EPOCHS):
         sent, between, back = (distance(observation, true, place) for place in (0.0, 0.5, 1.0))
@@ -59,6 +60,7 @@ def test_at_its_ends_it_is_the_model_that_was_sent_and_the_one_that_came_back() 
 
 
 @pytest.mark.parametrize("place", [0.5, 1.0])
+@pytest.mark.slow
 def test_a_gradient_has_no_model_that_came_back(place: float) -> None:
     observation, true = victims(FEDSGD)[0]
     assert distance(observation, true, place) == distance(observation, true, 0.0)

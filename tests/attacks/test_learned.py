@@ -20,6 +20,8 @@ from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 
+pytestmark = pytest.mark.slow
+
 SINGLE: dict[str, Any] = {"name": "f", "algorithm": "fedsgd", "clients": 3, "examples": 3, "batch_size": 1}
 BATCHES: dict[str, Any] = {"name": "f", "algorithm": "fedavg", "clients": 2, "examples": 8, "batch_size": 2,
                            "local_epochs": 2, "learning_rate": 0.05}  # fmt: skip

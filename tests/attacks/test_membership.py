@@ -169,6 +169,7 @@ def test_accuracy_counts_right_decisions():
     assert 0.3 < blind < 0.7
     right = 0.04 ** (1 / 30)  # all 30 pairs: a smaller share would be so lucky with 80 % of 5 %
     assert score.pop("membership_epsilon") == pytest.approx(math.log(right / (1 - right)), abs=0.01)
+    assert score.pop("usage_error") < 0.01  # the scores tell members without a fault
     assert score == {"membership_auc": 1.0, "membership_accuracy": 0.75}
 
 

@@ -150,6 +150,7 @@ SHADOWS = {"shadows": 6, "epochs": 20}
 
 
 @pytest.mark.parametrize("name", ["lira", "rmia", "shadow-models"])
+@pytest.mark.slow
 def test_shadow_models_of_texts_tell_members_and_none_where_nothing_was_learnt(name: str) -> None:
     settings: dict[str, Any] = {**SHADOWS, "learning_rate": 0.5}
     result, area = judged(name, settings, *seen(NOTES({"rounds": 4}, threat=KNOWN)))

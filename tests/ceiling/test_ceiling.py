@@ -158,6 +158,7 @@ def test_columns_are_taken_where_counting_says_that_they_are_cheap() -> None:
     assert len(counted) <= products(300, 10.0, BUDGET) == 20  # a deep network is looked at roughly
 
 
+@pytest.mark.slow
 def test_what_a_product_takes_is_counted() -> None:
     one, four = (found(federations=[{**FEDSGD, "batch_size": n}]).message.seconds for n in (1, 4))
     steps = found(federations=[{**FEDAVG, "local_steps": 4}]).message.seconds

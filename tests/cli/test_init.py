@@ -67,6 +67,7 @@ def check(written: str, data: str, model: str, algorithm: str, clients: int | No
     return loaded
 
 
+@pytest.mark.slow
 def test_a_sample_of_what_is_offered_is_valid(datasets):
     for combination in random.Random(0).sample(offered(), 8):
         data, model, algorithm, clients, adversary = combination

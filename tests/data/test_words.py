@@ -102,6 +102,7 @@ NOTES = Scenarios(
 )
 
 
+@pytest.mark.slow
 def test_a_scenario_may_mask_its_texts_and_sharing_leaves_them_out(tmp_path: Path) -> None:
     from fedaudit.report.share import share
 

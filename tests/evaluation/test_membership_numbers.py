@@ -414,6 +414,7 @@ def test_who_stands_above_all_others_is_told_by_class():
         assert group.mean == next(g.auc for g in found.exposure if g.label == label)
 
 
+@pytest.mark.slow
 def test_by_luck_members_stand_out_no_oftener_than_is_said():
     inputs, labels = noise(12)
     rng = generator(3, "null")

@@ -91,6 +91,7 @@ def test_a_copy_is_named_and_chance_is_one_of_so_many_of_its_class():
 
 
 @pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.slow
 def test_luck_names_as_often_as_chance_says_and_excludes_itself_once_in_a_hundred(images):
     """What is found of other pictures of the class: the shares are binomial, and so is how often 1 % is called sure."""
     trials, sure, leaks, hits, expected = 200, 0, 0, 0, 0.0
@@ -107,6 +108,7 @@ def test_luck_names_as_often_as_chance_says_and_excludes_itself_once_in_a_hundre
     assert sure <= binom.ppf(1 - 1e-4, trials, 0.01)
 
 
+@pytest.mark.slow
 def test_luck_is_named_by_an_embedding_as_seldom():
     others, trials, hits = smooth(150, seed=0, size=8), 200, 0
     with embedding(True):  # which is taught once, for the pictures that teach it are the same
@@ -129,6 +131,7 @@ def people(count: int, shots: int, seed: int) -> tuple[Tensor, Tensor]:
     return (tone * moved + 0.5 * light + noise + 0.2).clamp(0, 1), torch.arange(count).repeat_interleave(shots)
 
 
+@pytest.mark.slow
 def test_a_person_is_named_by_other_pictures_and_best_by_the_embedding():
     pictures, persons = people(30, 5, seed=1)
     first = torch.arange(0, len(pictures), 5)
@@ -163,6 +166,7 @@ def test_few_pictures_teach_no_network():
     assert one.candidates == 40
 
 
+@pytest.mark.slow
 def test_pictures_that_teach_are_no_candidates_and_a_network_names_a_copy():
     pictures = smooth(200, seed=6)
     with embedding(True):
@@ -198,6 +202,7 @@ def test_a_truth_keeps_whose_candidates_are(tmp_path):
     assert Truth.load(tmp_path / "truth.safetensors").candidate_persons.equal(persons)
 
 
+@pytest.mark.slow
 def test_one_persons_pictures_are_no_independent_tries():
     """An attack that shows one and the same face names all or none of a person's pictures, by luck one time in ten."""
     leaks = 0

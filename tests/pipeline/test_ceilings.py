@@ -183,6 +183,7 @@ def test_of_a_dear_network_no_change_is_played(monkeypatch: pytest.MonkeyPatch) 
     assert "too long" in (told["fc.weight isn't sent"].reason or "")
 
 
+@pytest.mark.slow
 def test_of_a_recording_on_disk(tmp_path: Path, command: Command) -> None:
     fedaudit.simulate({**BASE, "evaluation": {}}, out=tmp_path / "t", progress=False)
     assert command("ceiling", tmp_path / "t", "--out", tmp_path / "out").code == 0

@@ -60,6 +60,7 @@ def verdicts(result: AuditResult) -> dict[str, str]:
     return {summary.attack: summary.verdict for summary in result.summaries}
 
 
+@pytest.mark.slow
 def test_an_attack_without_a_chance_is_not_run_on_the_clients(unasked, calls, monkeypatch, tmp_path):
     monkeypatch.setitem(INVG, "iterations", 100)
     monkeypatch.setitem(HARD, "examples", 16)

@@ -8,6 +8,8 @@ import pytest
 
 from tests.pipeline.test_plugins import command, install, python
 
+pytestmark = pytest.mark.slow
+
 PROTOCOL = '''
 """Clients send the sums of their examples, and nothing else."""
 

@@ -12,6 +12,8 @@ import pytest
 from fedaudit import BadInput, Transcript
 from tests.trees.tree_cases import model, stump, transcript
 
+pytestmark = pytest.mark.slow
+
 # As where it isn't installed: nothing finds it.
 WITHOUT = """
 import importlib.metadata, sys

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedaudit.attacks import make_attack
 from fedaudit.utils import fingerprint_of
 from tests.trees.tree_cases import model, seen, stump, transcript
@@ -22,6 +24,7 @@ def told() -> str:
     return f"{fingerprint_of(seen((0, 0, STUMP, 10)), make_attack('timberstrike'))} {before}"
 
 
+@pytest.mark.slow
 def test_fingerprints_are_the_same_in_another_process() -> None:
     line = [sys.executable, "-c", "from tests.trees.test_same_thing import told; print(told())"]
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
