@@ -136,6 +136,13 @@ def test_numbers_of_people_that_sites_repeat_or_that_have_gaps_are_identifiers(t
     assert known["columns"] == {"gaps": "tenths", "text": "exact"}
 
 
+def test_an_identifier_that_one_site_alone_has_is_one(tmp_path, command: Command):
+    write(tmp_path / "north.csv", "\n".join(["id,age", *(f"P{i},{i % 50}" for i in range(100))]) + "\n")
+    write(tmp_path / "south.csv", "\n".join(["id,age", *(f"x,{i % 50}" for i in range(900))]) + "\n")
+    told = found(command, tmp_path / "north.csv", tmp_path / "south.csv")
+    assert told["columns"]["id"] == "identifier"
+
+
 def test_duplicates_are_named_beside_what_stands_out_more(tmp_path, command: Command):
     rows = [f"{i},{i % 7}" for i in range(30)] + ["3,3"]
     told = found(command, write(tmp_path / "x.csv", "\n".join(["a,b", *rows]) + "\n"), "--most", 2, "--by", "b")

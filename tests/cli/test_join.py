@@ -336,3 +336,21 @@ def test_guards_are_joined_by_their_logs_or_by_statements(sites, tmp_path, comma
     assert "1 left, 0 didn&#39;t, 1 of those that left were checked; 1 left after an alarm" in page
     assert "FAIL: no alarm on what leaves" in page
     refused(command("join", *kept, "--guard", tmp_path / "berlin", "--out", tmp_path / "j"), "no guard's log")
+
+
+@pytest.mark.parametrize("as_statement", [False, True])
+@pytest.mark.parametrize("why", ["torn", "more rounds"])
+def test_what_a_statement_could_not_test_a_join_cannot_either(sites, tmp_path, command: Command, why, as_statement):
+    kept, log = [sites[0], sites[2]], tmp_path / "north" / "guard.jsonl"
+    log.parent.mkdir()
+    rounds = [one(at, "quiet", done="left").model_dump_json() + "\n" for at in range(2 if why == "torn" else 1000)]
+    log.write_text("".join(rounds) + ("{torn\n" if why == "torn" else ""))
+    guard = log.parent
+    if as_statement:
+        command("statement", *kept, log.parent, "--out", tmp_path / "s")
+        guard = tmp_path / "s"
+    done = command("join", *kept, "--guard", guard, "--out", tmp_path / "j")
+    assert done.code == 3, done
+    wanted = "can&#39;t be read" if why == "torn" else "no more rounds than were audited"
+    assert wanted in (tmp_path / "j" / "joined.html").read_text()
+    refused(command("join", *kept, "--guard", guard, "--guard", guard, "--out", tmp_path / "j"), "is there twice")

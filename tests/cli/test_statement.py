@@ -322,6 +322,39 @@ def test_the_day_to_test_again_is_the_first_of_all(tmp_path, command: Command):
     assert command("verify", tmp_path / "s", "--of", source, "--of", tmp_path / "guard").code == 0
 
 
+@pytest.mark.parametrize(
+    "when", ["2099-01-01T00:00:00+00:00", "9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00"]
+)
+def test_a_date_that_can_t_be_is_no_young_age(when: str, tmp_path, command: Command):
+    source = started(site(tmp_path / "berlin", [8.0], "not demonstrated", thresholds=[KEPT]), 1)
+    values = json.loads((source / "results.json").read_text())
+    values["timing"]["started"] = when
+    (source / "results.json").write_text(json.dumps(values))
+    assert command("statement", source, "--out", tmp_path / "s", "--max-age", 30).code == 3
+    made = json.loads((tmp_path / "s" / "statement.json").read_text())
+    assert any("NOT TESTED: its age isn't known" in limit["text"] for limit in made["limits"])
+    assert made["valid_until"] is None
+
+
+def test_what_was_sent_already_has_no_day_to_come(tmp_path, command: Command):
+    source = started(site(tmp_path / "berlin", [8.0], "not demonstrated", thresholds=[KEPT]), 1)
+    values = json.loads((source / "results.json").read_text())
+    values["federations"][0]["rounds"] = 3
+    started(source, 1, federations=values["federations"])
+    begin = datetime(2026, 3, 1, tzinfo=UTC)
+    rounds = [quiet(i, time=begin + timedelta(days=i), epsilon=None, target=None) for i in range(8)]
+    command("statement", source, log(tmp_path / "guard", rounds), "--out", tmp_path / "s")
+    (again,) = json.loads((tmp_path / "s" / "statement.json").read_text())["again"]
+    assert again["by"] == "2026-03-04"  # the fourth left
+    assert "sent its update number 4, and 3 rounds were audited" in again["text"]
+
+
+def test_a_log_of_the_end_of_days_is_read(tmp_path, command: Command):
+    source = started(site(tmp_path / "berlin", [8.0], "not demonstrated", thresholds=[KEPT]), 1)
+    rounds = [quiet(i, time=datetime(9999, 12, 30 + i, tzinfo=UTC), epsilon=1e-300, target=1e300) for i in range(2)]
+    assert command("statement", source, log(tmp_path / "guard", rounds), "--out", tmp_path / "s").code in (0, 3)
+
+
 def test_names_can_t_break_out_of_a_metric(tmp_path, command: Command):
     source = site(tmp_path / "berlin", [8.0], "not demonstrated", thresholds=[KEPT])
     started(source, 0, name='a"} 1\nfedaudit_statement_kept 1\n#\\')

@@ -122,3 +122,10 @@ def test_a_scenario_may_mask_its_texts_and_sharing_leaves_them_out(tmp_path: Pat
         for file in (tmp_path / f"{name}-shared").iterdir():
             assert said not in file.read_text()
     assert said not in (tmp_path / "hidden" / "report.html").read_text()
+    marks = {f.victims for f in hidden.findings if f.victims}
+    assert not marks & {f.victims for f in plain.findings}  # digests, by which a guess could be checked
+    scenario = NOTES(evaluation={"controls": False, "mask_texts": True})
+    named = scenario.model_copy(update={"name": "sudden hives of otto"})
+    fedaudit.audit(named, out=tmp_path / "named", progress=False)
+    with pytest.raises(BadInput, match="a name that may be a text"):  # nothing is left to hold it against
+        share(tmp_path / "named", tmp_path / "named-shared")

@@ -24,6 +24,7 @@ from fedaudit.results import (
     RecordEpsilon,
     RequirementRecord,
     Timing,
+    Worst,
 )
 from tests.report.output_cases import result
 
@@ -36,7 +37,7 @@ def history(epsilon: list[float] | None) -> HistoryRecord:
 
 
 def asked(
-    verdict: Any, accuracy: tuple[float, float, float] = (0.5, 0.44, 0.56), attack: str = "lira"
+    verdict: Any, accuracy: tuple[float, float, float] = (0.5, 0.44, 0.56), worst: float | None = None
 ) -> AttackSummary:
     mean, low, high = accuracy
     value = Interval(mean=mean, median=mean, low=low, high=high, n=300)
@@ -51,6 +52,7 @@ def asked(
         metrics=[metric],
         verdict=verdict,
         verdict_text="as it came out",
+        worst=None if worst is None else Worst(value=9, n=150, p_value=worst, text="9 members stand out"),
         timing=Timing(seconds=7.0),
     )
 
@@ -92,6 +94,9 @@ def test_every_line_has_a_source_and_a_rule_or_a_reason():
         ([asked("inconclusive")], "not tested", 0.5),
         ([asked("not demonstrated"), asked("inconclusive", (0.51, 0.45, 0.57))], "not tested", 0.51),
         ([asked("not demonstrated", (0.56, 0.501, 0.62))], "not tested", 0.56),  # too near to call
+        ([asked("not demonstrated", (0.5, 0.35, 0.65))], "not tested", 0.5),  # of too few
+        ([asked("not demonstrated", worst=0.2)], "met", 0.5),
+        ([asked("not demonstrated", worst=0.005)], "not met", 0.5),  # some members are known for certain
         ([asked("not demonstrated"), asked("not demonstrated", (0.52, 0.46, 0.58))], "met", 0.52),
         ([asked("not demonstrated"), asked("inferred", (0.6, 0.54, 0.66))], "not met", 0.6),
         ([asked("inferred", (0.5, 0.44, 0.56))], "not met", 0.5),  # pairs tell, though the decisions don't
@@ -110,7 +115,7 @@ def test_membership_is_no_better_than_guessing_only_where_all_that_could_find_it
 @pytest.mark.parametrize(
     ("epsilons", "outcome"),
     [
-        ([[1.0, 2.0]], "met"),
+        ([[1.0, 2.0]], "answered"),
         ([[1.0], None], "not met"),
         ([[float("inf")]], "not met"),
         ([None], "not met"),
@@ -119,7 +124,7 @@ def test_membership_is_no_better_than_guessing_only_where_all_that_could_find_it
 def test_private_training_needs_noise_that_counts_everywhere(epsilons: list[Any], outcome: str, base):
     found = line(base, "11.2.4", **with_history(base, *(history(e) for e in epsilons)))
     assert found.outcome == outcome
-    assert found.value == (2.0 if outcome == "met" else None)
+    assert found.value == (2.0 if outcome == "answered" else None)
 
 
 def test_what_isn_t_known_of_the_training_isn_t_called_met_or_not_met(base):
@@ -151,17 +156,16 @@ def canaries(demonstrated: float | None, detectable: float | None) -> EpsilonRes
 
 @pytest.mark.parametrize(
     ("demonstrated", "detectable", "outcome"),
-    [(1.0, 5.0, "met"), (None, 5.0, "met"), (4.0, 5.0, "not met"), (1.0, None, "not tested")],
+    [(1.0, 5.0, "met"), (None, 5.0, "met"), (4.0, 5.0, "not met"), (1.0, None, "not tested"), (3.1, 5.0, "not tested")],
 )
 def test_code_keeps_a_promise_only_if_canaries_would_have_shown_otherwise(demonstrated, detectable, outcome, base):
     changes = with_history(base, history([3.0]))
-    finding = base.findings[0].model_copy(
-        update={"federation": "f0", "epsilon": canaries(demonstrated, detectable), "images": []}
-    )
+    own = {"federation": "f0", "epsilon": canaries(demonstrated, detectable), "images": []}
+    finding = base.findings[0].model_copy(update={**own, "is_leak": outcome == "not met"})
     found = line(base, "correctness", **{**changes, "findings": [finding]})
     assert found.outcome == outcome
     assert line(base, "11.2.4", **{**changes, "findings": [finding]}).outcome == (
-        "not met" if outcome == "not met" else "met"
+        "not met" if outcome == "not met" else "answered"
     )
 
 

@@ -34,7 +34,7 @@ def join(
     """Join several sites' audits into one page; exit 1 if a site's limit was exceeded, 3 if one wasn't tested."""
     from fedaudit.report.join import join_audits, open_sites, write_joined
 
-    joined = join_audits(open_sites(audits), [one for folder in guards or [] for one in _guards(folder)])
+    joined = join_audits(open_sites(audits), _different([one for folder in guards or [] for one in _guards(folder)]))
     write_joined(joined, out)
     if json_output:
         options.print_json(joined.for_programs())
@@ -55,8 +55,8 @@ def _guards(folder: Path) -> list[Guard]:
     from fedaudit.report.join import Guard, Limit
     from fedaudit.report.statement import Guarded, read_statement
 
-    if (folder / "statement.json").is_file():
-        stored = read_statement(folder)
+    stored = read_statement(folder) if (folder / "statement.json").is_file() else None
+    if stored is not None:
         told, limits = stored.guards, stored.limits
     else:
         parts, _, given = guarded(folder)
@@ -64,15 +64,31 @@ def _guards(folder: Path) -> list[Guard]:
     if not told:
         raise BadInput(f"the statement in '{folder}' is of no guard's log")
     found = {f"{one.site}, {one.job}": one for one in told}
+    # what is of no one site's, such as torn lines of the log, stands with the first
+    audits = {one.name for one in stored.audits} if stored else set[str]()
+    whole = [limit for limit in limits if limit.source not in found and limit.source not in audits]
     return [
         Guard(
-            whose,
+            "".join(c if c.isprintable() else " " for c in whose),  # a log names its job and site
             f"{one.sent} left, {one.held} didn't, {one.checked} of those that left were checked; {one.alarmed} left "
             f"after an alarm; {one.privacy.text if one.privacy else 'no ε is accounted for'}",
-            tuple(Limit(limit.outcome, limit.text) for limit in limits if limit.source == whose),
+            tuple(
+                Limit(limit.outcome, limit.text)
+                for limit in [*(one for one in limits if one.source == whose), *(whole if not place else [])]
+            ),
+            one.sent,
         )
-        for whose, one in found.items()
+        for place, (whose, one) in enumerate(found.items())
     ]
+
+
+def _different(guards: list[Guard]) -> list[Guard]:
+    """Return the guards. BadInput: one is there twice."""
+    names = [one.whose for one in guards]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"the guard of '{name}' is there twice: leave one out")
+    return guards
 
 
 def _show(joined: Joined) -> None:

@@ -226,15 +226,17 @@ def _used(cells: Sequence[Any], exact: Codes, owners: Codes) -> tuple[Use, Use, 
 
 
 def _own(exact: Codes, owners: Codes) -> float:
-    """Return the share of rows with a value of their own at their site; sites have the same numbers for other people.
+    """Return the share of rows with a value of their own at a site, of the site where it is largest.
 
-    Sites of few rows say nothing. Where all are such, all rows are asked together.
+    Sites have the same numbers for other people, and not every site fills a column. Sites of few rows say nothing;
+    where all are such, all rows are asked together.
     """
-    large = np.bincount(owners)[owners] > _EXACT
-    if not large.any():
+    counts = np.bincount(owners)
+    if not (counts > _EXACT).any():
         different = int(exact.max(initial=-1)) + 1
         return different / len(exact) if different > _EXACT else 0.0
-    return len(np.unique(_joined(owners, exact)[large])) / int(large.sum())
+    sites = np.flatnonzero(counts > _EXACT)
+    return max(len(np.unique(exact[owners == site])) / int(counts[site]) for site in sites)
 
 
 def _as_numbers(cells: Sequence[Any]) -> NDArray[np.float64] | None:

@@ -3,7 +3,8 @@
 As Tong et al. 2025 (How much of my dataset did you use?), with two departures. Their rates of error are from reference
 models; a federation's model is another one than whoever holds a few public examples can train, so here the adversary is
 taken to know of half of the records whether they were used, and counts in the other half, and the other way round. And
-the estimate is drawn to one half where counting says little, so that scores of no worth are as good as saying half.
+the estimate is drawn to one half where counting says little, so that scores of no worth are nearly as good as saying
+half.
 """
 
 from __future__ import annotations

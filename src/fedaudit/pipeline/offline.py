@@ -449,7 +449,9 @@ def opened(
             randomness={},
         )
     if found.asked.words not in (None, MASKED):
-        data = data.model_copy(update={"words": words_of(found.asked.words)})
+        tokens = transcript.task_info.tokens
+        words = words_of(found.asked.words)[: tokens.vocabulary if tokens else 0]  # a file may have any number
+        data = data.model_copy(update={"words": words})
     recording = Recording(transcript, loaded)
     check_public_examples([recording], attacks)
     return Opened(

@@ -375,6 +375,12 @@ def assess(
     findings = [settings.of(f, trial.observation) for f, trial in zip(findings, trials, strict=True)]
     least = {r.transcript.name: least_accuracy(r, scenario) for r in recordings}
     findings = [_not_by_chance(f, accuracy, least) for f in findings]
+    if scenario.evaluation.mask_texts:  # a mark is a digest: whoever guesses a text can check it by that
+        marks: dict[str, str] = {}
+        findings = [
+            f.model_copy(update={"victims": f.victims and marks.setdefault(f.victims, f"{len(marks) + 1:012x}")})
+            for f in findings
+        ]
     adversary = adversary_record(scenario, recordings)
     things = example_kind(resolved.data.kind or "image").plural
     summaries = summarise(

@@ -45,14 +45,15 @@ def day_of(started: str | None) -> date | None:
     """Return the day of an ISO 8601 time, in UTC; None: there is none."""
     try:
         moment = datetime.fromisoformat(started or "")
-    except ValueError:
+        return (moment.astimezone(UTC) if moment.tzinfo else moment).date()
+    except (ValueError, OverflowError):
         return None
-    return (moment.astimezone(UTC) if moment.tzinfo else moment).date()
 
 
 def by_age(name: str, started: date, days: int) -> Again:
     """Return the last day on which an audit isn't older than so many days."""
-    return Again(why="age", by=started + timedelta(days=days), text=f"{name} is {count(days)} {noun(days, 'days')} old")
+    by = date.fromordinal(min(started.toordinal() + days, date.max.toordinal()))
+    return Again(why="age", by=by, text=f"{name} is {count(days)} {noun(days, 'days')} old")
 
 
 def by_pace(
@@ -72,18 +73,25 @@ def by_pace(
         return
     each = (end - begin) / (sent - 1)
     if rounds is not None:
-        more = max(0, rounds - sent) + 1
-        text = f"{whose} sends its update number {count(sent + more)}, if it goes on like this, and {count(rounds)} "
+        more = rounds + 1 - sent
+        sends = "sent" if more <= 0 else "sends"
+        text = f"{whose} {sends} its update number {count(rounds + 1)}"
+        text += f"{'' if more <= 0 else ', if it goes on like this'}, and {count(rounds)} "
         yield from _in(end, each, more, "rounds", f"{text}{noun(rounds, 'rounds')} were audited")
     if epsilon is not None and epsilon[0] > 0:
-        more = math.floor(epsilon[1] / (epsilon[0] / sent))
+        more = math.floor(min(epsilon[1] / (epsilon[0] / sent), 1e18))
         yield from _in(end, each, more, "epsilon", f"{whose} has spent its ε, if it goes on like this")
 
 
 def _in(end: datetime, each: timedelta, more: int, why: Why, text: str) -> Iterator[Again]:
     days = each.total_seconds() * more / 86_400
-    if days <= MOST_DAYS:
-        yield Again(why=why, by=(end + timedelta(days=days)).astimezone(UTC).date(), text=text)
+    if abs(days) > MOST_DAYS:
+        return
+    try:
+        by = (end + timedelta(days=days)).astimezone(UTC).date()
+    except OverflowError:  # beyond the calendar
+        return
+    yield Again(why=why, by=by, text=text)
 
 
 def soonest(found: Sequence[Again]) -> list[Again]:

@@ -170,6 +170,7 @@ class Guard:
     whose: str
     text: str
     limits: tuple[Limit, ...]
+    sent: int
 
 
 @dataclass(frozen=True)
@@ -253,6 +254,7 @@ def join_audits(sites: dict[str, tuple[AuditResult, bool]], guards: Sequence[Gua
     """Return the audits of several sites, by their names, together; with each whether its file is sealed."""
     rows = tuple(_site(name, result, sealed) for name, (result, sealed) in sites.items())
     counts = _counts(rows, _things([result for result, _ in sites.values()]))
+    guards = _covered(guards, [result for result, _ in sites.values()])
     cautions = [*_different(sites), *_incomparable(rows), *_unsealed(rows)]
     outcomes = {*(row.outcome for row in rows), *(limit.outcome for one in guards for limit in one.limits)}
     told: tuple[Outcome, ...] = ("fail", "not tested", "pass")
@@ -265,6 +267,17 @@ def join_audits(sites: dict[str, tuple[AuditResult, bool]], guards: Sequence[Gua
         _asked({name: result.requirements for name, (result, _) in sites.items()}),
         tuple(guards),
     )
+
+
+def _covered(guards: Sequence[Guard], results: Sequence[AuditResult]) -> list[Guard]:
+    """Return the guards with a limit that isn't tested where one sent more updates than rounds were audited."""
+    rounds = min((f.rounds for result in results for f in result.federations if f.name in result.in_use()), default=0)
+    found = []
+    for one in guards:
+        over = f"NOT TESTED: no more rounds than were audited: {count(rounds)} were, and {count(one.sent)} updates left"
+        limits = (*one.limits, Limit("not tested", over)) if one.sent > rounds else one.limits
+        found.append(replace(one, limits=limits))
+    return found
 
 
 def _asked(told: dict[str, list[RequirementRecord]]) -> tuple[Asked, ...]:

@@ -23,7 +23,8 @@ from fedaudit.results import (
     Timing,
 )
 
-_SURE = 0.01  # probability at which a promise counts as broken
+_SURE = 0.01  # probability at which members count as told, and a promise as broken
+_NEAR = 0.6  # accuracy of guessing and a tenth: what isn't excluded above that isn't known to be guessing
 _RECIPIENTS = {
     "server": ("server", "malicious-server", "eavesdropper", "aggregating-client"),
     "site": ("client", "colluding-clients", "party"),
@@ -70,8 +71,8 @@ def _membership(result: AuditResult) -> Answer:
     told = [(s, m.value) for s in rows for m in s.metrics if m.name == "membership_accuracy"]
     if not told:
         return Answer("not tested", "no attack on membership was played, or none could be")
-    leaks = [(s, a) for s, a in told if s.verdict in LEAKS]
-    open_ = [(s, a) for s, a in told if s.verdict != "not demonstrated" or a.low > 0.5]
+    leaks = [(s, a) for s, a in told if s.verdict in LEAKS or _stands_out(s)]
+    open_ = [(s, a) for s, a in told if s.verdict != "not demonstrated" or a.low > 0.5 or a.high > _NEAR]
     worst, accuracy = max(leaks or open_ or told, key=lambda one: one[1].mean)
     outcome: RequirementOutcome = "not met" if leaks else "not tested" if open_ else "met"
     text = (
@@ -80,9 +81,18 @@ def _membership(result: AuditResult) -> Answer:
     )
     if worst.evidence is not None and worst.evidence.p_value is not None:
         text += f", p = {worst.evidence.p_value:.2g}"
+    if _stands_out(worst) and worst.worst is not None:
+        text += f"; {worst.worst.text}"
+    if outcome == "not tested" and worst.verdict == "not demonstrated":
+        text += f"; so few records don't exclude {_NEAR}"
     if outcome == "met":
         text += f"; the most of {count(len(told))} that were played, each of which could have found something"
     return Answer(outcome, text, accuracy.mean, accuracy.low, accuracy.high, accuracy.n)
+
+
+def _stands_out(one: AttackSummary) -> bool:
+    """Return whether more members than by luck score above every other record: few, but known for certain."""
+    return one.worst is not None and one.worst.p_value is not None and one.worst.p_value <= _SURE
 
 
 def _setting(one: AttackSummary) -> str:
@@ -114,7 +124,7 @@ def _private_training(result: AuditResult) -> Answer:
         return Answer("not met", f"no noise that counts: {', '.join(without)}")
     most = max(spent for _, _, spent in private)
     told = "; ".join(f"{f.name}: {_epsilon(course, spent)}" for f, course, spent in private)
-    return Answer("met", f"{told}. No text that we know names an ε that suffices", most)
+    return Answer("answered", f"{told}. No text that we know names an ε that suffices", most)
 
 
 def _epsilon(course: HistoryRecord, spent: float) -> str:
@@ -162,7 +172,7 @@ def _broken(result: AuditResult) -> Answer | None:
     """Return that a promise of ε is refuted, by canaries or by an attack on membership; None: it isn't."""
     for f in (f for f in result.findings if f.federation in result.in_use()):
         found, shown = f.epsilon, f.record_epsilon
-        if found and found.claimed is not None and (found.demonstrated or 0.0) > found.claimed:
+        if found and f.is_leak and found.claimed is not None and (found.demonstrated or 0.0) > found.claimed:
             text = f"{f.federation}: ε {short(found.demonstrated)} demonstrated, {short(found.claimed)} claimed"
             return Answer("not met", text, found.demonstrated, found.demonstrated, None, found.canaries)
         if shown and shown.claimed is not None and shown.p_value is not None and shown.p_value <= _SURE:
@@ -181,8 +191,11 @@ def _correctness(result: AuditResult) -> Answer:
     blind = [name for name, one in claimed if one.detectable is None or one.joint_noise]
     if blind:
         return Answer("not tested", f"{', '.join(blind)}: too few canaries, or the code that adds noise wasn't run")
-    name, one = max(claimed, key=lambda told: told[1].demonstrated or 0.0)
+    name, one = max(claimed, key=lambda told: (told[1].demonstrated or 0.0) - (told[1].claimed or 0.0))
     shown = one.demonstrated or 0.0
+    if one.claimed is not None and shown > one.claimed:
+        text = f"{name}: canaries hint at more than is claimed, {short(shown)} for {short(one.claimed)}, and not surely"
+        return Answer("not tested", text, shown, shown, None, one.canaries)
     text = (
         f"{name}: {count(one.canaries)} canaries demonstrate ε {short(shown)}, {short(one.claimed)} is claimed; a true "
         f"ε of {short(one.detectable)} would have shown"
@@ -208,6 +221,7 @@ def _user(result: AuditResult) -> Answer:
 
 def _means(rows: Sequence[AttackSummary]) -> Answer:
     """Return which means worked, and their cost; where none did, that nothing was found, which meets nothing."""
+    rows = [s for s in rows if s.kind != "epsilon"]  # who plants canaries is the auditor
     if not rows:
         return Answer("not tested", "no attack with these means was played, or none could be")
     leaks = [s for s in rows if s.verdict in LEAKS]

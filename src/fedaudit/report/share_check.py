@@ -80,8 +80,12 @@ def phrases_of(result: AuditResult, folder: Path) -> Phrases:
     for client in _clients_of_table(result):
         _add_name(found, client, "the name of a client")
     for name in result.data.class_names or []:
-        if len(name) >= 4:
+        if len(name) >= 4 or _telling(name):
             _add_name(found, name, "the name of a class")
+    if result.scenario.get("evaluation", {}).get("mask_texts"):
+        for name in (result.name, *(one.name for one in result.federations)):  # the user's own words
+            if len(_words(name)) > 2:
+                found.setdefault(_words(name), "a name that may be a text, and texts are masked: take one or two words")
     _add_name(found, str(folder.resolve()), "the path of the audit")
     _add_name(found, str(Path.home()), "the path of a home folder")
     _add_name(found, platform.node(), "the name of this machine")
@@ -155,9 +159,14 @@ def _places(text: str, phrases: Phrases) -> Iterator[tuple[int, str]]:
 def _add_name(found: Phrases, name: str, what: str) -> None:
     """Look for a name by its words, if one of them is none of ours; else whoever reads them learns nothing."""
     words = _words(name)
-    own = [w for w in words if w not in _our_words() and (len(w) >= 4 or len(words) > 1)]
+    own = [w for w in words if w not in _our_words() and (len(w) >= 4 or len(words) > 1 or _telling(w))]
     if own or len(set(words)) >= _DIFFERENT:
         found.setdefault(words, what)
+
+
+def _telling(word: str) -> bool:
+    """Return whether a short word may name somebody or something: three letters, such as UKE or HIV."""
+    return len(word) == 3 and word.isalpha()
 
 
 def _add_text(found: Phrases, cells: Iterable[str], what: str) -> None:

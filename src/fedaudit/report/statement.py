@@ -340,7 +340,7 @@ def statement(
     if covered := _coverage(audits, guards):
         limits.append(covered)
     made = made or datetime.now(UTC).date()
-    again = _again(audits, guards, given=valid_until, max_age=max_age)
+    again = _again(audits, guards, given=valid_until, max_age=max_age, made=made)
     if max_age is not None:
         limits += [_age(one, max_age, made) for one in audits]
     limits.sort(key=lambda limit: _ORDER.index(limit.outcome))
@@ -378,11 +378,11 @@ def _coverage(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Limit | N
 
 
 def _again(
-    audits: Sequence[Audited], guards: Sequence[Guarded], *, given: date | None, max_age: int | None
+    audits: Sequence[Audited], guards: Sequence[Guarded], *, given: date | None, max_age: int | None, made: date
 ) -> list[Again]:
     found = [] if given is None else [Again(why="given", by=given, text="as was given")]
     for one in audits:
-        if max_age is not None and (day := day_of(one.started)):
+        if max_age is not None and (day := day_of(one.started)) and not _to_come(day, made):
             found.append(by_age(one.name, day, max_age))
     rounds = min((one.rounds for audit in audits for one in audit.leaving), default=None)
     for site in guards:
@@ -392,12 +392,18 @@ def _again(
     return soonest(found)
 
 
+def _to_come(day: date, made: date) -> bool:
+    return (day - made).days > 1  # a clock in another time zone may be a day ahead
+
+
 def _age(one: Audited, most: int, made: date) -> Limit:
     """Return what came of a limit of age."""
     day = day_of(one.started)
     if day is None:
         return Limit(source=one.name, outcome="not tested", text="NOT TESTED: its age isn't known: it has no date")
     days = (made - day).days
+    if _to_come(day, made):
+        return Limit(source=one.name, outcome="not tested", text="NOT TESTED: its age isn't known: its date is to come")
     kept = days <= most
     text = f"{'PASS' if kept else 'FAIL'}: at most {count(most)} {noun(most, 'days')} old: {count(max(0, days))}"
     return Limit(source=one.name, outcome="pass" if kept else "fail", text=text)

@@ -84,9 +84,9 @@ def when(started: str | None) -> str:
         return "date not recorded"
     try:
         moment = datetime.fromisoformat(started)
-    except ValueError:
+        moment = moment.astimezone(UTC) if moment.tzinfo else moment
+    except (ValueError, OverflowError):
         return started
-    moment = moment.astimezone(UTC) if moment.tzinfo else moment
     return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
 
 
