@@ -229,9 +229,11 @@ def test_no_class_or_client_is_named_in_a_sheet_for_others(tmp_path, command: Co
     result["data"]["class_names"] = ["Zzyzxitis", "none"]
     (folder / "results.json").write_text(json.dumps(result))
     assert command("statement", folder, "--out", tmp_path / "s").code == 0
-    result["name"] = "zzyzxitis of the north"
-    (folder / "results.json").write_text(json.dumps(result))
-    refused(command("statement", folder, "--out", tmp_path / "t"), "name of a class")
+    for named, classes in (("zzyzxitis of the north", None), ("hiv against others", ["hiv", "others"])):
+        result["name"] = named
+        result["data"]["class_names"] = classes or result["data"]["class_names"]
+        (folder / "results.json").write_text(json.dumps(result))
+        refused(command("statement", folder, "--out", tmp_path / "t"), "name of a class")
     assert not (tmp_path / "t").exists()
 
 

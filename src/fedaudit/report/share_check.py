@@ -165,7 +165,7 @@ def _add_name(found: Phrases, name: str, what: str) -> None:
 
 
 def _telling(word: str) -> bool:
-    """Return whether a short word may name somebody or something: three letters, such as UKE or HIV."""
+    """Return whether a short word may name somebody or something: three letters, as of a clinic or an illness."""
     return len(word) == 3 and word.isalpha()
 
 
