@@ -47,7 +47,7 @@ def test_seven_people_counted_by_hand(tmp_path, command: Command):
     assert told["unique"] == 3  # p5, p6, p7; two pairs are alike
     assert (told["small_groups"], told["small"], told["smallest"]) == (5, 7, 1)
     assert told["same_target"] == 2  # p1 and p2 are ill; of p3 and p4 one is
-    assert told["twins_within"] == 2
+    assert told["duplicates_within"] == 2
     by = {r["row"]: r["by"] for r in told["records"]}
     assert (by[7], by[5], by[6], by[1]) == (["town"], ["age", "sex"], ["sex", "town"], [])
     assert [r["row"] for r in told["records"]][:3] == [5, 7, 6]  # two pairs weigh as much as one attribute of three
@@ -56,7 +56,7 @@ def test_seven_people_counted_by_hand(tmp_path, command: Command):
 def test_a_score_of_one_is_of_a_record_that_every_attribute_singles_out(tmp_path, command: Command):
     rows = "\n".join(["a,b,c", *["1,1,1"] * 5, *["2,2,2"] * 5, "3,3,3"])
     told = found(command, write(tmp_path / "x.csv", rows + "\n"), "--least", 2)
-    assert [(r["row"], r["score"], r["by"]) for r in told["records"] if not r["twins"]] == [(11, 1.0, ["a"])]
+    assert [(r["row"], r["score"], r["by"]) for r in told["records"] if not r["duplicates"]] == [(11, 1.0, ["a"])]
 
 
 def test_scores_are_those_of_loops_over_all_combinations(tmp_path, command: Command):
@@ -89,10 +89,10 @@ def test_sites_are_told_apart_and_duplicates_across_them_are_found(tmp_path, com
     south = write(tmp_path / "south.csv", "age,sex\n40,m\n40,m\n50,m\n")
     told = found(command, north, south)
     assert told["sites"] == {"north": 3, "south": 3}
-    assert (told["twins_within"], told["twins_across"], told["unique"]) == (4, 3, 2)
+    assert (told["duplicates_within"], told["duplicates_across"], told["unique"]) == (4, 3, 2)
     one = write(tmp_path / "all.csv", "age,sex,site\n30,f,n\n30,f,n\n40,m,n\n40,m,s\n40,m,s\n50,m,s\n")
     again = found(command, one, "--site", "site")
-    assert [again[key] for key in ("twins_within", "twins_across", "unique")] == [4, 3, 2]
+    assert [again[key] for key in ("duplicates_within", "duplicates_across", "unique")] == [4, 3, 2]
     assert [(r["site"], r["row"]) for r in again["records"][:2]] == [("n", 3), ("s", 3)]
 
 
@@ -100,7 +100,7 @@ def test_many_numbers_are_known_to_a_tenth_and_identifiers_to_nobody(tmp_path, c
     rows = [f"name{i},{i},{1000 + i * 3.7}" for i in range(200)]
     told = found(command, write(tmp_path / "x.csv", "\n".join(["name,number,income", *rows]) + "\n"))
     assert told["columns"] == {"name": "identifier", "number": "identifier", "income": "tenths"}
-    assert (told["smallest"], told["unique"], told["twins_within"]) == (20, 0, 0)
+    assert (told["smallest"], told["unique"], told["duplicates_within"]) == (20, 0, 0)
     asked = found(command, tmp_path / "x.csv", "--by", "name")
     assert (asked["columns"], asked["unique"]) == ({"name": "exact"}, 200)
 
@@ -110,13 +110,13 @@ def test_of_arrays_and_pictures_duplicates_are_told(tmp_path, command: Command):
     pixels[4] = pixels[1]
     np.savez(tmp_path / "x.npz", inputs=pixels, labels=np.arange(6))
     told = found(command, tmp_path / "x.npz")
-    assert (told["twins_within"], told["columns"], told["smallest"]) == (2, {}, None)
+    assert (told["duplicates_within"], told["columns"], told["smallest"]) == (2, {}, None)
     for site, colours in {"a": ["red", "blue"], "b": ["blue", "lime"]}.items():
         (tmp_path / site).mkdir()
         for number, colour in enumerate(colours):
             Image.new("RGB", (3, 3), colour).save(tmp_path / site / f"{number}.png")
     told = found(command, tmp_path / "a", tmp_path / "b")
-    assert (told["twins_within"], told["twins_across"]) == (0, 2)
+    assert (told["duplicates_within"], told["duplicates_across"]) == (0, 2)
     assert [(r["site"], r["row"], r["file"], r["same_as"]) for r in told["records"]] == [
         ("a", 2, "1.png", ["b", 1]),
         ("b", 1, "0.png", ["a", 2]),
@@ -146,14 +146,14 @@ def test_an_identifier_that_one_site_alone_has_is_one(tmp_path, command: Command
 def test_duplicates_are_named_beside_what_stands_out_more(tmp_path, command: Command):
     rows = [f"{i},{i % 7}" for i in range(30)] + ["3,3"]
     told = found(command, write(tmp_path / "x.csv", "\n".join(["a,b", *rows]) + "\n"), "--most", 2, "--by", "b")
-    named = {r["row"]: r["same_as"] for r in told["records"] if r["twins"]}
+    named = {r["row"]: r["same_as"] for r in told["records"] if r["duplicates"]}
     assert named == {4: ["x", 31], 31: ["x", 4]}
     assert len(told["records"]) == 4
 
 
 def test_rows_have_the_numbers_that_a_spreadsheet_shows(tmp_path, command: Command):
     told = found(command, write(tmp_path / "x.csv", "\na,b\n1,1\n\n1,1\n,\n1,1\n2,9\n"), "--least", 2)
-    assert [r["row"] for r in told["records"] if not r["twins"]] == [6]
+    assert [r["row"] for r in told["records"] if not r["duplicates"]] == [6]
 
 
 def test_one_record_is_called_a_record(tmp_path, command: Command):

@@ -44,7 +44,7 @@ class Singled:
         score: of SUDA, relative to the highest possible one: many small combinations of attributes are its alone.
         by: the smallest of these combinations; empty: none.
         group: rows of its site with the same attributes, itself too.
-        twins: rows that are the same, at its site and at others.
+        duplicates: rows that are the same, at its site and at others.
         same_as: site and row of the first of them.
         file: of a folder of pictures, its path in there.
     """
@@ -54,7 +54,7 @@ class Singled:
     score: float
     by: tuple[str, ...]
     group: int
-    twins: int
+    duplicates: int
     same_as: tuple[str, int] | None = None
     file: str | None = None
 
@@ -72,7 +72,7 @@ class Structure:
         smallest: rows of the smallest group; None: no groups.
         same_target: rows whose group has two or more and one target, which whoever knows the attributes knows; None: no
             target was named.
-        twins_within, twins_across: rows that have the same row at their site; at another one.
+        duplicates_within, duplicates_across: rows that have the same row at their site; at another one.
         depth: attributes of the largest combination that was looked at.
         singled: rows that so few attributes single out at their site.
         records: those that deserve a test, the riskiest first; then others that have a duplicate.
@@ -86,8 +86,8 @@ class Structure:
     unique: int
     smallest: int | None
     same_target: int | None
-    twins_within: int
-    twins_across: int
+    duplicates_within: int
+    duplicates_across: int
     depth: int
     singled: int
     records: tuple[Singled, ...]
@@ -132,10 +132,10 @@ def structure_of(
             raise BadInput("columns are named, and these are no tables")
         keys = [_digests(path) for path in paths]
         owners = np.repeat(np.arange(len(paths)), [len(one) for one in keys])
-        twins = _numbered([key for one in keys for key, _ in one])
+        duplicates = _numbered([key for one in keys for key, _ in one])
         rows = _counted(owners)
         files = [file for one in keys for _, file in one]
-        return _told(names, owners, twins, rows, files=files, least=least, most=most)
+        return _told(names, owners, duplicates, rows, files=files, least=least, most=most)
     found: dict[str, dict[str, list[Any]]] = {}
     numbers: list[int] | None = [] if site is None else None
     for name, path in zip(names, paths, strict=True):
@@ -192,7 +192,7 @@ def _of_tables(
         owners = _numbered(said)
     uses: dict[str, Use] = {}
     codes: dict[str, Codes] = {}
-    twins = np.zeros(len(owners), np.int64)
+    duplicates = np.zeros(len(owners), np.int64)
     for key, cells in columns.items():
         exact = _numbered(["" if cell is None else str(cell) for cell in cells])
         use, if_known, known = _used(cells, exact, owners)
@@ -200,14 +200,14 @@ def _of_tables(
             use = if_known
         uses[key] = "target" if key == target else use
         if use != "identifier":
-            twins = _joined(twins, exact)
+            duplicates = _joined(duplicates, exact)
         if key != target and use != "identifier" and (not by or key in by):
             codes[key] = known
     targets = None if target is None else _numbered([str(cell) for cell in columns[target]])
     if by:
         uses = {key: use for key, use in uses.items() if key in by or use == "target"}
     rows = _counted(owners) if numbers is None else np.array(numbers, np.int64)
-    return _told(names, owners, twins, rows, uses, codes, targets, least=least, most=most)
+    return _told(names, owners, duplicates, rows, uses, codes, targets, least=least, most=most)
 
 
 def _used(cells: Sequence[Any], exact: Codes, owners: Codes) -> tuple[Use, Use, Codes]:
@@ -284,7 +284,7 @@ def _sizes(keys: Codes) -> Codes:
 def _told(
     names: Sequence[str],
     owners: Codes,
-    twins: Codes,
+    duplicates: Codes,
     rows: Codes,
     uses: Mapping[str, Use] | None = None,
     codes: Mapping[str, Codes] | None = None,
@@ -295,8 +295,8 @@ def _told(
     most: int,
 ) -> Structure:
     codes = codes or {}
-    same = _sizes(twins)
-    here = _sizes(_joined(twins, owners))
+    same = _sizes(duplicates)
+    here = _sizes(_joined(duplicates, owners))
     groups = owners.astype(np.int64)
     for column in codes.values():
         groups = _joined(groups, column)
@@ -311,7 +311,7 @@ def _told(
     worth = [i for i in order.tolist() if scores[i] > 0 or (codes and size[i] < least) or same[i] > here[i]][:most]
     seen = set(worth)
     worth += [i for i in order.tolist() if same[i] > 1 and i not in seen][:most]
-    keys = twins.tolist()
+    keys = duplicates.tolist()
     alike: dict[int, list[int]] = {}
     for i in np.flatnonzero(same > 1).tolist():
         alike.setdefault(keys[i], []).append(i)
@@ -329,8 +329,8 @@ def _told(
         unique=int((size == 1).sum()),
         smallest=int(size.min()) if codes else None,
         same_target=same_target,
-        twins_within=int((here > 1).sum()),
-        twins_across=int((same > here).sum()),
+        duplicates_within=int((here > 1).sum()),
+        duplicates_across=int((same > here).sum()),
         depth=depth,
         singled=int((scores > 0).sum()),
         records=tuple(

@@ -29,7 +29,7 @@ def write_structure(found: Structure, folder: Path) -> None:
             f"'{cell}" if cell.startswith(("=", "+", "-", "@")) else cell
             for cell in (one.site, " and ".join(one.by), same, one.file or "")
         )
-        lines.writerow([site, one.row, f"{one.score:.4f}", by, one.group, one.twins, same, file])
+        lines.writerow([site, one.row, f"{one.score:.4f}", by, one.group, one.duplicates, same, file])
     try:
         page = render("structure.html.j2", found=found, lines=list(in_words(found)), told=told)
         write_whole(inside(folder, "check-data.html"), page.encode())
@@ -48,7 +48,9 @@ def told(one: Singled) -> str:
     parts += [f"in a group of {count(one.group)}"] if one.group else []
     if one.same_as:
         site, row = one.same_as
-        parts.append(f"with {count(one.twins)} {noun(one.twins, 'duplicates')}, first {site}, row {count(row)}")
+        parts.append(
+            f"with {count(one.duplicates)} {noun(one.duplicates, 'duplicates')}, first {site}, row {count(row)}"
+        )
     return ", ".join(parts)
 
 
@@ -70,9 +72,9 @@ def in_words(one: Structure) -> Iterator[str]:
             yield f"{_records(one.singled)} singled out by {one.depth} {noun(one.depth, 'attributes')} or fewer"
         if one.same_target is not None:
             yield f"{_records(one.same_target)} with the target of all who are like them: knowing them tells it"
-    yield f"{_records(one.twins_within)} with a duplicate at the same site"
+    yield f"{_records(one.duplicates_within)} with a duplicate at the same site"
     if len(one.sites) > 1:
-        yield f"{_records(one.twins_across)} with a duplicate at another site"
+        yield f"{_records(one.duplicates_across)} with a duplicate at another site"
 
 
 def _records(n: int) -> str:
