@@ -116,7 +116,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "threat": {"adversary": "client"},
     },
     "agrevader": {**malicious(name="agrevader", start=1), "threat": {"adversary": "client", "target_records": 20}},
-    **dict.fromkeys(("dager", "token-presence"), TEXT),
+    **dict.fromkeys(("dager", "somp", "token-presence"), TEXT),
     **dict.fromkeys(("extraction", "min-k", "zlib-ratio", "reference-loss"), TEXTS),
     "last-update": LOCAL,
     "local-model": LOCAL,

@@ -18,6 +18,7 @@ from fedaudit.attacks.inversion.averaged import Averaged
 from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.decepticons import Decepticons
 from fedaudit.attacks.text.dager import Dager
+from fedaudit.attacks.text.somp import Somp
 from fedaudit.attacks.text.token_presence import TokenPresence
 from fedaudit.attacks.text.extraction import Extraction, ExtractionFinding
 from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels, LabelSetFinding
@@ -137,6 +138,7 @@ __all__ = [
     "SequenceFinding",
     "ShadowFinding",
     "ShadowModels",
+    "Somp",
     "SourceFinding",
     "SourceInference",
     "Spear",

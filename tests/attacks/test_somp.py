@@ -1,0 +1,113 @@
+"""Orthogonal matching pursuit over sequences: behind noise, and beyond adapters' rank."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedaudit.attacks import SequenceFinding
+from fedaudit.attacks.text.somp import Pursuit, whitened
+from fedaudit.modalities import TokenInfo
+from fedaudit.models import build_model
+from fedaudit.simulation.simulator import Recording
+from fedaudit.utils.errors import NotApplicable
+from tests.attacks.test_text import recorded, run, words
+
+
+def noisy(only: Recording, share: float, seed: int = 0) -> Recording:
+    """Add white noise to the update, of which the deviation is a share of its root mean square."""
+    update = only.transcript.rounds[0].updates[0]
+    rng = torch.Generator().manual_seed(seed)
+    size = math.sqrt(sum(float(t.square().sum()) for t in update.tensors.values()))
+    deviation = share * size / math.sqrt(sum(t.numel() for t in update.tensors.values()))
+    for name, tensor in update.tensors.items():
+        update.tensors[name] = tensor + deviation * torch.randn(tensor.shape, generator=rng)
+    return only
+
+
+def test_texts_are_read_behind_noise_that_hides_every_span():
+    only = noisy(recorded(width=32, examples=2, batch_size=2), share=0.5)
+    true = words(only, only.truth.inputs[0, 0])
+    assert len(run("dager", only).sequences) == 0
+    assert words(only, run("somp", only, passes=0).sequences) == true
+
+
+@pytest.mark.slow
+def test_texts_are_read_beyond_the_adapters_rank():
+    """Four notes have some 60 places; the adapters' gradients span 48 dimensions at most."""
+    only = recorded(model="decoder-lora", rounds=2, keep_rounds=[1], learning_rate=0.3)
+    true = words(only, only.truth.inputs[1, 0])
+    assert len(run("dager", only).sequences) == 0
+    found = run("somp", only)
+    assert words(only, found.sequences) == true
+    assert "they are all of the update's" in found.notes[-1]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+def test_noise_alone_is_no_text(seed: int):
+    only = recorded(width=16, examples=2, batch_size=2)
+    update, rng = only.transcript.rounds[0].updates[0], torch.Generator().manual_seed(seed)
+    for name, tensor in update.tensors.items():
+        update.tensors[name] = torch.randn(tensor.shape, generator=rng)
+    found = run("somp", only, passes=0)
+    assert isinstance(found, SequenceFinding)
+    assert len(found.sequences) == 0
+
+
+def test_a_whitened_gradient_tells_places_apart():
+    rng = torch.Generator().manual_seed(0)
+    back, inputs = (torch.linalg.qr(torch.randn(n, 5, generator=rng, dtype=torch.float64))[0].T for n in (20, 30))
+    back, inputs = back * torch.linspace(0.5, 1, 5)[:, None], inputs + 0.3 * inputs[[1, 2, 3, 4, 0]]
+    gradient = torch.einsum("to,ti->oi", back, inputs)
+    direction = whitened(1e3 * gradient) * 1e3
+    told = torch.einsum("so,oi,ti->st", back, direction, inputs)
+    torch.testing.assert_close(told, torch.eye(5, dtype=torch.float64), atol=0.1, rtol=0)  # a tenth is damped
+
+
+def test_derivatives_along_the_update_are_autograd_s_inner_products():
+    info = TokenInfo(20, padding=0, causal=True)
+    module = build_model("decoder", input_shape=(6,), outputs=20, width=16, tokens=info).eval().double()
+    rng = torch.Generator().manual_seed(0)
+    gradient = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in module.named_parameters()}
+    pursuit = Pursuit(module, gradient, info, torch.arange(1, 20), 6, 4, True, rng)
+    pursuit.aim([])
+    rows = torch.randint(1, 20, (3, 6), generator=rng)
+    told = pursuit.derivatives(rows)
+    for row, place, token in ((0, 0, 3), (1, 4, 7), (2, 5, 19)):
+        weights = dict(module.named_parameters())
+        loss: Any = -module(rows)[row, :, place].log_softmax(dim=0)[token]
+        inner = sum(
+            (g * pursuit.along[name]).sum()
+            for name, g in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True)
+            if name in pursuit.along
+        )
+        assert isinstance(inner, Tensor)
+        torch.testing.assert_close(told[row, token, place], inner, rtol=1e-4, atol=1e-6)
+
+
+def test_classifiers_of_text_are_refused():
+    with pytest.raises(NotApplicable, match="somp needs a model that predicts the next token; this one predicts"):
+        run("somp", recorded("notes", examples=2, batch_size=2))
+
+
+def test_shares_and_rest_are_least_squares():
+    """An update of 3 parts of one text and 1 of another: shares of 3 and 1, nothing left."""
+    info = TokenInfo(20, padding=0, causal=True)
+    module: nn.Module = build_model("decoder", input_shape=(6,), outputs=20, width=16, tokens=info).eval().double()
+    rng = torch.Generator().manual_seed(0)
+    texts, gradient = torch.tensor([[5, 6, 7, 8, 0, 0], [9, 3, 2, 11, 12, 0]]), dict[str, Tensor]()
+    for text, share in zip(texts, (3.0, 1.0), strict=True):
+        module.zero_grad()
+        loss = nn.functional.cross_entropy(module(text[None]), info.following(text[None]), reduction="sum")
+        (share * loss).backward()
+        for name, p in module.named_parameters():
+            assert p.grad is not None
+            gradient[name] = gradient.get(name, 0) + p.grad.clone()
+    pursuit = Pursuit(module, gradient, info, torch.arange(1, 20), 6, 8, True, rng)
+    found, rest = pursuit.run(2, 0, lambda *_: None)
+    assert sorted(found) == [[5, 6, 7, 8], [9, 3, 2, 11, 12]]
+    assert rest < 1e-3
