@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ _NUMBERS = 2**24  # of a pass's logits at once
 _FITTED = 8  # candidates of a search whose gradients are computed
 _LIKELY = 8  # tokens that are tried in place of one that was found
 _MOVES = 10  # changes of one sequence
+_CROSSINGS = 500  # pairs of sequences whose ends are exchanged, in a pass
 _FIRST = 2048  # words that are tried as the first one
 _ROUNDING = 1e-3  # of the update: so little left means that everything was found
 _BY_CHANCE = 0.01  # probability that noise alone has a sequence, of all that there are of its length, that fits so well
@@ -59,12 +61,15 @@ class Somp(Attack):
 
     Departures: what is known here of the paper is its outline (tokens filtered by the spans of attention's heads,
     sentences decoded from them with a language model's help, sparse fits of their gradients). Here the derivative takes
-    the place of filter and language model, and tokens of what was found are changed, added and left out as long as the
-    fit gets better. A sequence is told if its share stands further out of what is unexplained than the best of all
-    sequences of its length would by noise, in 99 of 100 cases (a union bound over them).
+    the place of filter and language model; tokens of what was found are changed, added and left out, and the ends of
+    two sequences exchanged, as long as the fit gets better. A sequence is told if its share stands further out of what
+    is unexplained than the best of all sequences of its length would by noise, in 99 of 100 cases (a union bound).
 
     What it can't tell: sequences whose loss counts part of the tokens only (labels masked to an answer) are found
-    badly, since what isn't asked for has no gradient of its own.
+    badly, since what isn't asked for has no gradient of its own; and so are texts of one template in adapters with
+    fewer ranks than the texts have places, which whitening doesn't tell apart. Where no noise was added, DAGER is
+    sooner and surer, so an audit that chooses attacks itself takes this one where clients add noise; elsewhere it runs
+    where it is named.
 
     Args:
         beam: prefixes that are kept.
@@ -80,12 +85,12 @@ class Somp(Attack):
     recovers = "training sequences"
     finds = SequenceFinding
 
-    beam: Annotated[int, Field(ge=1, le=1000)] = 16
+    beam: Annotated[int, Field(ge=1, le=1000)] = 32
     passes: Annotated[int, Field(ge=0, le=100)] = 1
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.updates_alone and case.next_token and case.knows_scale
+        return case.updates_alone and case.next_token and case.knows_scale and case.noisy
 
     def check(self, observation: Observation) -> None:
         """Raise unless the model predicts the next token."""
@@ -191,6 +196,8 @@ class Pursuit:
             best = self._best(others, [found[place].tokens, *self._search(others)])
             if best is not None:
                 found[place] = best
+            if place == len(found) - 1:
+                self._cross(found)
         shares, rest = self._fit([f.gradient for f in found])
         deviation = rest * float(self._whole.norm()) / math.sqrt(len(self._whole))
         sure = [
@@ -202,7 +209,7 @@ class Pursuit:
         return sure, rest
 
     def _by_chance(self, length: int) -> float:
-        """Return how many deviations the best of all sequences of a length stands out of noise in 99 of 100, at most."""
+        """Return how many deviations the best of all sequences of a length stands out of noise, in 99 of 100 cases."""
         return math.sqrt(2 * (length * math.log(self.tokens.vocabulary) - math.log(_BY_CHANCE)))
 
     def stacked(self, sequences: Sequence[Sequence[int]]) -> Tensor:
@@ -286,11 +293,11 @@ class Pursuit:
 
     @staticmethod
     def _various(first: Sequence[int], most: int) -> list[int]:
-        """Return the places of those that are kept, in order: a quarter of them, at most, begins with the same word."""
+        """Return the places of those that are kept, in order: half of them, at most, begin with the same word."""
         kept: list[int] = []
         begun = Counter[int]()
         for place, word in enumerate(first):
-            if begun[word] < -(-most // 4) and len(kept) < most:
+            if begun[word] < -(-most // 2) and len(kept) < most:
                 kept.append(place)
                 begun[word] += 1
         return kept
@@ -336,6 +343,27 @@ class Pursuit:
                 break
             candidates = self._variants(best.tokens)
         return best
+
+    def _cross(self, found: list[_Found]) -> None:
+        """Exchange the ends of two sequences where that leaves less; changes of single words don't lead there."""
+        tries = [
+            (i, j, cut) for i, j in itertools.combinations(range(len(found)), 2) for cut in range(1, self.length - 1)
+        ]
+        least = self._fit([f.gradient for f in found])[1]
+        for at in torch.randperm(len(tries), generator=self.generator)[:_CROSSINGS].tolist():
+            i, j, cut = tries[at]
+            one, other = found[i].tokens, found[j].tokens
+            if min(len(one), len(other)) <= cut or one[:cut] == other[:cut] or one[cut:] == other[cut:]:
+                continue
+            pair = [
+                _Found(row, self._told(self._gradient_of([row], torch.ones(1))))
+                for row in (one[:cut] + other[cut:], other[:cut] + one[cut:])
+            ]
+            made = [*found]
+            made[i], made[j] = pair
+            rest = self._fit([f.gradient for f in made])[1]
+            if rest < least * (1 - 1e-12):
+                least, found[:] = rest, made
 
     def _fit(self, gradients: Sequence[Tensor]) -> tuple[Tensor, float]:
         """Return (n,) the shares of gradients in the update, at least 0, and what they leave of it."""
