@@ -277,6 +277,13 @@ def test_where_members_differ_by_themselves_it_is_inconclusive():
     assert (judgement.verdict, judgement.advice) == ("inconclusive", CONFOUNDED)
 
 
+def test_where_the_records_tell_all_a_model_can_add_nothing():
+    made, seen, truth = judged(1.0, 1.0)
+    judgement = FINDING_TYPES["source"].verdict([result(made, seen, truth)])
+    assert judgement.verdict == "inconclusive"
+    assert "the records themselves tell their client" in judgement.advice
+
+
 @pytest.mark.slow
 def test_an_audit_of_the_finished_model_says_what_it_adds():
     summary = build.audited(_TURNS()).summaries[0]

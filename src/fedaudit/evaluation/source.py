@@ -43,6 +43,10 @@ _DEALS = 9999  # of the records' owners, for the permutation test
 _BLOCK = 2_000_000  # owners dealt at a time
 _HOPELESS = 0.5  # p-value with every owner named, above which more records don't help: each class is of one client
 _EXPLAINED = "luck is excluded, but not that the records' classes explain it"
+_TOLD_ALREADY = (
+    "the records themselves tell their client, without any model, so there is nothing that a model could add: whoever "
+    "holds such a record knows; ask about clients whose data are more alike"
+)
 _CLIENTS_FOUND = (
     "The share of the records whose client is among the first so many that the attack would name. Guessing names the "
     "clients in random order."
@@ -281,6 +285,8 @@ def _outputs_verdict(findings: Sequence[FindingResult]) -> Judgement:
     if p_value <= SURE:
         text = f"{judged.text}; the records alone, without any model, tell members from others: p = {p_value:.2g}"
         return judged._replace(verdict="inconclusive", text=text, headline="", advice=CONFOUNDED)
+    if judged.verdict != "inferred" and max(f.p_value_at_best or 0.0 for f in findings) > _HOPELESS:
+        return judged._replace(verdict="inconclusive", advice=_TOLD_ALREADY)
     return judged
 
 
