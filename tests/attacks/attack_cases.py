@@ -122,6 +122,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},
     **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "lira", "rmia", "source-inference"), RECORDS),
+    "source-outputs": {**RECORDS, "threat": {**PUBLIC, "known_records": 5}},
     **dict.fromkeys(("fedmia", "loss-series", "stacked", "range-membership"), RECORDS),
     "projection-residual": {**RECORDS, "model": {"name": "mlp", "width": 32}, "federations": [SPANNED]},
     "property-inference": PROPERTY,

@@ -378,5 +378,6 @@ def test_the_control_is_clients_that_learnt_their_own_by_heart():
     assert memorised_by_client(dataclasses.replace(seen, truth=alone)) is None
 
 
-def test_it_is_the_only_one_of_its_kind():
-    assert [e.name for e in ATTACKS if e.value.recovers == "whose records are"] == ["source-inference"]
+def test_sources_are_asked_of_updates_and_of_the_model():
+    names = [e.name for e in ATTACKS if e.value.recovers == "whose records are"]
+    assert names == ["source-inference", "source-outputs"]

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import binomtest
 
 from fedaudit.report.join import join_audits
 from fedaudit.report.share import ABOUT, shareable
 from fedaudit.results import (
     AuditResult,
+    CeilingResult,
     Digests,
     EpsilonBound,
     FindingResult,
@@ -211,6 +213,61 @@ def test_what_is_only_promised_is_compared_at_one_delta(sites, tmp_path, command
     promise(sites[0], one)
     assert "ε" not in command("join", *sites[:2], "--out", tmp_path / "j").err
     assert "δ = 1e-05" in (tmp_path / "j" / "joined.html").read_text()
+
+
+def told_of(folder: Path, share: float, n: int) -> None:
+    """The audit's one summary, whose evidence is so large a share of so many images."""
+    summary = AuditResult.load(folder / "results.json").summaries[0]
+    assert summary.evidence is not None
+    evidence = summary.evidence.model_copy(update={"value": share, "n": n})
+    change(folder, summaries=[summary.model_copy(update={"evidence": evidence})])
+
+
+def test_what_came_out_is_added_up_and_the_worst_site_is_named(sites, tmp_path, command: Command):
+    told_of(sites[0], 0.75, 4)
+    told_of(sites[1], 0.9, 10)
+    told_of(sites[2], 0.0, 26)
+    command("join", *sites[:3], "--out", tmp_path / "j")
+    told = json.loads((tmp_path / "j" / "joined.json").read_text())
+    (count,) = told["counts"]
+    interval = binomtest(12, 40).proportion_ci(0.95, method="exact")
+    assert [count[key] for key in ("worst", "found", "n")] == ["paris", 12, 40]
+    assert (count["low"], count["high"]) == (pytest.approx(interval.low), pytest.approx(interval.high))
+    line = f"over all sites 12 of 40 images came out, 30 % [{100 * interval.low:.3g} %, {100 * interval.high:.3g} %]"
+    assert told["together"][0].startswith("to reconstruct training images: worst at paris, recovered (images came out")
+    assert told["together"][0].endswith(line)
+    assert line in (tmp_path / "j" / "joined.html").read_text()
+
+
+def test_a_number_of_another_sort_isn_t_added_up(sites, tmp_path, command: Command):
+    """The sites' worst verdict comes first, whatever the number; another number has another unit."""
+    summary = AuditResult.load(sites[2] / "results.json").summaries[0]
+    assert summary.evidence is not None
+    other = summary.evidence.model_copy(update={"what": "another share", "value": 1.0})
+    change(sites[2], summaries=[summary.model_copy(update={"evidence": other})])
+    (count,) = json.loads(command("join", sites[0], sites[2], "--out", tmp_path / "j", "--json").out)["counts"]
+    assert (count["worst"], count["found"], count["low"]) == ("berlin", None, None)
+
+
+def test_the_highest_ceiling_and_the_largest_epsilon_are_named(sites, tmp_path, command: Command):
+    for folder, high in zip(sites[:2], (21.5, 33.25), strict=True):
+        change(folder, ceilings=[CeilingResult(federation="sgd", low=1.0, high=high, text="t")])
+    timing = HistoryTiming(training=1.0, client_defence=0.0)
+    for folder, epsilon in zip(sites[1:3], (2.0, 5.0), strict=True):
+        record = AuditResult.load(folder / "results.json").federations[0]
+        course = HistoryRecord(bytes=1, parameters=1, timing=timing, epsilon_pld=epsilon, epsilon_delta=1e-5,
+                               epsilon_unit="client")  # fmt: skip
+        change(folder, federations=[record.model_copy(update={"history": course})])
+    told = json.loads(command("join", *sites[:3], "--out", tmp_path / "j", "--json").out)
+    assert told["together"][1:] == [
+        "what updates determine, whoever attacks: most at paris, 33.2 dB at most; not computed at lyon",
+        "largest ε claimed: 5 at lyon, of 2 of 3 sites that say one",
+    ]
+    course = HistoryRecord(bytes=1, parameters=1, timing=timing, epsilon_pld=1.0, epsilon_delta=1e-3,
+                           epsilon_unit="client")  # fmt: skip
+    change(sites[2], federations=[record.model_copy(update={"history": course})])
+    told = json.loads(command("join", *sites[:3], "--out", tmp_path / "j", "--json").out)
+    assert not any("largest ε" in line for line in told["together"])  # at another δ, which is no comparison
 
 
 def test_shared_files_are_joined_like_whole_ones(sites, tmp_path, command: Command):

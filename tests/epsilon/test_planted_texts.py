@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedaudit.attacks import make_attack
 from fedaudit.epsilon.canaries import Canaries
 from fedaudit.evaluation import evaluate
+from fedaudit.evaluation.epsilon import luckiest
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.results import FindingResult
 from fedaudit.simulation.budget import PrivacyBudget
@@ -111,6 +114,30 @@ def test_exposure_counts_ranks_among_the_absent_ones() -> None:
     result = evaluate(own, observed, dataclasses.replace(truth, coins=coins), seed=0).result
     ranks = torch.tensor([1.0, 2.0, 118.0])
     assert value(result, "exposure")[0] == pytest.approx(float((math.log2(118) - ranks.log2()).mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize(("planted", "absent"), [(1, 4), (3, 4), (4, 2), (2, 1)])
+def test_the_luckiest_text_is_that_of_all_orders(planted: int, absent: int) -> None:
+    highest = []
+    for order in itertools.combinations(range(planted + absent), planted):  # places of the planted ones, best first
+        before = order[0]  # absent ones ahead of the best planted one
+        highest.append(math.log2(absent + 1) - math.log2(before + 1))
+    assert luckiest(planted, absent) == pytest.approx(sum(highest) / len(highest))
+
+
+def test_what_luck_exposes_most_is_no_more_than_luck() -> None:
+    """Coins that decided nothing: over many, the most exposed one's exposure is its baseline on average."""
+    observed, truth, _ = learnt()
+    found: Any = make_attack("dp-canaries", {"of": "texts"})(observed)
+    rng = torch.Generator().manual_seed(0)
+    apart = []
+    for _ in range(40):
+        scores = torch.randn(COUNT, generator=rng, dtype=torch.float64)[None]
+        told = evaluate(dataclasses.replace(found, scores=scores), observed, truth, seed=0).result
+        most, luck = value(told, "exposure_most")
+        assert luck is not None
+        apart.append(most - luck)
+    assert abs(float(np.mean(apart))) < 4 * float(np.std(apart)) / len(apart) ** 0.5
 
 
 def test_a_model_that_never_saw_them_shows_nothing() -> None:

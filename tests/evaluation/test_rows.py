@@ -14,6 +14,7 @@ import fedaudit
 from fedaudit.attacks import Finding, RowFinding
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.rows import DRAWS, TOLERANCE, verdict_of
+from fedaudit.evaluation.scores import summarise
 from fedaudit.evaluation.shift import REMEDY
 from fedaudit.modalities.columns import Column
 from fedaudit.report.rows import drawn_tables
@@ -334,3 +335,27 @@ def test_rows_that_many_people_share_are_exact_by_luck() -> None:
     assert result.rows[0].exact
     assert result.rows[0].chance_level == pytest.approx(51 / 101, abs=0.01)
     assert FINDING_TYPES["rows"].verdict([result]).verdict != "recovered"
+
+
+def test_the_worst_row_stands_beside_the_mean_category_by_category() -> None:
+    """The oracle reads the drawn rows' own words; a category of one row alone is told of nobody."""
+    results = []
+    for seed, n in ((1, 7), (2, 6)):
+        true = table(n, seed=seed)
+        found = true.clone()
+        found[::2, 0] += 1.0  # every second age is wrong, and of each third one the income
+        found[::3, 1] += 1.0
+        results.append(scene(found, true))
+    shares: dict[tuple[str, str], list[float]] = {}
+    for row in (row for result in results for row in result.rows):
+        for place, name in ((2, "colour"), (3, "sex")):
+            shares.setdefault((name, row.true[place]), []).append(row.right / row.cells)
+    (told,) = summarise(results, resamples=200, seed=0)
+    assert told.worst is not None
+    assert {(g.column, g.group): (g.n, g.value, pytest.approx(g.mean)) for g in told.worst.by_group} == {
+        key: (len(own), max(own), pytest.approx(sum(own) / len(own))) for key, own in shares.items() if len(own) > 1
+    }
+    assert len(told.worst.by_group) == 5
+    (few,) = summarise([scene(table(1), table(1))], resamples=200, seed=0)
+    assert few.worst is not None
+    assert few.worst.by_group == []

@@ -11,6 +11,7 @@ from torch import nn
 
 import fedaudit
 from fedaudit import BadInput, NotApplicable, Recorder, Transcript
+from fedaudit.attacks import SourceFinding
 from fedaudit.evaluation import evaluate
 from fedaudit.pipeline.choice import choose_for
 from fedaudit.transcript.queries import NOBODY
@@ -138,6 +139,24 @@ def test_what_is_asked_of_updates_alone_is_asked_beside(recorded):
     after = [spec.name for spec in choose_for(plain, ThreatModel())]
     assert set(before) < set(after)
     assert {"loss-threshold", "source-inference"} <= set(after)
+
+
+def test_of_some_further_records_it_is_known_whose_they_are(recorded):
+    folder, inputs, _ = recorded
+    found = attacked(folder, ["source-outputs"], {"adversary": "client", "target_records": 40, "known_records": 6})
+    records = found.transcript.records
+    assert records is not None
+    assert records.known_clients.tolist() == [client for client in range(CLIENTS) for _ in range(6)]
+    rows = [
+        torch.cdist(found.transcript.task_info.normalise(x).flatten(1), inputs.flatten(1)).argmin(dim=1)
+        for x in (records.known_inputs, records.inputs)
+    ]
+    assert (rows[0] // OWN).equal(records.known_clients)
+    assert not bool(torch.isin(*rows).any())
+    assert found.threat.known_records == 6
+    assert isinstance(found.trials[0].outcome, SourceFinding)
+    with pytest.raises(BadInput, match="known_records"):
+        attacked(folder, ["source-outputs"], {"target_records": 40, "known_records": 500})
 
 
 def test_an_attack_on_updates_alone_gets_no_records(recorded):

@@ -624,19 +624,67 @@ def sources(seed: int, *, planted: bool, clients: int = 6, each: int = 20) -> st
     return FINDING_TYPES["source"].verdict([result]).verdict
 
 
+def sources_of_model(seed: int, *, planted: bool, learnt: str, differ: float, clients: int = 3) -> str:
+    """Whose 120 of three clients' records are, by a classifier of people with 100 features; of 75 more it is known.
+
+    It learnt ``others`` of the same clients, or the records of ``all`` alike; or, planted, those of one client alone.
+    Clients' features differ on average, by so many standard deviations.
+    """
+    rng, each, known, features = generator(seed, "sources of a model"), 40, 25, 100
+    x = torch.randn(clients, 3 * each + 2 * known, features, generator=rng)
+    x = x + differ * torch.randn(clients, 1, features, generator=rng)
+    labels = torch.randint(2, x.shape[:2], generator=rng)
+    members, matched, told = slice(each), slice(each, 2 * each), slice(2 * each, 2 * each + known)
+    ours = torch.cat([torch.arange(each), torch.arange(2 * each, 2 * each + known)])
+    used = ours if planted or learnt == "all" else torch.arange(2 * each + known, 3 * each + 2 * known)
+    whose = slice(1) if planted else slice(clients)
+    labels[:, used[:each]] = labels[:, members]  # others have the members' labels
+    labels[:, matched] = labels[:, members]
+    model = torch.nn.Linear(features, 2)
+    learn(model, x[whose, used].flatten(0, 1), labels[whose, used].flatten())
+    info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (features,), 2, (0.0,), (1.0,))
+    place = torch.arange(clients * each)
+    inputs, targets = ([t[:, members].flatten(0, 1), t[:, matched].flatten(0, 1)] for t in (x, labels))
+    records = QuerySet(
+        torch.cat(inputs),
+        torch.cat(targets),
+        x[0, :0],
+        labels[0, :0],
+        known_inputs=x[:, told].flatten(0, 1),
+        known_labels=labels[:, told].flatten(),
+        known_clients=torch.arange(clients).repeat_interleave(known),
+    )
+    observed = Observation(
+        *("f", ThreatModel(), info, model, torch.nn.functional.cross_entropy, "weights", (model.state_dict(),), (), {}),
+        records,
+    )
+    truth = Truth(
+        {}, {}, records.inputs, records.labels, {},
+        owners=torch.cat([place // each, torch.full_like(place, NOBODY)]),
+        matched=torch.cat([place + len(place), place]),
+    )  # fmt: skip
+    result = evaluate(make_attack("source-outputs")(observed), observed, truth, seed=seed).result
+    return FINDING_TYPES["source"].verdict([result]).verdict
+
+
+def learn(model: torch.nn.Linear, inputs: Tensor, labels: Tensor) -> None:
+    """Train a classifier from zeros on (n, d) examples until it knows them by heart."""
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    steps = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(100):
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        steps.step()
+
+
 def ranges(seed: int, *, planted: bool, pairs: int = 40, features: int = 60) -> str:
     """A classifier that learnt other people with the members' labels, or the members, asked about who is like them."""
     rng = generator(seed, "ranges")
     x, labels = torch.randn(2 * pairs, features, generator=rng), torch.randint(2, (pairs,), generator=rng)
     trained = x[:pairs] if planted else torch.randn(pairs, features, generator=rng)
     model = torch.nn.Linear(features, 2)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
-    steps = torch.optim.SGD(model.parameters(), lr=0.5)
-    for _ in range(100):
-        steps.zero_grad()
-        torch.nn.functional.cross_entropy(model(trained), labels).backward()
-        steps.step()
+    learn(model, trained, labels)
     state = {name: t.detach() for name, t in model.state_dict().items()}
     told = logistic(d=features, classes=2)
     message = dataclasses.replace(told.messages[0], weights=state)
@@ -1060,6 +1108,19 @@ NULLS: dict[str, Null] = {
         "the client that has a record's class most often, six clients, 120 records",
         "scores of a record's client 2 standard deviations higher",
     ),
+    **{
+        f"sources by the model, {name}": Null(
+            "source",
+            functools.partial(sources_of_model, learnt=learnt, differ=differ),
+            f"a model that learnt {said}, three clients, 120 records",
+            "the model learnt one client's records by heart",
+        )
+        for name, learnt, differ, said in (
+            ("others", "others", 0.06, "other people of the same clients, which differ"),
+            ("alike", "all", 0.0, "the records of clients that are alike"),
+            ("all", "all", 0.06, "the records of clients that differ"),
+        )
+    },
     "attribute, 60 pairs": Null(
         "attribute",
         lambda seed, planted: of_attributes(seed, 0.9 if planted else 0.5).verdict,

@@ -33,6 +33,7 @@ from fedaudit.attacks.records.stacked import Stacked
 from fedaudit.attacks.records.ranges import RangeMembership
 from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFinding, AttributeLoss
 from fedaudit.attacks.records.source import SourceFinding, SourceInference
+from fedaudit.attacks.records.outputs import SourceOutputs
 from fedaudit.attacks.records.property import PropertyFinding, PropertyInference
 from fedaudit.attacks.dp_canaries import DPCanaries, EpsilonFinding
 from fedaudit.attacks.vertical.cafe import CAFE
@@ -141,6 +142,7 @@ __all__ = [
     "Somp",
     "SourceFinding",
     "SourceInference",
+    "SourceOutputs",
     "Spear",
     "SpearRows",
     "Sratta",

@@ -119,5 +119,7 @@ def _show(joined: Joined) -> None:
         console.print(escape(sentence(joined.detail)), highlight=False)
     console.print()
     console.print(table, highlight=False)
+    for line in joined.together:
+        console.print(escape(sentence(line)), highlight=False)
     for one in joined.guards:
         console.print(escape(f"guard of {one.whose}: {one.text}"), highlight=False)

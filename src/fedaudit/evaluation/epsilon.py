@@ -31,7 +31,11 @@ EXPOSURE = Metric(
     "without the attack: of the absent ones themselves",
     ends=(0, math.inf),
 )
-MOST_EXPOSED = Metric("exposure_most", "likewise of the most exposed one", ends=(0, math.inf))
+MOST_EXPOSED = Metric(
+    "exposure_most",
+    "likewise of the most exposed one; without the attack: what luck gives the most exposed of as many, on average",
+    ends=(0, math.inf),
+)
 _SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the noise that is promised, or of ε in a broken one
 _TRIES, _POWER = 20, 0.9
 _NOT_GAUSSIAN = (
@@ -108,8 +112,19 @@ def _exposure(scores: Tensor, coins: Tensor) -> list[MetricResult]:
     n = len(own)
     return [
         EXPOSURE.of(float(own.mean()), n=n, of="texts", baseline=float(others.mean())),
-        MOST_EXPOSED.of(float(own.max()), n=n, of="texts", baseline=float(others.max())),
+        MOST_EXPOSED.of(float(own.max()), n=n, of="texts", baseline=luckiest(n, len(absent))),
     ]
+
+
+def luckiest(planted: int, absent: int) -> float:
+    """Return the expected highest exposure of so many planted texts, in bits, where luck alone ranks them all.
+
+    The best one's rank R among the absent ones is above r where the first r of all are absent: P(R > r) is the product
+    of (absent − i) / (absent + planted − i) over i < r. So E[log₂(absent + 1) − log₂ R] is Σ_r P(R = r) times that.
+    """
+    places = np.arange(absent)
+    beyond = np.concatenate([[1.0], np.cumprod((absent - places) / (absent + planted - places)), [0.0]])
+    return float(-np.diff(beyond) @ (math.log2(absent + 1) - np.log2(np.arange(1, absent + 2))))
 
 
 def _observer(canaries: Canaries, name: str, scores: Tensor, coins: Tensor, confidence: float) -> ObserverEpsilon:

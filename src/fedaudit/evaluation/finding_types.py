@@ -131,10 +131,11 @@ class FindingType:
         question: what the attack is after: "tell whether a record was used"; ``{things}`` stands for the examples.
         control: the case that an attack of this type must win: ``example``, one known example, undefended, one step;
             ``records``, a model that has learnt the members by heart; ``sources``, clients' models, each of which has
-            learnt its own members by heart; ``property``, known clients with nothing but it and with nothing of it;
-            ``client``, a known client's updates of very different models; ``canaries``, as many in a round without
-            noise; ``vertical``, known examples of a vertical federation. None: there is none but the same federation
-            without its defences.
+            learnt its own members by heart; ``one source``, a model that knows one client's by heart
+            and another's wrongly; ``property``, known clients with nothing but it and with nothing of it; ``client``, a
+            known client's updates of very different models; ``canaries``, as many in a round without noise;
+            ``vertical``, known examples of a vertical federation. None: there is none but the same federation without
+            its defences.
         easy_updates: of one known example each, that make the easy case where one could be luck.
         known: how findings tell of known examples under the audited conditions, if they do.
         averaged: the attack on the same that takes a client's updates over rounds together, if there is one.

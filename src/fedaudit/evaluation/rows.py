@@ -29,6 +29,7 @@ from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities.columns import Column, cells, numbers
 from fedaudit.results import Chart, FindingResult, Line, RowResult
+from fedaudit.results.record import GroupWorst
 from fedaudit.results.rows import RowDetail
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
@@ -174,6 +175,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         return refused(finding, observation, reason)
     drawn: list[RowResult] = []
     right: list[Tensor] = []
+    whole: list[Tensor] = []
     sure: list[Tensor] = []
     guesses: list[list[tuple[Tensor, Tensor]]] = []
     common: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -200,6 +202,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         common.append(usual.frequent(true, targets, rng))
         lucky = usual.exact_by_luck(true, usual.names(targets), known[: len(found)])
         right.append(hits)
+        whole.append(true)
         if finding.certified is not None:
             vouched[own[table.vouched(true, found)]] = True
         if finding.confidence is not None and len(found):
@@ -238,7 +241,11 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         finding,
         observation,
         [told_apart(shift)] if shift <= SHIFTED else [],
-        RowDetail(columns=[column.name for column in table.columns], rows=drawn),
+        RowDetail(
+            columns=[column.name for column in table.columns],
+            rows=drawn,
+            row_groups=_by_category(torch.cat(whole), hits, table.columns),
+        ),
         metrics=metrics,
         charts=charts,
         label_source=finding.label_source,
@@ -250,6 +257,17 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         blind_p_value=shift,
     )
     return Evaluation(result)
+
+
+def _by_category(true: Tensor, hits: Tensor, columns: Sequence[Column]) -> list[GroupWorst]:
+    """Return of each category that occurs among (n, k) true rows the highest and the mean share of cells."""
+    shares, groups = hits.double().mean(dim=1), []
+    for place, column in enumerate(columns):
+        for label, name in enumerate(column.categories):
+            if len(own := shares[true[:, place] == label]):
+                told = {"n": len(own), "value": float(own.max()), "mean": float(own.mean())}
+                groups.append(GroupWorst(label=label, column=column.name, group=name, **told))
+    return groups
 
 
 def _elsewhere(found: Tensor, batches: Batches, table: _Table) -> tuple[Tensor, Tensor]:

@@ -103,7 +103,8 @@ def _worst(done: Sequence[FindingResult], things: str) -> Worst | None:
         shares = [share for _, share in rows]
         best, mean = max(shares), float(np.mean(shares))
         text = f"of the most exposed of {len(shares):,} rows {best:.0%} of cells came out, the mean is {mean:.0%}"
-        return Worst(value=best, mean=mean, n=len(shares), text=text.replace("%", " %"), by_group=_by_class(rows))
+        groups = [*_by_class(rows), *_by_category([g for f in done for g in f.row_groups])]
+        return Worst(value=best, mean=mean, n=len(shares), text=text.replace("%", " %"), by_group=groups)
     counted = [(f.standing_out, m.n // 2, f) for f in done for m in f.metrics if m.name == "membership_auc" and m.n]
     known = [(k, n, f) for k, n, f in counted if k is not None]
     if not known:
@@ -133,6 +134,31 @@ def _by_class(values: Sequence[tuple[float | None, float]]) -> list[GroupWorst]:
         GroupWorst(label=label, n=len(own), value=max(own), mean=float(np.mean(own)))
         for label, own in sorted(classes.items())
     ]
+
+
+def _by_category(told: Sequence[GroupWorst]) -> list[GroupWorst]:
+    """Return what several findings tell of categories, of all their rows; of columns with two or more of two rows each.
+
+    One row alone is none: its category's worst would be that person's.
+    """
+    columns: dict[str, dict[int, list[GroupWorst]]] = {}
+    for group in told:
+        columns.setdefault(group.column, {}).setdefault(group.label, []).append(group)
+    found = []
+    for categories in columns.values():
+        together = [
+            own[0].model_copy(
+                update={
+                    "n": (n := sum(g.n for g in own)),
+                    "value": max(g.value for g in own),
+                    "mean": sum(g.n * g.mean for g in own) / n,
+                }
+            )
+            for _, own in sorted(categories.items())
+        ]
+        several = [group for group in together if group.n > 1]
+        found += several if len(several) > 1 else []
+    return found
 
 
 def _filled(text: str, words: dict[str, str]) -> str:

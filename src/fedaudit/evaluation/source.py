@@ -11,8 +11,9 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from fedaudit.attacks.records.source import SourceFinding
+from fedaudit.evaluation.blind import CONFOUNDED, told_blindly
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
-from fedaudit.evaluation.statistics import SURE, interval
+from fedaudit.evaluation.statistics import SURE, interval, sign_test
 from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
 from fedaudit.results import Chart, Evidence, FindingResult, Line
 from fedaudit.transcript.observation import Observation
@@ -23,7 +24,14 @@ _RESAMPLES = 2000
 SOURCE_ACCURACY = Metric(
     "source_accuracy",
     "share of the clients' records whose client is named rightly; without the attack: by naming the client whose "
-    "updates are over most examples",
+    "updates are over most examples; of an attack on the model alone: by the records alone, or the most frequent "
+    "client",
+    ends=(0, 1),
+)
+SOURCE_BLIND = Metric(
+    "source_blind_accuracy",
+    "the same share by the same classifier of the records alone, without any model",
+    higher_is_better=False,
     ends=(0, 1),
 )
 SOURCE_ADVANTAGE = Metric(
@@ -35,6 +43,10 @@ _DEALS = 9999  # of the records' owners, for the permutation test
 _BLOCK = 2_000_000  # owners dealt at a time
 _HOPELESS = 0.5  # p-value with every owner named, above which more records don't help: each class is of one client
 _EXPLAINED = "luck is excluded, but not that the records' classes explain it"
+_TOLD_ALREADY = (
+    "the records themselves tell their client, without any model, so there is nothing that a model could add: whoever "
+    "holds such a record knows; ask about clients whose data are more alike"
+)
 _CLIENTS_FOUND = (
     "The share of the records whose client is among the first so many that the attack would name. Guessing names the "
     "clients in random order."
@@ -56,6 +68,13 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
     the attack is asked about the matched records, which nobody trained on, too (:data:`SOURCE_ADVANTAGE`); and a note
     says what would be right with the owners dealt among the records of each class. Where luck is excluded with the
     owners dealt among all records, but not within the classes, another note says so, and the verdict follows it.
+
+    Of an attack that says what the same adversary tells of the records alone (``blind``) only what it adds to that
+    counts: its p-value is the largest of three, that permutation test's, so that no client is named for how often it
+    occurs; that of an exact sign test over the records that only one of the two names rightly; and that of one over the
+    matched pairs of which the attack gives only one to the member's client. The last is exact whatever clients and
+    records are like, where the model never saw the records: then a member and its match are one like the other. Where
+    they differ by themselves (:func:`~fedaudit.evaluation.blind.told_blindly`) the verdict is inconclusive.
     """
     if bool(finding.scores.isnan().any()):
         return refused(finding, observation)
@@ -71,7 +90,9 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
     right = (finding.sources[rows] == owners).double()
     like = (finding.sources[truth.matched[rows]] == owners).double()
     accuracy = float(right.mean())
-    guess = _largest(observation, owners)
+    without = None if finding.blind is None else (finding.blind[rows] == owners).double()
+    usual = float(owners.unique(return_counts=True)[1].max()) / n
+    guess = _largest(observation, owners) if without is None else max(float(without.mean()), usual)
     chance = expected(finding.sources[rows], owners)
     classes = _classes(observation, rows)
     by_label = expected(finding.sources[rows], owners, classes)
@@ -79,12 +100,19 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
     worth = _worth(finding, rows)
     place = _places(finding.clients, owners)
     p_value = permutation_test(worth, place, seed=seed, strata=classes)
-    found = leaks(accuracy > guess, p_value)
+    best, blind_p, told = _if_all_were_right(owners, classes), None, []
+    if without is not None:
+        blind_p = told_blindly(observation, truth)[1]
+        for other in (without, like):
+            p_value = max(p_value, sign_test(int((right > other).sum()), int((right < other).sum())))
+            best = max(best, sign_test(int((1 - other).sum()), 0))
+        told = [SOURCE_BLIND.share(int(without.sum()), n, "records of clients", usual)]
+    found = leaks(accuracy > guess and (blind_p or 1.0) > SURE, p_value)
     notes = [
         f"owners dealt anew: {chance:.3f} would be right; among the records of each class: {by_label:.3f}, which the "
         "labels alone explain"
     ]
-    if not found and accuracy > guess:
+    if without is None and not found and accuracy > guess:
         plain = permutation_test(worth, place, seed=seed)
         if plain <= SURE:
             notes.append(f"{_EXPLAINED} (owners dealt anew among all records: p = {plain:.2g})")
@@ -95,11 +123,13 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
         metrics=[
             SOURCE_ACCURACY.share(int(right.sum()), n, "records of clients", guess),
             SOURCE_ADVANTAGE.over(better, "matched pairs of records", 0.0),
+            *told,
         ],
+        blind_p_value=blind_p,
         charts=[_clients_found(finding, rows, place)],
         is_leak=found,
         p_value=p_value,
-        p_value_at_best=_if_all_were_right(owners, classes),
+        p_value_at_best=best,
     )
     return Evaluation(result)
 
@@ -223,16 +253,47 @@ def _source_headline(findings: Sequence[FindingResult], evidence: Evidence) -> s
     )
 
 
+def _outputs_headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    gains = [m.value for f in findings for m in f.metrics if m.name == SOURCE_ADVANTAGE.name]
+    like = evidence.value - sum(gains) / len(gains)
+    return (
+        f"{{who}} can tell by the model alone which client a record comes from: right for {100 * evidence.value:.0f} % "
+        f"of {evidence.n} records, where {100 * (evidence.baseline or 0):.0f} % are without the model; of records like "
+        f"them that nobody trained on, it gives {100 * like:.0f} % to the same client."
+    )
+
+
 _judge_source = by_test(
     SOURCE_ACCURACY.name,
     "records of clients",
     "exact binomial interval (Clopper-Pearson); permutation test of whose the records of each class are",
     _source_headline,
 )
+_judge_outputs = by_test(
+    SOURCE_ACCURACY.name,
+    "records of clients",
+    "exact binomial interval (Clopper-Pearson); the largest p-value of a permutation test of whose the records of each "
+    "class are and of two exact sign tests, against the records alone and against matched records that were not used",
+    _outputs_headline,
+)
+
+
+def _outputs_verdict(findings: Sequence[FindingResult]) -> Judgement:
+    """Return the verdict, which is inconclusive where nothing is left to tell, or members differ by themselves."""
+    judged = _judge_outputs(findings)
+    p_value = min((f.blind_p_value for f in findings if f.blind_p_value is not None), default=1.0)
+    if p_value <= SURE:
+        text = f"{judged.text}; the records alone, without any model, tell members from others: p = {p_value:.2g}"
+        return judged._replace(verdict="inconclusive", text=text, headline="", advice=CONFOUNDED)
+    if judged.verdict != "inferred" and max(f.p_value_at_best or 0.0 for f in findings) > _HOPELESS:
+        return judged._replace(verdict="inconclusive", advice=_TOLD_ALREADY)
+    return judged
 
 
 def _source_verdict(findings: Sequence[FindingResult]) -> Judgement:
     """Return the verdict; it says where luck is excluded, but not that classes explain it, and then is inconclusive."""
+    if any(m.name == SOURCE_BLIND.name for f in findings for m in f.metrics):
+        return _outputs_verdict(findings)
     judged = _judge_source(findings)
     explained = any(note.startswith(_EXPLAINED) for finding in findings for note in finding.notes)
     best = max(f.p_value_at_best or 0.0 for f in findings)
@@ -254,9 +315,13 @@ FINDING_TYPES["source"] = FindingType(
         "the one with most examples, and with the owners dealt anew among the records of each class as many would be "
         f"right with a probability of at most {100 * SURE:g} % (permutation test). How much of that any record of the "
         "same kind gives away, trained on or not, is said beside it: source_advantage. Where luck is excluded, but not "
-        "that the classes explain it, it is 'inconclusive'.",
+        "that the classes explain it, it is 'inconclusive'. Of an attack on the model alone more records must be named "
+        "rightly than by the same classifier of the records alone, and than matched records that nobody trained on are "
+        f"given to the same client; luck does as well with a probability of at most {100 * SURE:g} %, by each of the "
+        "permutation test and two exact sign tests. Where members differ from matched records by themselves, it is "
+        "'inconclusive'.",
     ),
-    metrics=(SOURCE_ACCURACY, SOURCE_ADVANTAGE),
+    metrics=(SOURCE_ACCURACY, SOURCE_ADVANTAGE, SOURCE_BLIND),
     question="tell which client a record comes from",
     control="sources",
     remedies=("more records",),

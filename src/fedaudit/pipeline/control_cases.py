@@ -28,7 +28,7 @@ from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
 
 _STEPS = 500  # at most, to learn the members by heart
-_MORE_STEPS = 5000  # where an attribute is hidden: its value changes the loss less than membership does
+_MORE_STEPS = 5000  # where an attribute is hidden, whose value changes the loss less, and where labels are wrong
 _BY_HEART = 0.01  # mean loss at which they are
 _NEARLY = 0.1  # likewise, where there is little time
 _BATCH = 32
@@ -157,6 +157,41 @@ def memorised_by_client(recording: Recording, most: int | None = None) -> Case |
     return _recorded(recording, rounds, held, text, records=transcript.records, owners=owners)
 
 
+def memorised_by_one(recording: Recording, most: int | None = None) -> Case | None:
+    """Return a model that knows one client's records by heart, and another's wrongly; None: there are no two clients.
+
+    They are the two with most members. The audited model is trained on their members and on those of their records that
+    the adversary knows, or on four times ``most`` of all, of the second client with labels dealt out among
+    them.
+    """
+    transcript, truth, records = recording.transcript, recording.truth, recording.transcript.records
+    owners, counts = truth.owners[truth.owners >= 0].unique(return_counts=True)
+    if records is None or len(owners) < 2:
+        return None
+    pair = owners[counts.argsort(descending=True, stable=True)[:2]]
+    whose = torch.cat([truth.owners, records.known_clients])
+    learnt_by = _some(torch.isin(whose, pair), None if most is None else 4 * most)
+    inputs, labels = (
+        torch.cat([getattr(records, name), getattr(records, f"known_{name}").to(getattr(records, name))])
+        for name in ("inputs", "labels")
+    )
+    wrong = learnt_by & (whose == pair[1])
+    labels[wrong] = labels[wrong].roll(1, 0)
+    taught = replace(transcript, records=replace(records, inputs=inputs, labels=labels))
+    update, *held, learnt = _learnt_by(taught, truth, int(pair[0]), learnt_by, _loss_of(most), _MORE_STEPS)
+    still = replace(update, tensors={name: torch.zeros_like(t) for name, t in update.tensors.items()}, buffers={})
+    member, known = learnt_by[: len(records)], learnt_by[len(records) :]
+    told = {f"known_{name}": getattr(records, f"known_{name}")[known] for name in ("inputs", "labels", "clients")}
+    return _recorded(
+        recording,
+        [Round(0, learnt, [still])],
+        {(0, int(pair[0])): (held[0], held[1])},
+        "the same model, which knows one client's records by heart and another's with wrong labels, undefended",
+        records=replace(records, **told),
+        owners=torch.where(member | (truth.owners == NOBODY), truth.owners, UNUSED),
+    )
+
+
 def _some(chosen: Tensor, most: int | None) -> Tensor:
     """Return the mask with ``most`` of what it has, drawn at random; None: all."""
     places = chosen.nonzero().flatten()
@@ -172,7 +207,7 @@ def _loss_of(most: int | None) -> float:
 
 
 def _learnt_by(
-    transcript: Transcript, truth: Truth, client: int, member: Tensor, enough: float
+    transcript: Transcript, truth: Truth, client: int, member: Tensor, enough: float, steps: int = _STEPS
 ) -> tuple[Update, Tensor, Tensor, dict[str, Tensor]]:
     """Return a client's update after learning its records by heart, these with their labels, and its model."""
     records, first = transcript.records, transcript.rounds[0].weights
@@ -187,7 +222,7 @@ def _learnt_by(
         transcript,
         transcript.task_info.normalise(inputs),
         labels,
-        _MORE_STEPS if len(records.codes) else _STEPS,
+        _MORE_STEPS if len(records.codes) else steps,
         enough,
     )
     learnt = {name: value.detach().clone() for name, value in module.state_dict().items()}

@@ -29,6 +29,7 @@ from fedaudit.pipeline.control_cases import (
     Case,
     memorised,
     memorised_by_client,
+    memorised_by_one,
     one_client,
     one_example,
     reference,
@@ -54,6 +55,7 @@ _RECIPES: dict[str, tuple[Callable[[Recording, int | None], Case | None], str]] 
     "client": (lambda recording, _: one_client(recording), ""),
     "records": (memorised, "there are no records to learn by heart"),
     "sources": (memorised_by_client, "there are no records of two clients to learn by heart"),
+    "one source": (memorised_by_one, "there are no records of two clients to learn by heart"),
     "property": (
         lambda recording, _: with_and_without(recording),
         "too few examples are known with the property and without",

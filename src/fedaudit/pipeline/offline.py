@@ -508,9 +508,13 @@ def _granted(adversary: ThreatModel, transcript: Transcript) -> ThreatModel:
     """Return the adversary with what the transcript grants of what it asks for; BadInput where labels aren't in it."""
     if transcript.records is not None:
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
-        adversary = threat_from(
-            {**dict(adversary), "target_records": len(transcript.records) or None, "public_examples": public or None}
-        )
+        known = transcript.records.known_clients.unique(return_counts=True)[1].tolist()
+        granted = {
+            "target_records": len(transcript.records),
+            "public_examples": public,
+            "known_records": max(known, default=0),
+        }
+        adversary = threat_from({**dict(adversary), **{name: number or None for name, number in granted.items()}})
     if transcript.task_info.inserted is not None and adversary.adversary == "server":
         adversary = adversary.model_copy(update={"adversary": "malicious-server"})
     if adversary.adversary != "client" and adversary.group_size == 1 and (sizes := _sums(transcript)):
@@ -540,7 +544,7 @@ def _flags(found: Findings) -> list[str]:
         if (part := getattr(adversary, name)) is not None:
             flags.append(f"--set {shlex.quote(f'threat.{name}={part}')}")
     if found.transcript.recording is not None:  # its records are drawn again
-        for name in ("target_records", "public_examples", "hidden_attribute", "client_property"):
+        for name in ("target_records", "known_records", "public_examples", "hidden_attribute", "client_property"):
             if (value := getattr(adversary, name)) is not None:
                 flags.append(f"--set {shlex.quote(f'threat.{name}={json.dumps(value)}')}")
         records, rounds = asked.records, asked.rounds

@@ -15,7 +15,6 @@ from fedaudit.data.dataset import Attribute, Split
 from fedaudit.data.own import pairs_of
 from fedaudit.simulation.record_draw import RecordDraw, draw
 from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.queries import NOBODY
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, examples_of, unused_candidates, used_in
@@ -108,14 +107,14 @@ def with_records(
         generator=seeds.generator(seed, transcript.name, "records"),
         hidden=hidden,
         asked=None if asked is None else (asked[0], asked[2]),
-    )
+        known=threat.known_records or 0,
+    ).numbered(clients)
     assert drawn.records is not None
-    whose = torch.tensor([*clients, NOBODY])[drawn.owners]  # the last for nobody, who is -1
     return (
         replace(transcript, records=drawn.records),
         replace(
             truth,
-            owners=whose,
+            owners=drawn.owners,
             matched=drawn.matched,
             values=drawn.values,
             shares=_shares(drawn, dict(zip(clients, splits, strict=False)), info),

@@ -1,19 +1,21 @@
 """Audits of several sites on one page: a row a site, and how many sites leak what.
 
-Nothing is pooled: sites differ in data and in effort, so a verdict stays its site's, with its interval; sites are
-counted. Of whole results no more is taken than a site would share (:mod:`fedaudit.report.share`).
+No verdict is pooled: sites differ in data and in effort, so a verdict stays its site's, with its interval; sites are
+counted, the worst of them is named, and what came out is added up. Of whole results no more is taken than a site would
+share (:mod:`fedaudit.report.share`).
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fedaudit.evaluation.finding_types import FINDING_TYPES, known_type
+from fedaudit.evaluation.statistics import proportion
 from fedaudit.modalities import EXAMPLE_KINDS, example_kind
 from fedaudit.report import figures
 from fedaudit.report.compare import open_audit
@@ -87,6 +89,7 @@ class Site:
         delta: δ of both; None: there are none, or an older fedaudit didn't write it.
         unit: whom this ε protects; empty where that isn't known, or there is none.
         adjacency: ``add-remove`` or ``replace``; empty as ``unit``.
+        ceilings: by unit, the most that its updates determine of its examples, over the federations in use.
         defences: names of the client-side defences and aggregators in use that are defences.
         limits: the site's own.
         outcome: of all of them; None where it set none.
@@ -103,6 +106,7 @@ class Site:
     delta: float | None
     unit: str
     adjacency: str
+    ceilings: dict[str, float]
     defences: tuple[str, ...]
     limits: tuple[Limit, ...]
     outcome: Outcome | None
@@ -128,12 +132,21 @@ class Count:
         question: what its attacks are after, as "can …" goes on.
         verdicts: how many sites have each.
         untold: how many say nothing of it.
+        worst: the site with the worst verdict, of several the one with the largest number behind it.
+        found, n, low, high: of all victims that such attacks were tried on, over two sites or more, how many came out,
+            and the exact 95 % interval of that share; None where they don't come out one by one. Sites' own shares may
+            differ: it is wide enough for the mean over the victims of what each would have (Hoeffding 1956).
     """
 
     kind: str
     question: str
     verdicts: dict[Verdict, int]
     untold: int
+    worst: str
+    found: int | None = None
+    n: int | None = None
+    low: float | None = None
+    high: float | None = None
 
     @property
     def leaks(self) -> int:
@@ -186,6 +199,8 @@ class Joined:
         outcome: of all limits of all sites and guards: fail where one was exceeded; None where there is none.
         asked: what texts ask and one site at least met or didn't.
         guards: what sites' guards wrote down.
+        together: of all sites, a line each: the worst site of each kind and what came out of all, the highest ceiling,
+            the largest ε.
     """
 
     headline: str
@@ -196,6 +211,7 @@ class Joined:
     outcome: Outcome | None
     asked: tuple[Asked, ...] = ()
     guards: tuple[Guard, ...] = ()
+    together: tuple[str, ...] = ()
 
     def for_programs(self) -> dict[str, Any]:
         """Return all of it, JSON-serialisable."""
@@ -266,7 +282,37 @@ def join_audits(sites: dict[str, tuple[AuditResult, bool]], guards: Sequence[Gua
         next((one for one in told if one in outcomes), None),
         _asked({name: result.requirements for name, (result, _) in sites.items()}),
         tuple(guards),
+        tuple(_together(rows, counts)),
     )
+
+
+def _together(rows: Sequence[Site], counts: Sequence[Count]) -> Iterator[str]:
+    """Yield what is to be said of all sites, a line each."""
+    for one in counts:
+        told = next(row.of_kind(one.kind) for row in rows if row.site == one.worst)
+        if told is None or not one.tried:
+            continue
+        figure = figure_text(told)
+        line = f"to {one.question}: worst at {one.worst}, {told.verdict}{figure and f' ({figure})'}"
+        if one.found is not None and one.n and one.low is not None and one.high is not None:
+            line += (
+                f"; over all sites {count(one.found)} of {count(one.n)} {told.of} came out, "
+                f"{percent(one.found / one.n)} [{percent(one.low)}, {percent(one.high)}]"
+            )
+        yield line
+    for unit in dict.fromkeys(unit for row in rows for unit in row.ceilings):
+        most = max((row for row in rows if unit in row.ceilings), key=lambda row: row.ceilings[unit])
+        lacking = [row.site for row in rows if not row.ceilings]
+        value = f"{most.ceilings[unit]:.1f} dB" if unit == "dB" else f"{percent(most.ceilings[unit])} of cells"
+        unknown = f"; not computed at {', '.join(lacking)}" if lacking else ""
+        yield f"what updates determine, whoever attacks: most at {most.site}, {value} at most{unknown}"
+    if _incomparable(rows):
+        return
+    for what in ("demonstrated", "claimed"):
+        found = [(value, row.site) for row in rows if (value := getattr(row, what)) is not None]
+        if found:
+            value, site = max(found)
+            yield f"largest ε {what}: {short(value)} at {site}, of {len(found)} of {len(rows)} sites that say one"
 
 
 def _covered(guards: Sequence[Guard], results: Sequence[AuditResult]) -> list[Guard]:
@@ -346,6 +392,7 @@ def _site(name: str, result: AuditResult, sealed: bool) -> Site:
         delta=delta,
         unit=unit,
         adjacency=adjacency,
+        ceilings=_ceilings(result, used),
         defences=tuple(defences),
         limits=tuple(Limit(t.outcome, threshold_text(t)) for t in result.thresholds),
         outcome="fail"
@@ -399,6 +446,15 @@ def _epsilon(result: AuditResult, used: list[str]) -> _Epsilon:
     return max(found, key=worse)
 
 
+def _ceilings(result: AuditResult, used: list[str]) -> dict[str, float]:
+    """Return the highest ceiling by unit."""
+    found: dict[str, float] = {}
+    for one in result.ceilings:
+        if one.federation in used and one.high is not None:
+            found[one.unit] = max(one.high, found.get(one.unit, one.high))
+    return found
+
+
 def _things(results: Sequence[AuditResult]) -> str:
     kinds = {r.data.kind for r in results}
     only = next(iter(kinds)) if len(kinds) == 1 else None
@@ -411,8 +467,21 @@ def _counts(rows: Sequence[Site], things: str) -> tuple[Count, ...]:
         verdicts = Counter(one.verdict for row in rows if (one := row.of_kind(kind)))
         known = FINDING_TYPES.get(kind)
         question = known.question.replace("{things}", things) if known else f"learn what '{kind}' is after"
-        found.append(Count(kind, question, dict(verdicts), len(rows) - verdicts.total()))
+        told = [(row.site, one) for row in rows if (one := row.of_kind(kind))]
+        worst = max(told, key=lambda t: (SEVERITY[t[1].verdict], -1.0 if t[1].value is None else t[1].value))[0]
+        counted = Count(kind, question, dict(verdicts), len(rows) - verdicts.total(), worst)
+        found.append(_added_up(counted, [one for _, one in told]))
     return tuple(sorted(found, key=_worst))
+
+
+def _added_up(of: Count, told: Sequence[Told]) -> Count:
+    """Return a count with how many victims came out over all sites, where two or more count the same."""
+    shares = [(one.value, one.n) for one in told if one.value is not None and one.n]
+    if not known_type(of.kind).counts or len(shares) < 2 or len({one.what for one in told if one.n}) > 1:
+        return of
+    found, n = sum(round(value * n) for value, n in shares), sum(n for _, n in shares)
+    low, high = proportion(found, n)
+    return replace(of, found=found, n=n, low=low, high=high)
 
 
 def _worst(one: Count) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from fedaudit.results.record import Record, optional
+from fedaudit.results.record import GroupWorst, Record, optional
 
 
 class RowResult(Record):
@@ -42,6 +42,9 @@ class RowDetail(Record):
 
     columns: list[str] = Field(default=[], description="of the rows, by name")
     rows: list[RowResult] = Field(default=[], description="of an attack on tables, one a training example")
+    row_groups: list[GroupWorst] = Field(
+        default=[], description="of each category of each column, the highest and the mean share of a row's cells"
+    )
 
 
 AGREES, OTHER, NOT_SAID = -1, -2, -3  # in place of a token whose text is masked

@@ -53,6 +53,13 @@ class RecordDraw:
         own = [(data.attributes[name] == value)[mask].double() for data, mask in zip(held, used, strict=True)]
         return torch.tensor([float(marks.mean()) if len(marks) else -1.0 for marks in own], dtype=torch.float64)
 
+    def numbered(self, clients: Sequence[int]) -> RecordDraw:
+        """Return the same with these numbers for those by place."""
+        assert self.records is not None
+        numbers = torch.tensor([*clients, NOBODY])  # the last for nobody, who is -1
+        records = replace(self.records, known_clients=numbers[self.records.known_clients])
+        return replace(self, records=records, owners=numbers[self.owners])
+
     def owned(self, used: Sequence[Tensor]) -> Tensor:
         """Return ``owners`` with ``UNUSED`` for what no update used; ``used`` has a mask for every client."""
         known = [
@@ -70,6 +77,7 @@ def draw_records(
     *,
     seed: int,
     records: int = 0,
+    known: int = 0,
     public: int = 0,
     to_server: bool = False,
     hidden: str | None = None,
@@ -86,6 +94,7 @@ def draw_records(
         client_data: what each client holds; the honest ones first.
         seed: gives the same records under every defence.
         records: how many; half of them are clients' examples.
+        known: further examples of every client, of which the adversary knows whose they are.
         public: further examples, which are nobody's.
         to_server: it is a malicious server that holds these, where there are no records.
         hidden: the attribute that the records lack, if any.
@@ -99,8 +108,8 @@ def draw_records(
     if pretrained:
         rest, held_out = (rest[:0], held_out) if split == "train" else (rest, held_out[:0])
     if hidden is not None and hidden not in data.attributes:
-        known = ", ".join(data.attributes) or "none"
-        raise BadInput(f"the data set '{data.name}' has no attribute '{hidden}' to hide; it has: {known}")
+        there = ", ".join(data.attributes) or "none"
+        raise BadInput(f"the data set '{data.name}' has no attribute '{hidden}' to hide; it has: {there}")
     try:
         asked = None if wanted is None else property_of(data, wanted)
         if asked is not None and not public:
@@ -115,11 +124,12 @@ def draw_records(
             order = [*victims, *(client for client in range(len(client_data)) if client not in victims)]
             parts = [client_data[client] for client in order]
             drawn = draw(
-                records, public, parts, len(victims), rest, held_out, generator=rng, hidden=attribute, asked=asked
-            )
-            drawn = replace(
-                drawn, owners=torch.tensor([*order, NOBODY])[drawn.owners]
-            )  # the last for nobody, who is -1
+                *(records, public, parts, len(victims), rest, held_out),
+                generator=rng,
+                hidden=attribute,
+                asked=asked,
+                known=known,
+            ).numbered(order)
         else:
             rest, held_out = (_strangers(part, client_data) for part in (rest, held_out))
             drawn = RecordDraw(held_out if len(held_out) else _unheld(rest, client_data, set()))
@@ -158,6 +168,7 @@ def draw(
     generator: torch.Generator,
     hidden: tuple[str, Attribute] | None = None,
     asked: tuple[str, int] | None = None,
+    known: int = 0,
 ) -> RecordDraw:
     """Draw the adversary's records: half from what honest clients hold, half from what nobody trains on, shuffled.
 
@@ -174,6 +185,7 @@ def draw(
         rest: examples of the split that the clients hold, held or not; they may be theirs.
         hidden: an attribute and its name: it is taken out of the records, not out of public examples.
         asked: attribute and value of a property, which is told of the public examples.
+        known: further examples of every honest client, none of them a record, of which it is told whose they are.
     """
     rest, held_out = (_strangers(part, client_data) for part in (rest, held_out))
     half = records // 2
@@ -182,6 +194,17 @@ def draw(
     malicious = {mark for share in marks[honest:] for mark in share}
     own = [mark for share in marks[:honest] for mark in share]
     held = _distinct(torch.randperm(len(theirs), generator=generator).tolist(), own, malicious)
+    lengths = torch.tensor([len(data) for data in client_data[:honest]])
+    whose = torch.repeat_interleave(torch.arange(honest), lengths)
+    by_client = [[row for row in held if whose[row] == client][:known] for client in range(honest)] if known else []
+    if (least := min(map(len, by_client), default=0)) < known:
+        raise BadInput(
+            f"threat.known_records asks for {known} examples of every honest client, and one holds {least} that "
+            "differ; lower it"
+        )
+    given_away = [row for rows in by_client for row in rows]
+    gone = set(given_away)
+    held = [row for row in held if row not in gone]
     if len(held) < half:
         raise BadInput(
             f"threat.target_records asks for {half} examples of honest clients, and they hold {len(held)} that differ"
@@ -207,8 +230,8 @@ def draw(
             "less, or let the clients hold less of the classes that are few (federations.*.examples)"
         )
     others = _matched(_strata(theirs, members), non_members, strata)
-    gone = set(others)
-    further = [row for row in non_members if row not in gone][:public]
+    matched = set(others)
+    further = [row for row in non_members if row not in matched][:public]
     taken = {row - len(rest) for row in [*others, *further]}
     left = held_out[[row for row in range(len(held_out)) if row not in taken]]
     if not len(held_out):
@@ -217,8 +240,7 @@ def draw(
         raise BadInput("threat.target_records and public_examples leave nothing to measure accuracy on; lower them")
     shuffle = torch.randperm(2 * half, generator=generator)
     place = torch.argsort(shuffle)
-    lengths = torch.tensor([len(data) for data in client_data[:honest]])
-    owners = torch.repeat_interleave(torch.arange(honest), lengths)[members]
+    owners = whose[members]
     positions = torch.tensor(members, dtype=torch.int64) - (lengths.cumsum(0) - lengths)[owners]
     none = torch.full((half,), NOBODY)
     pairs = torch.arange(2 * half).roll(half)  # the i-th member goes with the i-th of the others
@@ -228,15 +250,20 @@ def draw(
         free.inputs[further],
         free.targets[further],
     )
+    if known:
+        told = {"inputs": theirs.inputs, "labels": theirs.targets, "clients": whose}
+        given = replace(given, **{f"known_{name}": tensor[given_away] for name, tensor in told.items()})
     values = _nothing()
     if hidden is not None:
         name, attribute = hidden
-        mine, known = theirs.attributes[name], free.attributes[name]
-        values = torch.cat([mine[members], known[others]])[shuffle]
+        mine, nobodys = theirs.attributes[name], free.attributes[name]
+        values = torch.cat([mine[members], nobodys[others]])[shuffle]
         columns = torch.tensor(attribute.columns, dtype=torch.int64)
         given.inputs[:, columns] = 0.0
+        if known:
+            given.known_inputs[:, columns] = 0.0
         codes = attribute.codes if len(columns) else torch.zeros(len(attribute.values), 0)
-        given = replace(given, codes=codes, columns=columns, public_values=known[further])
+        given = replace(given, codes=codes, columns=columns, public_values=nobodys[further])
     if asked is not None:
         given = replace(given, public_property=free.attributes[asked[0]][further] == asked[1])
     return RecordDraw(

@@ -193,6 +193,8 @@ def observe(transcript: Transcript | Recorded, threat: ThreatModel | None = None
         records = dataclasses.replace(records, inputs=records.inputs[:0], labels=records.labels[:0])
     if records is not None and threat.client_property is None:
         records = dataclasses.replace(records, public_property=records.public_property[:0])
+    if records is not None and threat.known_records is None:
+        records = records.without_known()
     if records is not None and threat.public_examples is None:
         records = records.with_public(slice(0))
     return Observation(

@@ -12,12 +12,13 @@ from fedaudit.transcript.rounds import check_examples
 from fedaudit.utils.errors import CorruptTranscript
 
 NOBODY = -1  # owner of a record that no client holds
+_LATER = {"public_property", "known_inputs", "known_labels", "known_clients"}  # of later versions
 UNUSED = -2  # owner of a record that a client holds, but that none of its updates used
 
 
 @dataclass(frozen=True)
 class QuerySet:
-    """What the adversary holds; nothing in it tells whose a record is.
+    """What the adversary holds; nothing in it tells whose a record is, but of those that are known to it.
 
     Attributes:
         inputs: (n, ...) as in a data set: pixels in [0, 1], or rows of a table; ``columns`` of these are 0.
@@ -30,6 +31,9 @@ class QuerySet:
         public_values: (m,) which value the public examples have; empty where none is hidden.
         public_property: (m,) bool: which public examples have the clients' property that the adversary is after; empty
             where it is after none.
+        known_inputs: (k, ...) further examples of clients, of each of which the adversary knows whose it is.
+        known_labels: (k,) or (k, 1).
+        known_clients: (k,) int64, whose.
     """
 
     inputs: Tensor
@@ -40,6 +44,9 @@ class QuerySet:
     columns: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     public_values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     public_property: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    known_inputs: Tensor = field(default_factory=lambda: torch.zeros(0))
+    known_labels: Tensor = field(default_factory=lambda: torch.zeros(0))
+    known_clients: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def __repr__(self) -> str:
         return f"QuerySet({len(self)} records, {len(self.public_inputs)} public examples)"
@@ -52,17 +59,21 @@ class QuerySet:
         public = {n: t[rows] if len(t) else t for n, t in vars(self).items() if n.startswith("public_")}
         return replace(self, **public)
 
+    def without_known(self) -> QuerySet:
+        """Return the same without the examples of which it is known whose they are."""
+        return replace(self, **{n: t[:0] for n, t in vars(self).items() if n.startswith("known_")})
+
     def stored(self) -> dict[str, Tensor]:
         """Return what is written to a file; what later versions added only where there is any."""
-        return {n: t for n, t in vars(self).items() if n != "public_property" or len(t)}
+        return {n: t for n, t in vars(self).items() if n not in _LATER or len(t)}
 
 
 def read_queries(tensors: dict[str, Tensor], task_info: TaskInfo, where: str) -> QuerySet:
     """Return what :meth:`QuerySet.stored` gave, read from a file that ``where`` names; refuse another task's."""
-    if set(tensors) | {"public_property"} != {field.name for field in fields(QuerySet)}:
+    if set(tensors) | _LATER != {field.name for field in fields(QuerySet)}:
         raise CorruptTranscript(f"{where}: {', '.join(sorted(tensors))[:80]} are no queries")
-    for part in ("", "public_"):
-        inputs, labels = tensors[f"{part}inputs"], tensors[f"{part}labels"]
+    for part in ("", "public_", *["known_"] * ("known_inputs" in tensors)):
+        inputs, labels = tensors[f"{part}inputs"], tensors.get(f"{part}labels", torch.zeros(0))
         if not inputs.ndim:
             raise CorruptTranscript(f"{where}: {part}queries: the inputs are one number")
         check_examples(inputs, labels, task_info, len(inputs), f"{where}: {part}queries")
@@ -77,4 +88,7 @@ def read_queries(tensors: dict[str, Tensor], task_info: TaskInfo, where: str) ->
     marks = queries.public_property
     if marks.dtype != torch.bool or marks.shape not in ((0,), (len(queries.public_inputs),)):
         raise CorruptTranscript(f"{where}: what it says of the property is broken")
+    owners = queries.known_clients
+    if owners.dtype != torch.int64 or owners.shape != (len(queries.known_inputs),) or bool((owners < 0).any()):
+        raise CorruptTranscript(f"{where}: what it says of known records is broken")
     return queries

@@ -67,6 +67,11 @@ class ThreatModel(Spec):
         default=None,
         description="examples that it holds and asks something of: half are honest clients', half nobody's",
     )
+    known_records: Count | None = Field(
+        default=None,
+        description="further examples of every honest client, each of which it holds and knows whose it is; clients "
+        "train on them",
+    )
     public_examples: Count | None = Field(
         default=None,
         description="further examples that it holds, none of them a client's or a record",
@@ -88,6 +93,10 @@ class ThreatModel(Spec):
         if self.target_records is not None and self.target_records % 2:
             raise ValueError(
                 f"target_records is {self.target_records}; half of them are clients' examples: give an even number"
+            )
+        if self.known_records is not None and not self.target_records:
+            raise ValueError(
+                "known_records needs records whose client is asked for; set target_records, to 300 for example"
             )
         if self.public_examples is not None and not self.knows_public_data:
             raise ValueError("public_examples needs knows_public_data: true")
@@ -255,6 +264,8 @@ class ThreatModel(Spec):
         if self.target_records:
             known[f"{self.target_records} records with their labels, half of them honest {others}clients'"] = True
             known[f"which of the records are {others}clients', or anything else of the {others}clients' data"] = False
+            if self.known_records:
+                known[f"{self.known_records} further records of every honest {others}client, and whose they are"] = True
             if self.hidden_attribute:
                 known[f"the records' attribute '{self.hidden_attribute}'"] = False
         else:

@@ -25,11 +25,13 @@ class SourceFinding(Finding, kind="source"):
         clients: (k,) int64, the numbers of the clients that were compared, ascending.
         scores: (n, k) float64; the higher, the more likely that client.
         sources: (n,) int64, the number of the client that the attack names.
+        blind: (n,) int64, the one that the same adversary names without any model; None: it isn't asked.
     """
 
     clients: Tensor
     scores: Tensor
     sources: Tensor
+    blind: Tensor | None = None
 
 
 @register

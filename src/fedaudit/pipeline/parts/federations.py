@@ -48,6 +48,7 @@ def federations_of(
             client_data,
             seed=seed,
             records=threat.target_records or 0,
+            known=threat.known_records or 0,
             public=threat.public_examples or 0,
             to_server=threat.adversary == "malicious-server",
             hidden=threat.hidden_attribute,
