@@ -423,14 +423,14 @@ def _first_words(module: nn.Module, blank: Tensor, gradient: Mapping[str, Tensor
 
 
 def whitened(gradient: Tensor) -> Tensor:
-    """Return a weight's gradient (m, n) with its singular values s as s / (s² + l²).
+    """Return a weight's gradient (m, n) with its singular values s as s² / (s² + l²): 1 above l (:func:`_limit`), then 0.
 
-    That is the pseudo-inverse, transposed, where s is much greater than l (:func:`_limit`). With a gradient Σ d_t x_tᵀ
-    of few places, whose d_t and x_t are independent, its inner product with d_s x_tᵀ is 1 for s = t, else 0.
+    So of a gradient Σ c_t d_t x_tᵀ, with d_t of length 1 that are at right angles to each other, and x_t likewise, the
+    inner product with d_s x_tᵀ is 1 for s = t, however small c_t is, else 0.
     """
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
-    limit = _limit(values, *gradient.shape)
-    return torch.as_tensor((left * (values / (values.square() + limit**2))) @ right)
+    squares = values.square()
+    return torch.as_tensor((left * (squares / (squares + _limit(values, *gradient.shape) ** 2))) @ right)
 
 
 def _limit(values: Tensor, rows: int, columns: int) -> float:
