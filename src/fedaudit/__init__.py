@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         register,
     )
     from fedaudit.attacks.base import Progress
-    from fedaudit.capture import CanaryClients, Recorder
+    from fedaudit.capture import CanaryClients, CanaryTexts, Recorder
     from fedaudit.data import Dataset, load_dataset
     from fedaudit.defences import Aggregator, ClientDefence
     from fedaudit.defences.received import ReceivedHistory
@@ -62,6 +62,7 @@ __all__ = [
     "BadInput",
     "Behaviour",
     "CanaryClients",
+    "CanaryTexts",
     "ClientDefence",
     "CorruptTranscript",
     "Dataset",

@@ -229,7 +229,8 @@ def attack(
         rounds: of a recording: only these.
         records: of a recording: examples that nobody trained on, as the model sees them; with as many of the clients'
             they are the records that the adversary asks about. (inputs, targets), a torch Dataset, a DataLoader, or a
-            file (.npz, .csv). Default: the recorder's candidates that no update used.
+            file (.npz, .csv); with a third array, ``persons``, in which each is of the person of that number, attacks
+            on membership count persons. Default: the recorder's candidates that no update used.
         words: of text: what each token stands for, as the report shows it: a tokenizer, its ``tokenizer.json`` or
             ``vocab.json``, a file with a word a line, or a list; "masked": no text is shown, but which words
             were found.

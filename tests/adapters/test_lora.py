@@ -31,6 +31,7 @@ from transformers import (  # noqa: E402
 )
 
 import fedaudit  # noqa: E402
+from fedaudit.modalities import TokenInfo  # noqa: E402
 from fedaudit.utils.errors import BadInput  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lora"
@@ -187,6 +188,23 @@ def test_a_loss_of_part_of_the_logits_is_refused_in_words(tmp_path):
         fedaudit.audit_transcript(tmp_path / "r", ["dager"], module=model, **QUICK)
     assert "isn't recorded" in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_planted_texts_are_read_of_adapters_alone() -> None:
+    model = adapted("llama")
+    tokens = TokenInfo(WORDS, padding=0, end=1, causal=True)
+    canaries = fedaudit.CanaryTexts(model, 4, length=LENGTH, tokens=tokens, temperature=3.0, seed=0)
+    state = get_peft_model_state_dict(model)
+    moved = {name: value + 0.1 * torch.ones_like(value) for name, value in state.items()}
+    canaries.begin(state)
+    canaries.begin(moved)
+    first, last = canaries._losses
+    for weights, losses in ((state, first), (moved, last)):
+        set_peft_model_state_dict(model, weights)
+        with torch.no_grad():
+            each = [float(model.eval()(input_ids=text[None], labels=text[None]).loss) for text in canaries.texts]
+        assert losses.tolist() == pytest.approx(each, rel=1e-5)
+    assert not torch.allclose(first, last)
 
 
 def test_a_writer_s_texts_are_told_and_come_out_of_its_adapters(tmp_path):

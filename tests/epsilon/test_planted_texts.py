@@ -17,17 +17,20 @@ from fedaudit.attacks import make_attack
 from fedaudit.epsilon.canaries import Canaries
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.epsilon import luckiest
+from fedaudit.modalities import TokenInfo
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.results import FindingResult
 from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.history import History
-from fedaudit.simulation.planted_texts import PlantedTexts
+from fedaudit.simulation.planted_texts import PlantedTexts, drawn_texts, mean_losses
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.files import CanariesEntry
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, save_recording
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.seeds import generator
 from tests.build import Scenarios
 from tests.conftest import Command, refused
 
@@ -218,3 +221,59 @@ def test_what_cannot_be_planted_is_refused_in_a_line(
     path.write_text(NOTES().to_yaml())
     words = [part for text in settings for part in ("--set", text)]
     refused(command("audit", path, *words, "--out", tmp_path / "out"), said)
+
+
+# --- drawn by the model ---------------------------------------------------------------------------------------------
+
+
+def test_the_model_draws_the_texts_at_the_temperature() -> None:
+    """Next tokens of a model that knows two ways on, one four times as likely: at 1 in 4 of 5, at 2 in 2 of 3."""
+    tokens = TokenInfo(6, padding=0, end=1, causal=True)
+    scores = torch.full((6,), -40.0)
+    scores[0], scores[2], scores[3] = 9.0, math.log(4), 0.0  # what fills up is likeliest, and never drawn
+
+    def model(texts: torch.Tensor) -> torch.Tensor:
+        return scores[None, :, None].expand(len(texts), -1, texts.shape[1])
+
+    for temperature, share in ((1.0, 4 / 5), (2.0, 2 / 3)):
+        texts = drawn_texts(500, 12, tokens, generator(0, "hot"), model, temperature)
+        assert set(texts[:, -1].tolist()) == {1}
+        assert set(texts[:, 1:-1].flatten().tolist()) == {2, 3}
+        assert float((texts[:, 1:-1] == 2).double().mean()) == pytest.approx(share, abs=0.02)
+
+
+def test_a_model_that_counts_draws_what_follows_each_token() -> None:
+    tokens = TokenInfo(50, padding=0, end=1, causal=True)
+
+    def model(texts: torch.Tensor) -> torch.Tensor:
+        following = torch.nn.functional.one_hot(2 + (texts - 1) % 48, 50)
+        return 50.0 * following.transpose(1, 2)
+
+    texts = drawn_texts(300, 8, tokens, generator(0, "count"), model, 1.0)  # more than are asked at once
+    assert texts[:, 1:-1].equal(2 + (texts[:, :-2] - 1) % 48)
+
+
+def test_planted_and_absent_texts_are_the_model_s_own_and_are_exposed_alike() -> None:
+    settings = [{"name": "dp-canaries", "of": "texts", "canaries": COUNT, "temperature": 1.5}]
+    (federation,) = resolve(NOTES(attacks=settings)).federations
+    assert federation.planted is not None
+    texts, coins = federation.planted
+    (even,) = resolve(NOTES()).federations
+    assert even.planted is not None
+    tokens = federation.task_info.tokens
+    assert tokens is not None
+    first = federation.model.eval()
+    own, other = (mean_losses(first, one, tokens) for one in (texts, even.planted[0]))
+    assert float(own.mean()) < float(other.mean()), "likelier than random tokens to the model that drew them"
+    assert coins.equal(even.planted[1])
+    made = simulate(federation)
+    result = judged(observe(made.transcript, ThreatModel()), made.truth)
+    mean, absent = value(result, "exposure")
+    assert mean > 2 + (absent or 0)
+
+
+def test_a_model_that_says_the_same_again_plants_nothing() -> None:
+    with pytest.raises(BadInput, match=r"some are equal, or are what clients hold; raise attacks\.dp-canaries\.temper"):
+        resolve(NOTES(attacks=[{"name": "dp-canaries", "of": "texts", "canaries": COUNT, "temperature": 1e-3}]))
+    with pytest.raises(BadInput, match="use of: texts"):
+        make_attack("dp-canaries", {"temperature": 2.0})

@@ -86,6 +86,23 @@ def test_labels_may_be_the_texts_own_tokens_as_transformers_takes_them(recording
     assert same.findings[0].metrics == by_file.findings[0].metrics
 
 
+def test_persons_are_counted_where_the_records_say_of_whom_each_text_is(recording: Path, tmp_path: Path) -> None:
+    """The file tells the persons of the clients' texts, too: those are members, by what they are."""
+    told = torch.cat([texts(60, 9), texts(OWN, 0), texts(OWN, 1)])
+    persons = torch.cat([torch.arange(60) // 3, 100 + torch.arange(OWN) // 3, 200 + torch.arange(OWN) // 3])
+    file = tmp_path / "texts.npz"
+    np.savez(file, inputs=told.numpy(), labels=TOKENS.following(told).numpy(), persons=persons.numpy())
+    result = audited(recording, file, [{"name": "reference-loss"}])
+    (finding,) = result.findings
+    auc = next(m for m in finding.metrics if m.name == "membership_auc")
+    each = len(persons[60:].unique())
+    assert (auc.of, auc.n) == ("persons", 2 * each)
+    assert auc.value > 0.9
+    others = told[:60], TOKENS.following(told[:60]), persons[:60]
+    with pytest.raises(BadInput, match="of persons that the records tell"):
+        audited(recording, others, [{"name": "reference-loss"}])
+
+
 def test_others_may_be_shorter_and_not_longer(recording: Path) -> None:
     short = texts(60, 9)[:, :8]
     assert audited(recording, (short, TOKENS.following(short)), ["min-k"]).findings[0].status == "done"

@@ -1,18 +1,21 @@
 """What lowers what a fine-tuned language model recites, and at what price in perplexity.
 
-    python -m tools.measure.finetuned
+    python -m tools.measure.finetuned [--seeds 3]
 
 A small decoder learns 2,000 notes of a made-up clinic, which stand for public text; four clients then fine-tune
 adapters on 60 other notes, 20 of which their client has three times. Of each way to train: how many notes come out of
 the last model that was sent (``extraction``), how exposed planted texts are (``dp-canaries``, ``of: texts``), and the
-perplexity of that model on notes that nobody trained on. Two minutes of one core.
+perplexity of that model on notes that nobody trained on. A seed draws other notes, texts and weights; of each figure
+the mean is printed, with Student's 95 % interval. Two and a half minutes a seed of one core.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.data import Dataset
+from fedaudit.evaluation.statistics import paired_interval
 from fedaudit.modalities import TokenInfo
 from fedaudit.models.transformer import Transformer
 from fedaudit.utils.seeds import generator
@@ -54,16 +58,16 @@ WAYS = (
 )
 
 
-def base(rank: int, tokens: TokenInfo, texts: Tensor) -> Transformer:
+def base(rank: int, tokens: TokenInfo, texts: Tensor, seed: int) -> Transformer:
     """Return the decoder after its training on public texts; from now on its adapters are trained."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         model = Transformer(texts.shape[1], tokens.vocabulary, WIDTH, 2, tokens, 0.0, decoder=True, rank=rank)
     whole = [p for name, p in model.named_parameters() if ".down." not in name and ".up." not in name]
     trained = [p.requires_grad for p in model.parameters()]
     for parameter in whole:
         parameter.requires_grad_(True)
-    optimiser, order = torch.optim.Adam(whole, lr=3e-3), generator(0, "public")
+    optimiser, order = torch.optim.Adam(whole, lr=3e-3), generator(seed, "public")
     for _ in range(15):
         for rows in torch.randperm(len(texts), generator=order).split(50):
             optimiser.zero_grad()
@@ -89,44 +93,62 @@ def held(texts: Tensor, tokens: TokenInfo, others: Tensor, *, repeated: bool) ->
     return dataclasses.replace(data, train=dataclasses.replace(data.train, groups=owners))
 
 
+def measured(
+    way: Way, bases: Mapping[int, Transformer], every: Tensor, tokens: TokenInfo, seed: int
+) -> dict[str, float]:
+    """Return the figures of one way to fine-tune, by name."""
+    own, others = every[PUBLIC : PUBLIC + TRAINED], every[PUBLIC + TRAINED : PUBLIC + TRAINED + TESTED]
+    data = held(own, tokens, others, repeated=way.repeated)
+    federation = {"name": "f", "algorithm": "fedavg", "clients": CLIENTS, "rounds": 8, "examples": len(data.train),
+                  "partition": {"scheme": "natural"}, "batch_size": 10, "local_epochs": 4, "learning_rate": 1.0,
+                  **way.changes}  # fmt: skip
+    made: dict[str, Any] = {"data": {"name": "digits", "split": "train"}, "federations": [federation], "seed": seed}
+    if way.defence is not None:
+        made["defences"] = {"client_defence": way.defence}
+    told: dict[str, float] = {}
+    asked: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+        ({"name": "extraction", "prefix": 10}, {"target_records": RECORDS}),
+        ({"name": "dp-canaries", "of": "texts", "canaries": PLANTED}, {}),
+    )
+    for attack, threat in asked:
+        scenario, model = {**made, "attacks": [attack], "threat": threat}, copy.deepcopy(bases[way.rank])
+        recording = fedaudit.simulate(scenario, data=data, model=model, progress=False)
+        found = fedaudit.attack(recording, [attack], threat=threat, progress=False, seed=seed)
+        (result,) = fedaudit.evaluate(found, controls=False, progress=False).result.findings
+        for metric in result.metrics:
+            told |= {metric.name: metric.value, f"{metric.name}{OTHERS}": metric.baseline or 0.0}
+        if result.epsilon is not None:
+            told |= {"shown": result.epsilon.demonstrated or 0.0, "claimed": result.epsilon.claimed or 0.0}
+            continue
+        model.load_state_dict(recording.transcript.rounds[-1].weights)
+        with torch.no_grad():
+            told["perplexity"] = math.exp(float(loss_of(model, others[RECORDS:], tokens)))
+    return told
+
+
+OTHERS = " of others"
+SHOWN = (
+    *("extracted_in_1000", f"extracted_in_1000{OTHERS}", "exposure", f"exposure{OTHERS}"),
+    *("shown", "claimed", "perplexity"),
+)
+
+
 def main() -> None:
     """Print a row for each way."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    seeds = range(parser.parse_args().seeds)
     notes = fedaudit.load_dataset("notes-causal")
     tokens = notes.tokens
     assert tokens is not None
-    every = notes.train.inputs[torch.randperm(len(notes.train), generator=generator(0, "notes"))]
-    own, others = every[PUBLIC : PUBLIC + TRAINED], every[PUBLIC + TRAINED : PUBLIC + TRAINED + TESTED]
-    bases = {rank: base(rank, tokens, every[:PUBLIC]) for rank in {way.rank for way in WAYS}}
-    print("way; came out, in 1,000 draws (others); exposure (others), ε shown; ε claimed; perplexity", flush=True)
+    drawn = [notes.train.inputs[torch.randperm(len(notes.train), generator=generator(s, "notes"))] for s in seeds]
+    ranks = {way.rank for way in WAYS}
+    bases = [{rank: base(rank, tokens, drawn[seed][:PUBLIC], seed) for rank in ranks} for seed in seeds]
+    print("way; " + "; ".join(SHOWN), flush=True)
     for way in WAYS:
-        data = held(own, tokens, others, repeated=way.repeated)
-        federation = {"name": "f", "algorithm": "fedavg", "clients": CLIENTS, "rounds": 8, "examples": len(data.train),
-                      "partition": {"scheme": "natural"}, "batch_size": 10, "local_epochs": 4, "learning_rate": 1.0,
-                      **way.changes}  # fmt: skip
-        made: dict[str, Any] = {"data": {"name": "digits", "split": "train"}, "federations": [federation]}
-        if way.defence is not None:
-            made["defences"] = {"client_defence": way.defence}
-        told: dict[str, tuple[float, float | None]] = {}
-        claimed = shown = perplexity = None
-        asked: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-            ({"name": "extraction", "prefix": 10}, {"target_records": RECORDS}),
-            ({"name": "dp-canaries", "of": "texts", "canaries": PLANTED}, {}),
-        )
-        for attack, threat in asked:
-            scenario, model = {**made, "attacks": [attack], "threat": threat}, copy.deepcopy(bases[way.rank])
-            recording = fedaudit.simulate(scenario, data=data, model=model, progress=False)
-            found = fedaudit.attack(recording, [attack], threat=threat, progress=False)
-            (result,) = fedaudit.evaluate(found, controls=False, progress=False).result.findings
-            told |= {m.name: (m.value, m.baseline) for m in result.metrics}
-            if result.epsilon is not None:
-                claimed, shown = result.epsilon.claimed, result.epsilon.demonstrated
-                continue
-            model.load_state_dict(recording.transcript.rounds[-1].weights)
-            with torch.no_grad():
-                perplexity = math.exp(float(loss_of(model, others[RECORDS:], tokens)))
-        said = {name: f"{value:.3g} ({other:.3g})" for name, (value, other) in told.items() if other is not None}
-        print(f"{way.name}; {said['extracted']}, {said['extracted_in_1000']}; {said['exposure']}, {shown:.2g}; "
-              f"{'–' if claimed is None else f'{claimed:.3g}'}; {perplexity:.3g}", flush=True)  # fmt: skip
+        found = [measured(way, bases[seed], drawn[seed], tokens, seed) for seed in seeds]
+        cells = [paired_interval([one[name] for one in found]) for name in SHOWN]
+        print("; ".join([way.name, *(f"{c.mean:.3g} [{c.low:.3g}, {c.high:.3g}]" for c in cells)]), flush=True)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ from fedaudit_catalogue.attacks import ClassImagesFinding
 from tests.attacks.membership_cases import logistic
 from tests.attacks.test_extraction import bigrams
 from tests.evaluation.test_evaluation import seen as image_seen
+from tests.evaluation.test_persons import of_persons, summary
 from tests.evaluation.test_rows import KINDS, people, scene
 from tests.evaluation.test_sequences import NOTES
 from tests.evaluation.test_sequences import judged as of_text
@@ -1095,6 +1096,12 @@ NULLS: dict[str, Null] = {
         lambda seed, planted: of_members(seed, 1.0 if planted else 0.0).verdict,
         "scores at random, 40 pairs",
         "scores of members 1 standard deviation higher",
+    ),
+    "membership, 40 pairs of persons, 8 records each": Null(
+        "membership",
+        lambda seed, planted: summary(of_persons(seed, 2.0 if planted else 0.0)).verdict,
+        "scores at random, persons' own differing twice as much as records",
+        "scores of members 2 standard deviations of a record higher",
     ),
     "membership, of a range, 40 pairs": Null(
         "membership",

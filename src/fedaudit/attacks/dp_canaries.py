@@ -52,12 +52,14 @@ class DPCanaries(Attack):
     language model remembers of single texts is shown so, through the training itself: beside ε the exposure of the
     planted texts, log₂ of the number of absent ones and one, minus log₂ of the rank among them. Departures: tokens are
     drawn evenly from the vocabulary, each text is planted once, and ranks are counted among texts that weren't planted,
-    not extrapolated.
+    not extrapolated. With ``temperature`` the model before training draws the texts itself, planted and absent ones
+    alike: at a high one they are nearer to what it trains on than random tokens, and as unlikely to be anybody's.
 
     Args:
         canaries: m, how many.
         of: ``directions``, or ``texts`` of a model that predicts the next token; for these ``strength``, ``clip``,
             ``signs`` and ``noise`` mean nothing.
+        temperature: of the draws of texts from the first model, 2 for example; null: tokens are drawn evenly.
         adjacency: an absent canary is replaced by nothing (``add-remove``), or by its opposite (``replace``), the worst
             of what a server that sees who takes part must reckon with.
         confidence: of all bounds on covered observers together.
@@ -85,6 +87,7 @@ class DPCanaries(Attack):
 
     canaries: Count = 1000
     of: Literal["directions", "texts"] = "directions"
+    temperature: Positive | None = None
     adjacency: Literal["add-remove", "replace"] = "add-remove"
     confidence: Annotated[Number, Field(gt=0.5, lt=1)] = 0.95
     observer: Literal["updates", "sum", "models", "final"] | None = None
@@ -96,12 +99,17 @@ class DPCanaries(Attack):
     def __post_init__(self) -> None:
         if self.of == "texts" and self.adjacency == "replace":
             raise BadInput(f"{self.name}: an absent text is replaced by nothing; use adjacency: add-remove")
+        if self.of != "texts" and self.temperature is not None:
+            raise BadInput(f"{self.name}: temperature is that of texts; use of: texts")
 
     def canary_spec(self) -> CanarySpec:
         """Return the canaries that the simulation is to put in."""
         strength, clip = float(self.strength), float(self.clip)
-        joint, texts = self.noise == "joint", self.of == "texts"
-        return CanarySpec(self.canaries, self.adjacency, strength, clip, self.signs, joint=joint, texts=texts)
+        joint, texts, hot = self.noise == "joint", self.of == "texts", self.temperature
+        return CanarySpec(
+            self.canaries, self.adjacency, strength, clip, self.signs, joint=joint, texts=texts,
+            temperature=None if hot is None else float(hot),
+        )  # fmt: skip
 
     def check(self, observation: Observation) -> None:
         """Refuse a federation without canaries."""

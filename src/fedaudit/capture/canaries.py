@@ -1,7 +1,8 @@
-"""Canary clients of a federation that really runs: what they send, and what a recorder reads of them."""
+"""Canaries of a federation that really runs, clients or planted texts: what they are, and what a recorder reads."""
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -9,7 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedaudit.epsilon.canaries import OBSERVERS, Canaries, Directions
+from fedaudit.epsilon.canaries import OBSERVERS, Canaries, Directions, TextCanaries
+from fedaudit.modalities import TokenInfo
+from fedaudit.models.of_transformers import adapters_names, of_one_input
+from fedaudit.simulation.planted_texts import drawn_texts, mean_losses
 from fedaudit.transcript.files import CanariesEntry, Writer
 from fedaudit.transcript.truth import COINS, FOLDER, save_part
 from fedaudit.utils.errors import BadInput
@@ -163,3 +167,96 @@ class CanaryClients:
         if missing := [name for name in self.shapes if name not in state]:
             raise BadInput(f"canaries: a state lacks '{missing[0]}', a parameter of the module")
         return torch.cat([state[name].detach().float().reshape(-1).cpu() for name in self.shapes])
+
+
+class CanaryTexts:
+    """The auditor's planted texts: each in or out by a fair coin, that clients train on beside their own.
+
+    A client adds what :meth:`of` gives to what it trains on, as tokens. Give the object to the
+    :class:`fedaudit.Recorder`, and the first and the last global model tell by how much the mean loss of each text
+    fell: ``fedaudit attack RECORDING --attack dp-canaries`` has exposure and a lower bound on ε. Keep ``seed`` from
+    everybody but the auditor: it gives away texts and coins.
+
+    Args:
+        module: (n, length) tokens to logits (n, vocabulary, length), or a model of transformers, as training begins.
+        count: how many texts.
+        length: of each, in tokens.
+        tokens: of the vocabulary, with what fills up and what ends a text.
+        temperature: at which ``module`` draws them as it is now; None: tokens are drawn evenly.
+        claimed: ε that is promised of a record after the last round, as by DP-SGD; None: nothing is.
+        delta: δ of the promise.
+        seed: None takes it from the operating system; several processes need the same, and the same ``module``.
+
+    Raises:
+        BadInput: a number can't be used, or the model draws equal texts.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        count: int = 200,
+        *,
+        length: int,
+        tokens: TokenInfo,
+        temperature: float | None = None,
+        claimed: float | None = None,
+        delta: float = 1e-5,
+        seed: int | None = None,
+    ) -> None:
+        if count < 2 or length < 3 or not 0 < delta < 1 or (temperature is not None and not temperature > 0):
+            raise BadInput("planted texts: count from 2, length from 3, temperature above 0, delta between 0 and 1")
+        self.module, self.tokens = copy.deepcopy(module).cpu().eval(), tokens
+        of_one_input(self.module)
+        self.seed = secrets.randbits(63) if seed is None else seed
+        self.claimed, self.delta = claimed, delta
+        rng, model = generator(self.seed, "planted texts"), None if temperature is None else self.module
+        self.texts = drawn_texts(count, length, tokens, rng, model, temperature or 1.0)
+        if len(self.texts.unique(dim=0)) < count:
+            raise BadInput(f"of {count} planted texts some are equal; raise temperature, or plant fewer")
+        self.coins = torch.rand(count, generator=generator(self.seed, "canary coins")) < 0.5
+        self._losses: list[Tensor] = []
+
+    def __repr__(self) -> str:
+        return f"CanaryTexts({len(self.texts)} texts)"
+
+    def of(self, client: int, clients: int) -> Tensor:
+        """Return (k, length) int64: the texts that ``client`` of so many, from 0, trains on beside its own."""
+        if not 0 <= client < clients:
+            raise BadInput(f"there is no client {client} among {clients}: they are numbered from 0")
+        numbers = torch.arange(client, len(self.texts), clients)
+        return self.texts[numbers[self.coins[numbers]]]
+
+    # --- what the recorder calls ------------------------------------------------------------------------------------
+
+    def begin(self, weights: Mapping[str, Tensor]) -> None:
+        """Read the global model that a round begins with, or that the last one ended with: the whole or adapters."""
+        names = dict(self.module.state_dict())
+        sent = adapters_names(self.module, names)
+        own = {sent.get(name, name): value for name, value in weights.items()}
+        if unknown := [name for name in own if name not in names]:
+            raise BadInput(f"planted texts: the model has no '{unknown[0]}'; give the module whose state travels")
+        self.module.load_state_dict(own, strict=False)
+        self._losses = [*self._losses[:1], mean_losses(self.module, self.texts, self.tokens)]
+
+    def read(self, state: Mapping[str, Tensor], canary: int | None, *, difference: bool) -> None:
+        """Nothing is read of updates."""
+
+    def save(self, writer: Writer) -> None:
+        """Write what was read beside the rounds, and the coins into the truth.
+
+        Raises:
+            OSError: a file can't be written.
+        """
+        if len(self._losses) > 1:
+            first, last = self._losses
+            fallen = (first - last).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            seen = TextCanaries(
+                unit="record",
+                adjacency="add-remove",
+                readings={"final": fallen[None]},
+                covered=("final",) if self.claimed is not None else (),
+                claimed=self.claimed,
+                delta=self.delta,
+            )
+            writer.write_part("canaries", seen.readings, CanariesEntry.model_validate(seen))
+            save_part(writer.folder / FOLDER / COINS, writer.header.id, {"coins": self.coins})

@@ -18,6 +18,7 @@ from fedaudit.capture.passes import alike, tensors
 from fedaudit.modalities import Packing
 from fedaudit.modalities.tokens import of_one_length
 from fedaudit.models import unwrapped
+from fedaudit.models.of_transformers import adapters_names
 from fedaudit.models.own import InOrder
 from fedaudit.task.losses import SIGNATURES
 from fedaudit.utils.errors import BadInput
@@ -40,8 +41,8 @@ class Evaluation(TorchFunctionMode):
     do. A pass in training mode with gradients on may be training, and isn't kept either.
 
     Args:
-        module: that is evaluated, or a copy of it, or the shapes of all tensors of its state, in their order; None:
-            nothing is kept until it is set.
+        module: that is evaluated, or a copy of it, or the shapes of all tensors of its state, or of its
+            adapters', in their order; None: nothing is kept until it is set.
         most: examples that are kept, the first ones.
     """
 
@@ -169,7 +170,10 @@ class Evaluation(TorchFunctionMode):
     def _evaluates(self, module: nn.Module) -> bool:
         if isinstance(self.module, nn.Module):
             return type(module) is type(self.module) and alike(module, self.module)
-        return self.module is not None and [tuple(t.shape) for t in module.state_dict().values()] == [*self.module]
+        state = module.state_dict()
+        adapters = (state[name] for name in adapters_names(module, state).values())
+        wanted = [] if self.module is None else [*self.module]
+        return any(wanted == [tuple(t.shape) for t in part] for part in (state.values(), adapters) if wanted)
 
     def _keep(self, inputs: Tensor, targets: Any) -> None:
         if isinstance(targets, Tensor) and len(targets) == len(inputs):

@@ -57,7 +57,7 @@ from fedaudit.utils.plain_tensors import plain
 from fedaudit.utils.validation import explain
 
 if TYPE_CHECKING:
-    from fedaudit.capture.canaries import CanaryClients
+    from fedaudit.capture.canaries import CanaryClients, CanaryTexts
     from fedaudit.capture.capture import Capture
     from fedaudit.defences.clipping import Clipping
     from fedaudit.modalities import TokenInfo
@@ -95,7 +95,7 @@ class Recorder:
         columns: of a table, their names, types, positions and categories as the model sees them
             (:class:`fedaudit.modalities.columns.Column`, or its fields).
         every: only every so many rounds are recorded; the others cost nothing.
-        canaries: of an audit of ε.
+        canaries: of an audit of ε: clients, or planted texts.
         append: go on with the recording in ``folder``, for a federation that goes on, too.
 
     Raises:
@@ -115,7 +115,7 @@ class Recorder:
         tokens: TokenInfo | Mapping[str, Any] | None = None,
         columns: Sequence[Column | Mapping[str, Any]] | None = None,
         every: int = 1,
-        canaries: CanaryClients | None = None,
+        canaries: CanaryClients | CanaryTexts | None = None,
         append: bool = False,
     ) -> None:
         self.folder = Path(folder)

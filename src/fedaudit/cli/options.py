@@ -183,7 +183,7 @@ Records = Annotated[
         "--records",
         metavar="FILE",
         help="Of a recording or an app: examples that nobody trained on, as the model sees them (.npz with inputs and "
-        "labels, or .csv), to ask about beside as many of the clients'.",
+        "labels, or .csv), to ask about beside as many of the clients'; with persons, of whom each is, these count.",
     ),
 ]
 Words = Annotated[

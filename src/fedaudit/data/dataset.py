@@ -296,6 +296,7 @@ class Dataset:
         padding: int | None = None,
         end: int | None = None,
         test: Array | tuple[Array, Array] | None = None,
+        persons: Array | tuple[Array, Array] | None = None,
         words: Sequence[str] | None = None,
         name: str = "custom",
         summary: str = "given by the caller",
@@ -312,6 +313,8 @@ class Dataset:
             padding: the token that fills up; None where all sequences have the same length.
             end: the token that ends every sequence, if there is one.
             test: the test split: tokens, and classes if there are any. Without it one sequence in five is held out.
+            persons: whole numbers (n,), of which person (author, user) each sequence is; with ``test`` those of both
+                splits. Then a person's sequences stay together, and attacks on membership are counted by persons.
             words: what each token stands for, for the report.
             num_classes: by default one more than the largest target.
             name, summary, class_names, source: words for the report.
@@ -325,14 +328,24 @@ class Dataset:
         y = torch.zeros(len(x), dtype=torch.int64) if targets is None else _targets(targets, where)[1]
         if len(x) != len(y) or y.is_floating_point():
             raise BadInput(f"{where}: {len(x)} sequences need as many targets, whole numbers; there are {len(y)}")
+        whose: tuple[Tensor | None, Tensor | None] = (None, None)
         if test is None:
-            held_out = hold_out(y, where)
+            of = None if persons is None else persons_of(persons, len(x), where)
+            held_out = hold_out(y, where, of)
             x, y, x_test, y_test = x[~held_out], y[~held_out], x[held_out], y[held_out]
+            whose = whose if of is None else (of[~held_out], of[held_out])
         else:
             given, classes = test if isinstance(test, tuple) else (test, None)
             x_test = as_inputs(given, f"{where}, test split", "tokens")[1]
             y_test = torch.zeros(len(x_test), dtype=torch.int64)
             y_test = y_test if classes is None else _targets(classes, f"{where}, test split")[1]
+            if persons is not None and not (isinstance(persons, tuple) and len(persons) == 2):
+                raise BadInput(f"{where}: with a test split give the persons of both splits: (of train, of test)")
+            if isinstance(persons, tuple):
+                whose = (
+                    persons_of(persons[0], len(x), where),
+                    persons_of(persons[1], len(x_test), f"{where}, test split"),
+                )
         if info.causal:
             y, y_test, num_classes = info.following(x), info.following(x_test), vocabulary
         elif num_classes is None:
@@ -342,8 +355,8 @@ class Dataset:
             summary=summary,
             kind="tokens",
             task=CLASSIFICATION.name,
-            train=Split(x, y),
-            test=Split(x_test, y_test),
+            train=Split(x, y, persons=whose[0]),
+            test=Split(x_test, y_test, persons=whose[1]),
             num_classes=num_classes,
             class_names=None if class_names is None else tuple(class_names),
             mean=(0.0,),
@@ -470,6 +483,14 @@ def _targets(
     array: Any, where: str, shape: tuple[int, ...] = (), task: str | None = None, **how: bool
 ) -> tuple[Task, Tensor]:
     return read_targets(_as_tensor(array, where), shape, where, task, **how)
+
+
+def persons_of(given: Any, n: int, where: str) -> Tensor:
+    """Return of which person each of ``n`` examples is, int64 (n,)."""
+    persons = torch.as_tensor(given) if hasattr(given, "shape") else torch.zeros(0)
+    if persons.shape != (n,) or persons.is_floating_point() or persons.is_complex():
+        raise BadInput(f"{where}: persons: give a whole number for each of {n} examples")
+    return persons.long()
 
 
 def hold_out(targets: Tensor, where: str, persons: Tensor | None = None) -> Tensor:

@@ -101,8 +101,8 @@ def _cells(column: Any) -> list[Any]:
     return [None if place is None else known[place] for place in column.indices.to_pylist()]
 
 
-def read_npz(path: Path, *names: str) -> list[Numbers]:
-    """Return the named arrays of an .npz file; no pickled object is ever read."""
+def read_npz(path: Path, *names: str, maybe: str = "") -> list[Numbers]:
+    """Return the named arrays of an .npz file, and that of ``maybe`` if it is there; no pickled object is read."""
     with reading(path), opened(path, NPZ) as stream, zipfile.ZipFile(stream) as archive:
         within(len(archive.filelist), NPZ.items, "arrays")
         known = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -110,7 +110,7 @@ def read_npz(path: Path, *names: str) -> list[Numbers]:
         if absent:
             raise BadInput(f"{path} has no array {', '.join(absent)}, only {', '.join(known)[:200]}; get it again")
         found = []
-        for name in names:
+        for name in (*names, *({maybe} & set(known))):
             with archive.open(f"{name}.npy") as member:
                 found.append(_read_npy(member))
         return found
@@ -129,10 +129,10 @@ def read_array_file(path: Path) -> Numbers:
                 return _read_npy(member)
 
 
-def read_arrays(path: Path, *names: str) -> list[Tensor]:
-    """Return the named arrays of an .npz or .safetensors file, as they are."""
+def read_arrays(path: Path, *names: str, maybe: str = "") -> list[Tensor]:
+    """Return the named arrays of an .npz or .safetensors file, as they are, with that of ``maybe`` if it is there."""
     if path.suffix.lower() != ".safetensors":
-        return [torch.from_numpy(array.copy()) for array in read_npz(path, *names)]
+        return [torch.from_numpy(array.copy()) for array in read_npz(path, *names, maybe=maybe)]
     with reading(path):
         check_file(path, TENSORS)
         with safe_open(path, "pt") as file:
@@ -140,7 +140,7 @@ def read_arrays(path: Path, *names: str) -> list[Tensor]:
             absent = [name for name in names if name not in known]
             if absent:
                 raise BadInput(f"{path} has no tensor {', '.join(absent)}, only {', '.join(known)[:200]}; get it again")
-            return [file.get_tensor(name) for name in names]
+            return [file.get_tensor(name) for name in (*names, *({maybe} & set(known)))]
 
 
 def _read_npy(stream: IO[bytes]) -> Numbers:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from fedaudit.data.cells import FEW, DecimalPoint, Empty, Read, cell, check_classes, read
-from fedaudit.data.dataset import WAY_IN, Dataset, Split, hold_out, stack_pairs
+from fedaudit.data.dataset import WAY_IN, Dataset, Split, hold_out, persons_of, stack_pairs
 from fedaudit.data.files import read_arrays, read_csv
 from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
 from fedaudit.modalities.packed import packed_alone
@@ -63,7 +63,8 @@ def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
 
     Args:
         data: (inputs, targets), a map-style torch Dataset, a DataLoader, whose data set is taken, or a file: .npz or
-            .safetensors with ``inputs`` and ``labels``, or .csv of numbers under a line of names, the target last.
+            .safetensors with ``inputs`` and ``labels``, or .csv of numbers under a line of names, the target last; a
+            column ``person`` is none of the inputs.
 
     Raises:
         BadInput: it is none of these, or can't be read.
@@ -89,6 +90,28 @@ def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
+def with_persons(data: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return what :func:`pairs_of` returns, and int64 (n,) of which person each example is; None: that isn't told.
+
+    Args:
+        data: as of :func:`pairs_of`; an .npz or .safetensors file tells it by whole numbers, ``persons``, a .csv by a
+            column ``person`` of any text, and of arrays there are three.
+
+    Raises:
+        BadInput: it can't be read, or persons are no whole numbers, one an example.
+    """
+    persons: Any = None
+    if isinstance(data, tuple | list) and len(data) == 3:
+        *data, persons = data
+    elif isinstance(data, str | Path) and Path(data).suffix.lower() in (".npz", ".safetensors"):
+        *data, persons = [*read_arrays(Path(data), "inputs", "labels", maybe="persons"), None][:3]
+    elif isinstance(data, str | Path) and (rows := read_csv(Path(data))) and "person" in rows[0]:
+        place = rows[0].index("person")
+        persons = _numbered([row[place].strip() or None for row in rows[1:] if len(row) > place], alone=True)[0]
+    inputs, targets = pairs_of(data)
+    return inputs, targets, None if persons is None else persons_of(persons, len(inputs), "records")
+
+
 def _pairs_in(path: Path) -> tuple[Tensor, Tensor]:
     if path.suffix.lower() in (".npz", ".safetensors"):
         return pairs_of(tuple(read_arrays(path, "inputs", "labels")))
@@ -96,9 +119,11 @@ def _pairs_in(path: Path) -> tuple[Tensor, Tensor]:
         raise BadInput(
             f"'{path}' isn't read: give .npz or .safetensors with inputs and labels, or .csv with the target last"
         )
-    rows = read_csv(path)[1:]
+    head, *rows = read_csv(path) or [[]]
+    persons = head.index("person") if "person" in head else None
     try:
-        table = torch.tensor([[float(cell) for cell in row] for row in rows], dtype=torch.float64)
+        cells = [[float(cell) for i, cell in enumerate(row) if i != persons] for row in rows]
+        table = torch.tensor(cells, dtype=torch.float64)
     except ValueError as error:
         raise BadInput(f"'{path}': rows of numbers of one length are read, the target last ({error})") from None
     if table.ndim != 2 or table.shape[1] < 2:

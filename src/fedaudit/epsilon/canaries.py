@@ -40,6 +40,7 @@ class CanarySpec:
         joint: the noise of the canaries' sum and of what is read of each is drawn as the defence declares it, and not
             by its code, canary by canary.
         texts: they are texts of random tokens, which clients train on, and have no direction.
+        temperature: at which the model draws these texts before training; None: tokens are drawn evenly.
     """
 
     count: int = 1000
@@ -49,6 +50,7 @@ class CanarySpec:
     signs: Literal["constant", "paired"] = "constant"
     joint: bool = False
     texts: bool = False
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)

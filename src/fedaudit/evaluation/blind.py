@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from scipy.stats import rankdata
@@ -34,6 +36,7 @@ CONFOUNDED = (
     "members differ from the other records before any training, which would pass for what training gave away; draw "
     "both from the same source (let the clients hold a random part of one split)"
 )
+_LARGEST = 1e100  # scores may be infinite, and a mean of two infinities is none
 _told_blindly: dict[str, tuple[Tensor, Tensor, float]] = {}  # by the records and their pairs, the last ones
 
 
@@ -120,23 +123,63 @@ def none_used(truth: Truth, own: int | None) -> str:
     return f"none of the {len(truth.owners)} records is an example of {whose}; raise threat.target_records"
 
 
+class Units(NamedTuple):
+    """What is counted: records, or where several are of one person, persons.
+
+    Attributes:
+        of: ``records`` or ``persons``.
+        rows: (k,) the records.
+        place: (k,) which unit each of them is of, from 0 to u - 1.
+        first: (u,) a record of each unit.
+        pairs: (2, p) units that were trained on, and those that are matched to them.
+    """
+
+    of: str
+    rows: Tensor
+    place: Tensor
+    first: Tensor
+    pairs: Tensor
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the means (u, ...) over each unit's records of their ``values`` (k, ...), float64."""
+        if self.of == "records":
+            return values.double()
+        count = torch.bincount(self.place).view(-1, *[1] * (values.ndim - 1))
+        whole = torch.zeros(len(self.first), *values.shape[1:], dtype=torch.float64)
+        return whole.index_add_(0, self.place, values.double().clamp(-_LARGEST, _LARGEST)) / count
+
+
+def counted(truth: Truth, rows: Tensor) -> Units:
+    """Return what is counted of the records ``rows``, ascending, which hold both of every matched pair."""
+    whose = truth.persons if len(truth.persons) else torch.arange(len(truth.owners))
+    known, place = whose[rows].unique(return_inverse=True)
+    first = rows[torch.full((len(known),), len(rows)).scatter_reduce(0, place, torch.arange(len(rows)), "amin")]
+    member = torch.nonzero(truth.owners[first] != NOBODY)[:, 0]
+    other = torch.searchsorted(known, whose[truth.matched[first[member]]])
+    of = "persons" if len(truth.persons) else "records"
+    return Units(of, rows, place, first, torch.stack([member, other]))
+
+
 def told_blindly(observation: Observation, truth: Truth) -> tuple[list[MetricResult], float | None]:
-    """Return a records-only classifier's AUC over all pairs, and its p-value: the same for all clients and attacks."""
+    """Return a records-only classifier's AUC over all pairs, and its p-value: the same for all clients and attacks.
+
+    Where persons are counted, it is told the mean of a person's records.
+    """
     records = observation.records
-    rows = evaluated(truth, None)
-    members = rows[truth.owners[rows] != NOBODY]
-    pairs = torch.stack([members, truth.matched[members]])
+    units = counted(truth, evaluated(truth, None))
+    pairs = units.pairs
     if records is None or pairs.shape[1] < FEWEST:
         return [], None
     if pairs.shape[1] > MOST:
         chosen = torch.randperm(pairs.shape[1], generator=seeds.generator(0, "blind", "pairs"))[:MOST]
         pairs = pairs[:, chosen.sort().values]
-    key = fingerprint(records.inputs, records.labels, pairs, truth.values)
+    key = fingerprint(records.inputs, records.labels, units.rows, units.place, pairs, truth.values)
     if key not in _told_blindly:  # the same for every attack on them
         told = features(records.inputs, records.labels)
         told = torch.cat([told, one_hot(truth.values).double()], dim=1) if len(truth.values) else told
+        told = units.mean(told[units.rows])
         _told_blindly.clear()
         _told_blindly[key] = blind_scores(told[pairs[0]], told[pairs[1]], 0)
     scores, others, p_value = _told_blindly[key]
     low, high = auc_interval(scores, others, resamples=_RESAMPLES, seed=0)
-    return [BLIND_AUC.of(auc(scores, others), 0.5, low=low, high=high, n=pairs.numel(), of="records")], p_value
+    return [BLIND_AUC.of(auc(scores, others), 0.5, low=low, high=high, n=pairs.numel(), of=units.of)], p_value

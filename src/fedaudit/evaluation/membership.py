@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.records.target import MembershipFinding
-from fedaudit.evaluation.blind import BLIND_AUC, CONFOUNDED, client_of, evaluated, none_used, told_blindly
+from fedaudit.evaluation.blind import (
+    BLIND_AUC,
+    CONFOUNDED,
+    Units,
+    client_of,
+    counted,
+    evaluated,
+    none_used,
+    told_blindly,
+)
 from fedaudit.evaluation.exposure import by_group, class_chart, surest
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.record_epsilon import broken, in_words, record_epsilon
@@ -42,6 +51,7 @@ MEMBERSHIP_EPSILON = Metric(
 )
 
 LOW = {TPR: 0.01, TPR_PERMILLE: 0.001}  # false positives; of fewer others than would make one, none is told
+_METHOD = "bootstrap interval over matched pairs; one-sided Mann-Whitney test"
 _MEMBERS_FOUND = (
     "The share of the members that the attack finds, against the share of the others that it takes for members, at "
     "every threshold. An attack that knows nothing stays on the diagonal."
@@ -56,9 +66,11 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     update used are left out; where the attack queried one client's model, so are the pairs of other clients' members.
     An attack that has scores of each client is asked about a member's own, and of the record beside it about the same.
     Guessing is excluded by the one-sided Mann-Whitney test: it asks nothing of the scores' distribution, and is exact
-    for few records. The AUC's interval is a bootstrap over the pairs, the shares' are exact binomial ones. Where a
-    classifier of the records alone tells members from others, no score shows what training did, and it is no leak, nor
-    is there a bound on ε.
+    for few records. Where several records are of one person, persons are counted and not records, by the mean of their
+    records' scores (Kandpal et al. 2023, user inference), so that what one person's records have in common isn't taken
+    for evidence many times over; then no ε of a record is demonstrated, and no class compared. The AUC's interval is a
+    bootstrap over the pairs, the shares' are exact binomial ones. Where a classifier of the records alone tells members
+    from others, no score shows what training did, and it is no leak, nor is there a bound on ε.
     """
     own = client_of(observation)
     rows = evaluated(truth, own)
@@ -67,33 +79,41 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     left_out = (len(truth.owners) - len(rows)) // 2
     if not len(rows):
         return refused(finding, observation, none_used(truth, own))
-    member = truth.owners[rows] != NOBODY
     scores, said = finding.scores[rows], finding.members[rows]
     if bool(scores.isnan().any()):
         return refused(finding, observation)
-    every = finding.scores
     if finding.clients is not None:
         column = torch.searchsorted(finding.clients, _asked(truth, rows))[:, None]
         scores, said = scores.gather(1, column)[:, 0], said.gather(1, column)[:, 0]
-        every = every.new_zeros(len(every)).index_put((rows,), scores)
+    units = counted(truth, rows)
+    scores, said, pairs = units.mean(scores), units.mean(said) > 0.5, units.pairs
+    of_members, of_others = scores[pairs[0]], scores[pairs[1]]
+    every = scores.new_zeros(len(truth.owners)).index_put((units.first,), scores)
+    member = truth.owners[units.first] != NOBODY
     false, true = roc(scores[member], scores[~member])
     area = auc(scores[member], scores[~member])
     _, p_value = rank_test(scores[member], scores[~member])
     _, best = rank_test(torch.ones(int(member.sum())), torch.zeros(int((~member).sum())))
-    partner = torch.searchsorted(rows, truth.matched[rows])  # rows are sorted, and hold both of every pair
-    low, high = auc_interval(scores[member], scores[partner[member]], resamples=_RESAMPLES, seed=seed)
+    low, high = auc_interval(of_members, of_others, resamples=_RESAMPLES, seed=seed)
     right = int((said == member).sum())
-    pairs = torch.stack([torch.nonzero(member)[:, 0], partner[member]])
     blind, blind_p = told_blindly(observation, truth)
     notes = []
     if left_out:
         notes.append(f"{left_out} pairs of records were left out: their member is of another client, or was never used")
+    if units.of == "persons":
+        notes.append(
+            f"{len(units.first)} persons are counted, by the mean score of their {len(rows)} records; a person is "
+            "taken for a member if more than half of them are"
+        )
     confounded = blind_p is not None and blind_p <= SURE
     shown = None
-    if blind_p is not None and not confounded:
-        shown = record_epsilon(scores[pairs[0]], scores[pairs[1]], observation, truth, seed)
-    groups = [] if confounded else by_group(observation, rows[pairs], every, seed)
+    groups = []
+    if units.of == "records":  # a promise is about records, and a class about one
+        if blind_p is not None and not confounded:
+            shown = record_epsilon(of_members, of_others, observation, truth, seed)
+        groups = [] if confounded else by_group(observation, rows[pairs], every, seed)
     leak = leaks(area > 0.5, p_value) and not confounded
+    rows_of = units.first[pairs]
     labels = observation.records.labels if observation.records is not None else None
     labels = None if labels is None or labels.is_floating_point() or labels.ndim > 1 else labels
     result = done(
@@ -102,17 +122,17 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
         notes,
         MembershipDetail(
             exposure=groups,
-            most_exposed=surest(rows[pairs], every, finding.again, truth.owners, labels) if leak else [],
+            most_exposed=surest(rows_of, every, _again(finding, units), truth.owners, labels) if leak else [],
             standing_out=None if confounded else int((scores[member] > scores[~member].max()).sum()),
             record_epsilon=shown,
         ),
         metrics=[
-            AUC.of(area, 0.5, low=low, high=high, n=len(rows), of="records"),
-            MEMBERSHIP_ACCURACY.share(right, len(rows), "records", 0.5),
+            AUC.of(area, 0.5, low=low, high=high, n=len(member), of=units.of),
+            MEMBERSHIP_ACCURACY.share(right, len(member), units.of, 0.5),
             *_at_low(scores[member], scores[~member]),
             *blind,
             *([MEMBERSHIP_EPSILON.of(shown.bound.epsilon, n=pairs.shape[1], of="pairs of records")] if shown else []),
-            *([] if confounded else usage(scores[pairs[0]], scores[pairs[1]], seed)),
+            *([] if confounded else usage(of_members, of_others, seed, units.of)),
         ],
         charts=[
             Chart(
@@ -135,6 +155,15 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     return Evaluation(result)
 
 
+def _again(finding: MembershipFinding, units: Units) -> Tensor:
+    """Return the (b, n) scores with other shadow models, those of a person at a record of theirs."""
+    if units.of == "records" or not len(finding.again):
+        return finding.again
+    again = torch.zeros_like(finding.again)
+    again[:, units.first] = units.mean(finding.again[:, units.rows].T).T
+    return again
+
+
 def _asked(truth: Truth, rows: Tensor) -> Tensor:
     """Return whose (m,) the records of a pair are asked to be: the member's owner."""
     owners = truth.owners[rows]
@@ -154,12 +183,14 @@ def _at_low(members: Tensor, others: Tensor) -> list[MetricResult]:
 def _membership_headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
     """Return the leak in words: decisions where these are better than guessing, else pairs."""
     decisions = pooled([m for f in findings for m in f.metrics if m.name == MEMBERSHIP_ACCURACY.name])
-    start = "{who} can tell whether a record was used for training: "
+    of = evidence.of
+    start = "{who} can tell whether " + ("a record was" if of == "records" else "a person's records were")
+    start = f"{start} used for training: "
     if decisions and decisions.low > 0.5:
-        return f"{start}right for {100 * decisions.mean:.0f} % of {decisions.n} records, where guessing gets 50 %."
+        return f"{start}right for {100 * decisions.mean:.0f} % of {decisions.n} {of}, where guessing gets 50 %."
     return (
         f"{start}of one that was used and one that wasn't, it picks the right one in {100 * evidence.value:.0f} % of "
-        f"such pairs of {evidence.n} records, where guessing gets 50 %."
+        f"such pairs of {evidence.n} {of}, where guessing gets 50 %."
     )
 
 
@@ -168,7 +199,8 @@ def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
 
     It is inconclusive where the records alone tell members from others.
     """
-    judged = _by_auc(findings)
+    of = next(m.of or "records" for f in findings for m in f.metrics if m.name == AUC.name)
+    judged = by_test(AUC.name, of, _METHOD, _membership_headline)(findings)
     for metric, low in LOW.items():
         shares = [m.value for f in findings for m in f.metrics if m.name == metric.name]
         if shares:
@@ -204,11 +236,6 @@ def _with_promise(judged: Judgement, bounds: Sequence[RecordEpsilon]) -> Judgeme
     return judged._replace(text=text)
 
 
-_by_auc = by_test(
-    AUC.name, "records", "bootstrap interval over matched pairs; one-sided Mann-Whitney test", _membership_headline
-)
-
-
 def _untold(findings: Sequence[FindingResult], name: str, limit: float) -> str | None:
     """Return why a limit on a rate at few false positives, or on ε, can't be tested; None where it can."""
     if name == MEMBERSHIP_EPSILON.name and findings:
@@ -228,7 +255,8 @@ FINDING_TYPES["membership"] = FindingType(
     verdict=_membership_verdict,
     rules=(
         "Membership is 'inferred' when members score above other records, and guessing would reach that AUC with a "
-        f"probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test over the records). Where a classifier "
+        f"probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test over the records, or over "
+        "persons where several are of one). Where a classifier "
         "of the records alone, without any model, tells members from others (permutation test within the pairs, at "
         f"{100 * SURE:g} %), it is 'inconclusive'. It also is 'inferred' where the scores demonstrate a larger ε than "
         "the defence claims, with a confidence of 99 % over all runs of the attack.",

@@ -83,12 +83,12 @@ def told(members: Tensor, others: Tensor, seed: int) -> list[tuple[float, float,
     return found
 
 
-def usage(members: Tensor, others: Tensor, seed: int) -> list[MetricResult]:
+def usage(members: Tensor, others: Tensor, seed: int, of: str = "records") -> list[MetricResult]:
     """Return how far off what is told is on average; nothing of few pairs."""
     if len(members) < LEAST:
         return []
     sets = told(members, others, seed)
     n = len(sets)
     error = math.fsum(abs(true - said) for true, said, _, _ in sets) / n
-    of = f"sets of {len(members) // 2:,} records"
+    of = f"sets of {len(members) // 2:,} {of}"
     return [USAGE_ERROR.of(error, math.fsum(abs(true - 0.5) for true, *_ in sets) / n, n=n, of=of)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.dataset import Attribute, Split
-from fedaudit.data.own import pairs_of
-from fedaudit.simulation.record_draw import RecordDraw, draw
+from fedaudit.data.own import with_persons
+from fedaudit.simulation.record_draw import RecordDraw, draw, most_of_persons
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
@@ -51,8 +51,9 @@ def with_records(
 
     Args:
         path: folder of the truth, where the recorder's candidates lie; None: there is none.
-        given: examples that nobody trained on, as the model sees them (:func:`fedaudit.data.own.pairs_of`); None: the
-            recorder's candidates that no update used.
+        given: examples that nobody trained on, as the model sees them (:func:`fedaudit.data.own.with_persons`); None:
+            the recorder's candidates that no update used. Where they say of which person each is, so do those among
+            them that clients did use: members are drawn of these alone.
         threat: says how many records and public examples; by default 300 records, or as many as can be matched, and for
             a property 500 public examples, or as many as there are; half of them where records are drawn, too.
         members: records are wanted, beside public examples for a property.
@@ -60,7 +61,7 @@ def with_records(
     info = transcript.task_info
     if not truth.inputs:
         raise BadInput("no records: half of them are what clients trained on, and that wasn't captured")
-    others = _others(transcript, path, given)
+    others, persons = _others(transcript, path, given)
     clients = sorted({client for _, client in truth.inputs} - set(threat.clients or ()))
     if not clients:
         raise BadInput("no records: half of them are what other clients trained on, and that wasn't captured")
@@ -70,7 +71,9 @@ def with_records(
     used = {mark for inputs in truth.inputs.values() for mark in marks(inputs).tolist()}  # of given examples, too
     if given is not None and path is not None:
         used |= used_in(path, info)
-    free = torch.tensor([mark not in used for mark in marks(others[0]).tolist()], dtype=torch.bool)
+    known = marks(others[0]).tolist()
+    whose = {} if persons is None else dict(zip(known, persons.tolist(), strict=True))
+    free = torch.tensor([mark not in used for mark in known], dtype=torch.bool)
     others = others[0][free], others[1][free]
     asked = None if threat.client_property is None else _property(info, threat)
     free_ones = len(set(marks(others[0]).tolist())) - 1  # draw() keeps one, to measure accuracy
@@ -81,29 +84,34 @@ def with_records(
             f"no public examples for threat.client_property: {max(1, public)} are asked for, and {max(0, free_ones)} "
             "are known that nobody trained on; give more: records=…"
         )
-    most = 2 * max(0, min(_pairs(info, theirs, others), free_ones - public))
-    number = threat.target_records or min(_MOST, most)
-    if asked is not None and threat.target_records is None and (not members or number < _FEWEST):
-        number = 0
-    elif number > most or number < _FEWEST:
-        raise BadInput(
-            f"no records: {most} can be drawn in pairs of one class, of {len(theirs[0])} examples that clients used "
-            f"and {len(others[0])} that nobody did, and it takes {max(threat.target_records or 0, _FEWEST)}; "
-            + (f"set threat.target_records={most}, or " if threat.target_records and most >= _FEWEST else "")
-            + "give more examples that nobody trained on: records=…"
-        )
     hidden = None
     if threat.hidden_attribute is not None:
         hidden = threat.hidden_attribute, _attribute(info, threat.hidden_attribute, "hidden_attribute")
     named = dict([hidden] if hidden else []) | ({} if asked is None else {asked[0]: asked[1]})
     splits = [_split(examples, named) for examples in (*held, others)]
+    *drawn_from, strangers = splits if persons is None else [_of_persons(split, whose, marks) for split in splits]
+    most = 2 * max(0, min(_pairs(info, theirs, others), free_ones - public))
+    if persons is not None:
+        most = most_of_persons(drawn_from, strangers, min(most, threat.target_records or _MOST))
+    number = threat.target_records or min(_MOST, most)
+    if asked is not None and threat.target_records is None and (not members or number < _FEWEST):
+        number = 0
+    elif number > most or number < _FEWEST:
+        of_persons = "" if persons is None else " and of persons that the records tell"
+        raise BadInput(
+            f"no records: {most} can be drawn in pairs of one class{of_persons}, of {len(theirs[0])} examples that "
+            f"clients used and {len(others[0])} that nobody did, and it takes "
+            f"{max(threat.target_records or 0, _FEWEST)}; "
+            + (f"set threat.target_records={most}, or " if threat.target_records and most >= _FEWEST else "")
+            + "give more examples that nobody trained on: records=…"
+        )
     drawn = draw(
         number,
         public,
-        splits[:-1],
+        drawn_from,
         len(held),
-        splits[-1][:0],
-        splits[-1],
+        strangers[:0],
+        strangers,
         generator=seeds.generator(seed, transcript.name, "records"),
         hidden=hidden,
         asked=None if asked is None else (asked[0], asked[2]),
@@ -117,6 +125,7 @@ def with_records(
             owners=drawn.owners,
             matched=drawn.matched,
             values=drawn.values,
+            persons=drawn.persons,
             shares=_shares(drawn, dict(zip(clients, splits, strict=False)), info),
         ),
     )
@@ -135,8 +144,11 @@ def _shares(drawn: RecordDraw, held: dict[int, Split], info: TaskInfo) -> Tensor
     return found
 
 
-def _others(transcript: Transcript, path: Path | None, given: Any) -> Examples:
-    """Return the examples that are known and nobody trained on; BadInput: there are none, or of another shape."""
+def _others(transcript: Transcript, path: Path | None, given: Any) -> tuple[Examples, Tensor | None]:
+    """Return the examples that are known and nobody trained on, and their persons if these are told.
+
+    BadInput: there are none, or of another shape.
+    """
     info = transcript.task_info
     if given is None:
         found = None if path is None else unused_candidates(path, transcript)
@@ -145,12 +157,19 @@ def _others(transcript: Transcript, path: Path | None, given: Any) -> Examples:
                 "no records: no examples are known that nobody trained on; give some: records=…, or "
                 "Recorder.candidates while it records"
             )
-        return found
-    inputs, labels = pairs_of(given)
+        return found, None
+    inputs, labels, persons = with_persons(given)
     shorter = info.tokens is not None and inputs.ndim == 2 and inputs.shape[1] <= info.input_shape[0]
     if inputs.shape[1:] != info.input_shape and not shorter:
         raise BadInput(f"records of shape {tuple(inputs.shape[1:])}: the model takes {info.input_shape}")
-    return examples_of(inputs, labels, info, "records")
+    return examples_of(inputs, labels, info, "records"), persons
+
+
+def _of_persons(split: Split, whose: Mapping[int, int], marks: Callable[[Tensor], Tensor]) -> Split:
+    """Return the examples of which it is known of which person they are, by what they are."""
+    of = [whose.get(mark) for mark in marks(split.inputs).tolist()]
+    rows = [row for row, person in enumerate(of) if person is not None]
+    return replace(split[rows], persons=torch.tensor([of[row] for row in rows], dtype=torch.int64))
 
 
 def _joined(truth: Truth, client: int) -> Examples:

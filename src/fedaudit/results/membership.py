@@ -27,7 +27,10 @@ class GroupExposure(Record):
 class RecordExposure(Record):
     """One record that was trained on, and how surely an attack on membership says so."""
 
-    record: int = Field(description="its position among the records that the adversary holds, from 0")
+    record: int = Field(
+        description="its position among the records that the adversary holds, from 0; where persons are counted, "
+        "that of one of this person's"
+    )
     client: int = Field(description="who trained on it")
     label: int | None = Field(description="its class; null: it has none")
     nonmembers_above: int = Field(description="records that nobody trained on with a score as high or higher")

@@ -256,6 +256,7 @@ class _Running:
             coins=self.canaries.coins if self.canaries else torch.zeros(0, dtype=torch.bool),
             members=summed,
             candidate_persons=torch.zeros(0, dtype=torch.int64) if candidates.persons is None else candidates.persons,
+            persons=drawn.persons,
         )
         return Recording(transcript, truth, history)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,40 +13,69 @@ from torch import Tensor, nn
 from fedaudit.data.dataset import Split
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.epsilon.accounting import Account
-from fedaudit.epsilon.canaries import Canaries, CanaryRecords, CanarySpec, TextCanaries
-from fedaudit.modalities import NOTHING
+from fedaudit.epsilon.canaries import Canaries, CanaryRecords, TextCanaries
+from fedaudit.modalities import NOTHING, TokenInfo
 from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.server import CanaryUpdates
-from fedaudit.simulation.spec import FederationSpec
-from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
 
 _AT_ONCE = 250
 
+Model = Callable[[Tensor], Tensor]
 
-def planted(
-    asked: CanarySpec, held: Sequence[Split], spec: FederationSpec, info: TaskInfo, seed: int
-) -> tuple[list[Split], Tensor, Tensor]:
-    """Return what clients hold with the texts that are in, (m, length) all texts, and (m,) which of them are in.
 
-    A text has as many tokens as the longest example, each drawn evenly from the vocabulary but for those that fill up
-    and end, and the end behind them. The honest clients have them in turn.
+def drawn_texts(
+    count: int,
+    length: int,
+    tokens: TokenInfo,
+    rng: torch.Generator,
+    model: Model | None = None,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Return (count, length) texts: tokens drawn evenly but for those that fill up and end, and the end behind them.
 
-    Raises:
-        BadInput: the model doesn't predict the next token.
+    With a ``model`` (n, length) -> (n, vocabulary, length) all tokens but the first are what it draws at the
+    ``temperature``: from its probabilities to the power of 1 over that, scaled to sum to 1.
     """
-    tokens = info.tokens
-    if tokens is None or not tokens.causal:
-        raise BadInput(f"planted texts are for a model that predicts the next token; this one predicts {info.asked}")
-    drawn = [token for token in range(tokens.vocabulary) if token not in (tokens.padding, tokens.end)]
-    rng = generator(seed, spec.name, "planted texts")
-    texts = torch.tensor(drawn)[torch.randint(len(drawn), (asked.count, *info.input_shape), generator=rng)]
+    may = [token for token in range(tokens.vocabulary) if token not in (tokens.padding, tokens.end)]
+    texts = torch.tensor(may)[torch.randint(len(may), (count, length), generator=rng)]
+    if model is not None:
+        for place, part in itertools.product(range(1, length), texts.split(_AT_ONCE)):
+            with torch.no_grad():
+                scores = model(part[:, :place])[:, may, -1].double() / temperature
+            part[:, place] = torch.tensor(may)[torch.multinomial(scores.softmax(dim=1), 1, generator=rng)[:, 0]]
     if tokens.end is not None:
         texts[:, -1] = tokens.end
+    return texts
+
+
+def planted(federation: Federation) -> tuple[list[Split], Tensor, Tensor]:
+    """Return what clients hold with the texts that are in, (m, length) all texts, and (m,) which of them are in.
+
+    A text has as many tokens as the longest example. The honest clients have them in turn. All differ, from each other
+    and from what clients hold: one that was drawn again would be in and out.
+
+    Raises:
+        BadInput: the model doesn't predict the next token, or draws too few different texts.
+    """
+    asked, held, info = federation.canaries, federation.client_data, federation.task_info
+    spec, seed, tokens = federation.spec, federation.seed, info.tokens
+    assert asked is not None
+    if tokens is None or not tokens.causal:
+        raise BadInput(f"planted texts are for a model that predicts the next token; this one predicts {info.asked}")
+    rng, (length,), model = generator(seed, spec.name, "planted texts"), info.input_shape, None
+    if asked.temperature is not None:
+        first = copy.deepcopy(federation.model).cpu().eval()
+        model = lambda texts: first(info.normalise(texts))  # noqa: E731
+    texts = drawn_texts(asked.count, length, tokens, rng, model, asked.temperature or 1.0)
+    theirs = {tuple(text) for data in held for text in data.inputs.tolist()}
+    if len({tuple(text) for text in texts.tolist()} - theirs) < asked.count:
+        remedy = "raise attacks.dp-canaries.temperature" if model else "plant fewer (attacks.dp-canaries.canaries)"
+        raise BadInput(f"of {asked.count} planted texts some are equal, or are what clients hold; {remedy}")
     coins = torch.rand(asked.count, generator=generator(seed, spec.name, "canary coins")) < 0.5
     whole = list(held)
     for client in range(spec.honest):
@@ -55,6 +85,17 @@ def planted(
         old = whole[client]
         whole[client] = Split(torch.cat([old.inputs, new.inputs]), torch.cat([old.targets, new.targets]))
     return whole, texts, coins
+
+
+def mean_losses(model: Model, texts: Tensor, tokens: TokenInfo) -> Tensor:
+    """Return (m,) float64 the mean loss of each of (m, length) texts under (n, length) -> (n, vocabulary, length)."""
+    found = []
+    with torch.no_grad():
+        for part in texts.split(_AT_ONCE):
+            labels = tokens.following(part)
+            each = nn.functional.cross_entropy(model(part).double(), labels, reduction="none", ignore_index=NOTHING)
+            found.append(each.sum(dim=1) / (labels != NOTHING).sum(dim=1))
+    return torch.cat(found)
 
 
 class PlantedTexts:
@@ -121,16 +162,9 @@ class PlantedTexts:
 
     def _losses(self, model: nn.Module) -> Tensor:
         """Return (m,) float64 the mean loss of each text."""
-        tokens = self.federation.task_info.tokens
-        assert tokens is not None
-        found = []
-        with torch.no_grad():
-            for texts in self.texts.split(_AT_ONCE):
-                labels = tokens.following(texts)
-                outputs = model(self.federation.task_info.normalise(texts)).double()
-                each = nn.functional.cross_entropy(outputs, labels, reduction="none", ignore_index=NOTHING)
-                found.append(each.sum(dim=1) / (labels != NOTHING).sum(dim=1))
-        return torch.cat(found)
+        info = self.federation.task_info
+        assert info.tokens is not None
+        return mean_losses(lambda texts: model(info.normalise(texts)), self.texts, info.tokens)
 
 
 def with_planted_texts(federation: Federation) -> Federation:
@@ -138,5 +172,5 @@ def with_planted_texts(federation: Federation) -> Federation:
     asked = federation.canaries
     if asked is None or not asked.texts:
         return federation
-    held, texts, coins = planted(asked, federation.client_data, federation.spec, federation.task_info, federation.seed)
+    held, texts, coins = planted(federation)
     return replace(federation, client_data=held, planted=(texts, coins))

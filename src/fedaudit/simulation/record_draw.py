@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from fedaudit.transcript.queries import NOBODY, UNUSED, QuerySet
 from fedaudit.utils import seeds
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import tensor_digest
+
+_NEXT = 100  # persons, among whom one is matched
 
 
 def _nothing() -> Tensor:
@@ -32,6 +35,8 @@ class RecordDraw:
         positions: (n,) its row among that client's examples, or -1.
         matched: (n,) for each record the one that was drawn to go with it, of the other sort and like it in class.
         values: (n,) which value of the hidden attribute each record has; empty where none is hidden.
+        persons: (n,) of which person each record is, where some are of one: then matched ones are of a pair of persons
+            with as many each; empty where every record is another's, or that isn't known.
         public: examples that a malicious server holds, where the adversary has no records; None: none.
         asked: attribute and value of the property of clients that the adversary is after; None: none.
     """
@@ -42,6 +47,7 @@ class RecordDraw:
     positions: Tensor = field(default_factory=_nothing)
     matched: Tensor = field(default_factory=_nothing)
     values: Tensor = field(default_factory=_nothing)
+    persons: Tensor = field(default_factory=_nothing)
     public: Split | None = None
     asked: tuple[str, int] | None = None
 
@@ -176,7 +182,9 @@ def draw(
     knows) as far as there is one, so that a record isn't given away by what it is of. Where a class has more of
     clients' examples than of nobody's, fewer of it are drawn, and more of others. Equal examples are drawn once,
     nothing that a malicious client holds is drawn, and nothing that any client holds, nor another example of a person
-    of whom one holds some, passes for an example that nobody trained on. These come from ``rest`` first, which is of
+    of whom one holds some, passes for an example that nobody trained on. Where of every example is known of which
+    person it is, the records are of as many persons as there are, each of them with as many as its matched one, and no
+    public example is of one of them. Others come from ``rest`` first, which is of
     the clients' own split, and then from ``held_out``. Accuracy is measured on what is left of ``held_out``, or where
     that is empty, on what is left of ``rest``.
 
@@ -204,6 +212,8 @@ def draw(
         )
     given_away = [row for rows in by_client for row in rows]
     gone = set(given_away)
+    if theirs.persons is not None:  # nor anything else of these persons
+        gone = set(torch.nonzero(torch.isin(theirs.persons, theirs.persons[given_away]))[:, 0].tolist())
     held = [row for row in held if row not in gone]
     if len(held) < half:
         raise BadInput(
@@ -221,17 +231,28 @@ def draw(
             f"there are {max(0, len(non_members) - 1)}; lower them, or let the clients hold less "
             "(federations.*.examples)"
         )
-    strata = _strata(free, non_members)
-    members = _with_partners(held, _strata(theirs, held), strata)[:half]
+    strata, person = _strata(free, non_members), _nothing()
+    if theirs.persons is None or free.persons is None:
+        members = _with_partners(held, _strata(theirs, held), strata)[:half]
+        others = unfit = _matched(_strata(theirs, members), non_members, strata)
+    else:
+        paired = _persons_paired((theirs, held), (free, non_members), half)
+        members, others = [one[0] for one in paired], [one[1] for one in paired]
+        person = torch.tensor([one[2] for one in paired])
+        unfit = torch.nonzero(torch.isin(free.persons, free.persons[others])).flatten().tolist()
     if len(members) < half:
         raise BadInput(
             f"threat.target_records asks for {half} examples of honest clients, each with another of its class that "
             f"nobody trains on, and there are {len(members)}; set threat.target_records to {2 * len(members)} or "
             "less, or let the clients hold less of the classes that are few (federations.*.examples)"
         )
-    others = _matched(_strata(theirs, members), non_members, strata)
-    matched = set(others)
-    further = [row for row in non_members if row not in matched][:public]
+    out = set(unfit)
+    further = [row for row in non_members if row not in out][:public]
+    if len(further) < public:
+        raise BadInput(
+            f"threat.public_examples asks for {public}, and beside the records' persons {len(further)} are nobody's; "
+            "lower it, or threat.target_records"
+        )
     taken = {row - len(rest) for row in [*others, *further]}
     left = held_out[[row for row in range(len(held_out)) if row not in taken]]
     if not len(held_out):
@@ -273,8 +294,16 @@ def draw(
         positions=torch.cat([positions, none])[shuffle],
         matched=place[pairs[shuffle]],
         values=values,
+        persons=torch.cat([2 * person, 2 * person + 1])[shuffle] if len(person.unique()) < len(person) else _nothing(),
         asked=asked,
     )
+
+
+def most_of_persons(client_data: Sequence[Split], others: Split, most: int) -> int:
+    """Return how many records, up to ``most``, can be drawn of clients and others of whom all persons are known."""
+    others, theirs = _joined([_strangers(others, client_data)]), _joined(client_data)
+    rows = (_distinct(range(len(split)), _digests(split), set()) for split in (theirs, others))
+    return 2 * len(_persons_paired((theirs, next(rows)), (others, next(rows)), most // 2))
 
 
 def _unheld(rest: Split, client_data: Sequence[Split], taken: set[int]) -> Split:
@@ -298,7 +327,9 @@ def _joined(parts: Sequence[Split]) -> Split:
     groups = [torch.full((len(p),), -1) if p.groups is None else p.groups for p in parts]
     attributes = {name: torch.cat([p.attributes[name] for p in parts]) for name in parts[0].attributes}
     inputs, targets = torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts])
-    return Split(inputs, targets, torch.cat(groups), attributes)
+    known = [p.persons for p in parts if p.persons is not None]
+    persons = torch.cat(known) if len(known) == len(parts) else None
+    return Split(inputs, targets, torch.cat(groups), attributes, persons)
 
 
 def _digests(split: Split) -> list[bytes]:
@@ -348,3 +379,40 @@ def _matched(wanted: Sequence[tuple[int, int]], rows: Sequence[int], kinds: Sequ
             if i not in found and (left := heap.get(kind[first:])):
                 found[i] = left.popleft()
     return [found[i] for i in range(len(wanted))]
+
+
+def _persons_paired(
+    members: tuple[Split, Sequence[int]], others: tuple[Split, Sequence[int]], most: int
+) -> list[tuple[int, int, int]]:
+    """Return up to ``most`` members with their matched others, and which pair of persons each is of, from 0.
+
+    Every person is paired with the one, of the next hundred, who has most to go with theirs, in class and in group;
+    then each pair gives one record of either, and those that have more another, until there are enough.
+    """
+    (own, known), (strange, free) = ((split, _by_person(split, rows)) for split, rows in (members, others))
+    kinds = {person: _strata(strange, rows) for person, rows in free.items()}
+    pairs: list[list[tuple[int, int, int]]] = []
+    for rows in known.values():
+        if len(pairs) == most or not free:
+            break
+        mine = _strata(own, rows)
+        other = max(islice(free, _NEXT), key=lambda person: _alike(mine, kinds[person]))
+        if kept := _with_partners(rows, mine, kinds[other]):
+            matched = _matched(_strata(own, kept), free.pop(other), kinds[other])
+            pairs.append([(row, to, len(pairs)) for row, to in zip(kept, matched, strict=True)])
+    return [one for turn in zip_longest(*pairs) for one in turn if one is not None][:most]
+
+
+def _by_person(split: Split, rows: Sequence[int]) -> dict[int, list[int]]:
+    """Return the rows of each person, both in the order of ``rows``."""
+    assert split.persons is not None
+    found: dict[int, list[int]] = {}
+    for row in rows:
+        found.setdefault(int(split.persons[row]), []).append(row)
+    return found
+
+
+def _alike(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return how many pairs of one class, and of those how many of one group, too, can be made."""
+    classes = (Counter(label for _, label in kinds) for kinds in (one, other))
+    return (next(classes) & next(classes)).total(), (Counter(one) & Counter(other)).total()
