@@ -61,12 +61,17 @@ def test_noise_alone_is_no_text(seed: int):
 def test_a_whitened_gradient_tells_places_apart():
     rng = torch.Generator().manual_seed(0)
     back, inputs = (torch.linalg.qr(torch.randn(n, 5, generator=rng, dtype=torch.float64))[0].T for n in (20, 30))
-    gradient = torch.einsum("t,to,ti->oi", torch.linspace(0.5, 2, 5, dtype=torch.float64), back, inputs)
-    told = torch.einsum("so,oi,ti->st", back, whitened(gradient), inputs)
-    torch.testing.assert_close(told, torch.eye(5, dtype=torch.float64), atol=0.15, rtol=0)  # the least is damped
-    beside = gradient + 0.02 * torch.randn(20, 30, generator=rng, dtype=torch.float64)
-    told = torch.einsum("so,oi,ti->st", back, whitened(beside), inputs)
-    torch.testing.assert_close(told, torch.eye(5, dtype=torch.float64), atol=0.3, rtol=0)
+    sizes = torch.linspace(0.5, 2, 5, dtype=torch.float64)
+    gradient = torch.einsum("t,to,ti->oi", sizes, back, inputs)
+    for inverted, own in ((False, torch.ones_like(sizes)), (True, 1 / sizes)):
+        direction = whitened(gradient, inverted=inverted)
+        told = torch.einsum("so,oi,ti->st", back, direction, inputs)
+        torch.testing.assert_close(told, own.diag(), atol=1e-9, rtol=0.15)  # the least is damped
+    mixed = torch.eye(5, dtype=torch.float64) + 0.1 * torch.ones(5, 5, dtype=torch.float64)
+    back, inputs = mixed @ back, mixed @ inputs  # no longer at right angles
+    direction = whitened(1e3 * torch.einsum("to,ti->oi", back, inputs), inverted=True)
+    told = 1e3 * torch.einsum("so,oi,ti->st", back, direction, inputs)
+    torch.testing.assert_close(told, torch.eye(5, dtype=torch.float64), atol=0.05, rtol=0)
 
 
 def test_derivatives_along_the_update_are_autograd_s_inner_products():
@@ -75,7 +80,7 @@ def test_derivatives_along_the_update_are_autograd_s_inner_products():
     rng = torch.Generator().manual_seed(0)
     gradient = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in module.named_parameters()}
     pursuit = Pursuit(module, gradient, info, torch.arange(1, 20), 6, 4, True, rng)
-    pursuit.aim([])
+    pursuit.aim(pursuit.gradient, inverted=True)
     rows = torch.randint(1, 20, (3, 6), generator=rng)
     told = pursuit.derivatives(rows)
     for row, place, token in ((0, 0, 3), (1, 4, 7), (2, 5, 19)):

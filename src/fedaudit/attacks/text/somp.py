@@ -54,9 +54,10 @@ class Somp(Attack):
     gradient to the update; how well that fits is its inner product with the update, which is the derivative of the
     token's loss along the update: two passes through the model tell it for all prefixes and all tokens at once. Places'
     gradients resemble each other, so the update is whitened first: the singular values of each weight's gradient are
-    evened out, down to where noise begins (of white noise, Marchenko and Pastur's edge), so that a token counts in the
-    context alone that it had. The gradients of all layers count together, so there may be more tokens than one layer's
-    span has dimensions, as with adapters of low rank (LoRA), and noise may hide every single span, where
+    evened out or inverted, down to where noise begins (of white noise, Marchenko and Pastur's edge), so that a token
+    counts in the context alone that it had. Both are tried: the inverse is exact, the other bears more noise. The
+    gradients of all layers count together, so there may be more tokens than one layer's span has dimensions, as with
+    adapters of low rank (LoRA), and noise may hide every single span, where
     :class:`~fedaudit.attacks.text.dager.Dager` ends.
 
     Departures: what is known here of the paper is its outline (tokens filtered by the spans of attention's heads,
@@ -182,7 +183,7 @@ class Pursuit:
         rest = 1.0
         for turn in range(count):
             progress(turn, count * (1 + passes))
-            best = self._best(found, self._search(found))
+            best = self._next(found)
             if best is None:
                 break
             found.append(best)
@@ -193,7 +194,7 @@ class Pursuit:
             progress(count + turn, count * (1 + passes))
             place = turn % len(found)
             others = found[:place] + found[place + 1 :]
-            best = self._best(others, [found[place].tokens, *self._search(others)])
+            best = self._next(others, found[place].tokens)
             if best is not None:
                 found[place] = best
             if place == len(found) - 1:
@@ -229,10 +230,9 @@ class Pursuit:
 
     # --- derivatives ------------------------------------------------------------------------------------------------
 
-    def aim(self, found: Sequence[_Found]) -> None:
-        """Take derivatives along what sequences leave of the update, whitened, from now on."""
-        left = self._left(found)
-        self.along = {name: whitened(g) for name, g in left.items() if g.ndim == 2 and bool(g.any())}
+    def aim(self, left: Mapping[str, Tensor], *, inverted: bool) -> None:
+        """Take derivatives along what is left of the update, whitened, from now on."""
+        self.along = {n: whitened(g, inverted=inverted) for n, g in left.items() if g.ndim == 2 and bool(g.any())}
         size = math.sqrt(sum(float(w.square().sum()) for w in self.weights.values()))
         self.step = _STEP * size / max(math.sqrt(sum(float(a.square().sum()) for a in self.along.values())), 1e-300)
 
@@ -264,9 +264,16 @@ class Pursuit:
 
     # --- candidates -------------------------------------------------------------------------------------------------
 
-    def _search(self, found: Sequence[_Found]) -> list[list[int]]:
-        """Return the best sequences for what those found leave, the best first."""
-        self.aim(found)
+    def _next(self, others: Sequence[_Found], *known: list[int]) -> _Found | None:
+        """Return the sequence that, beside others, leaves least, ``known`` ones included; None: none helps."""
+        left, best = self._left(others), None
+        for inverted in (False, True):
+            self.aim(left, inverted=inverted)
+            best = self._best(others, [*known, *([best.tokens] if best else []), *self._grown()])
+        return best
+
+    def _grown(self) -> list[list[int]]:
+        """Return the sequences whose tokens have the highest scores, the best first."""
         device = next(iter(self.weights.values())).device
         prefixes = self.first[:, None]
         sums = torch.zeros(len(prefixes), dtype=torch.float64, device=device)
@@ -422,15 +429,18 @@ def _first_words(module: nn.Module, blank: Tensor, gradient: Mapping[str, Tensor
     return words[inside.topk(_FIRST).indices]
 
 
-def whitened(gradient: Tensor) -> Tensor:
-    """Return a weight's gradient (m, n) with its singular values s as s² / (s² + l²): 1 above l (:func:`_limit`), then 0.
+def whitened(gradient: Tensor, *, inverted: bool) -> Tensor:
+    """Return a weight's gradient (m, n) with its singular values s as 1 or, ``inverted``, as 1/s: the pseudo-inverse's.
 
-    So of a gradient Σ c_t d_t x_tᵀ, with d_t of length 1 that are at right angles to each other, and x_t likewise, the
-    inner product with d_s x_tᵀ is 1 for s = t, however small c_t is, else 0.
+    Those near the limit l (:func:`_limit`) are damped by s² / (s² + l²). Of a gradient Σ c_t d_t x_tᵀ, with independent
+    d_t, and x_t likewise, the inner product of the pseudo-inverse with d_s x_tᵀ is 1 / c_s for s = t, else 0. It is
+    exact, but makes much of what is small, so noise disturbs it. With 1 this holds only where the d_t and the x_t are
+    at right angles to each other, and the product is then 1 whatever c_s is, for lengths of 1.
     """
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
     squares = values.square()
-    return torch.as_tensor((left * (squares / (squares + _limit(values, *gradient.shape) ** 2))) @ right)
+    weights = squares / (squares + _limit(values, *gradient.shape) ** 2)
+    return torch.as_tensor((left * (weights / values.clamp(min=1e-300) if inverted else weights)) @ right)
 
 
 def _limit(values: Tensor, rows: int, columns: int) -> float:
