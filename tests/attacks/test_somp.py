@@ -80,7 +80,7 @@ def test_derivatives_along_the_update_are_autograd_s_inner_products():
     rng = torch.Generator().manual_seed(0)
     gradient = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in module.named_parameters()}
     pursuit = Pursuit(module, gradient, info, torch.arange(1, 20), 6, 4, True, rng)
-    pursuit.aim(pursuit.gradient, inverted=True)
+    pursuit.aim(pursuit.gradient)
     rows = torch.randint(1, 20, (3, 6), generator=rng)
     told = pursuit.derivatives(rows)
     for row, place, token in ((0, 0, 3), (1, 4, 7), (2, 5, 19)):

@@ -54,10 +54,10 @@ class Somp(Attack):
     gradient to the update; how well that fits is its inner product with the update, which is the derivative of the
     token's loss along the update: two passes through the model tell it for all prefixes and all tokens at once. Places'
     gradients resemble each other, so the update is whitened first: the singular values of each weight's gradient are
-    evened out or inverted, down to where noise begins (of white noise, Marchenko and Pastur's edge), so that a token
-    counts in the context alone that it had. Both are tried: the inverse is exact, the other bears more noise. The
-    gradients of all layers count together, so there may be more tokens than one layer's span has dimensions, as with
-    adapters of low rank (LoRA), and noise may hide every single span, where
+    inverted or evened out, down to where noise begins (of white noise, Marchenko and Pastur's edge), so that a token
+    counts in the context alone that it had. The inverse is exact, the other bears more noise; what leaves less is told.
+    The gradients of all layers count together, so there may be more tokens than one layer's span has dimensions, as
+    with adapters of low rank (LoRA), and noise may hide every single span, where
     :class:`~fedaudit.attacks.text.dager.Dager` ends.
 
     Departures: what is known here of the paper is its outline (tokens filtered by the spans of attention's heads,
@@ -152,6 +152,7 @@ class Pursuit:
         short: the model takes shorter sequences than (n, length), too.
         along: direction of which derivatives are taken, by parameter; ``step``: by how much of it the weights move.
         ends: score below which a token ends its sequence.
+        inverted: how updates are whitened.
     """
 
     module: nn.Module
@@ -165,6 +166,7 @@ class Pursuit:
     along: dict[str, Tensor] = field(default_factory=dict)
     step: float = 0.0
     ends: float = 0.0
+    inverted: bool = True
 
     def __post_init__(self) -> None:
         self.weights = {name: p.detach() for name, p in self.module.named_parameters()}
@@ -179,26 +181,14 @@ class Pursuit:
 
     def run(self, count: int, passes: int, progress: Progress) -> tuple[list[list[int]], float]:
         """Return the sequences found, ``count`` at most, and the share of the update that they leave."""
-        found: list[_Found] = []
-        rest = 1.0
-        for turn in range(count):
-            progress(turn, count * (1 + passes))
-            best = self._next(found)
-            if best is None:
+        found, least = list[_Found](), 2.0
+        for self.inverted in (True, False):
+            made = self._pursued(count, passes, progress)
+            rest = self._fit([f.gradient for f in made])[1]
+            if rest < least:
+                found, least = made, rest
+            if least < _ROUNDING:
                 break
-            found.append(best)
-            rest = self._fit([f.gradient for f in found])[1]
-            if rest < _ROUNDING:
-                break
-        for turn in range(len(found) * passes if rest >= _ROUNDING else 0):
-            progress(count + turn, count * (1 + passes))
-            place = turn % len(found)
-            others = found[:place] + found[place + 1 :]
-            best = self._next(others, found[place].tokens)
-            if best is not None:
-                found[place] = best
-            if place == len(found) - 1:
-                self._cross(found)
         shares, rest = self._fit([f.gradient for f in found])
         deviation = rest * float(self._whole.norm()) / math.sqrt(len(self._whole))
         sure = [
@@ -208,6 +198,28 @@ class Pursuit:
         ]
         progress(1, 1)
         return sure, rest
+
+    def _pursued(self, count: int, passes: int, progress: Progress) -> list[_Found]:
+        """Return what is found one after the other, then looked for again."""
+        found: list[_Found] = []
+        turns = count * (1 + passes)
+        before = 0 if self.inverted else turns
+        for turn in range(count):
+            progress(before + turn, 2 * turns)
+            best = self._next(found)
+            if best is None:
+                break
+            found.append(best)
+            if self._fit([f.gradient for f in found])[1] < _ROUNDING:
+                return found
+        for turn in range(len(found) * passes):
+            progress(before + count + turn, 2 * turns)
+            place = turn % len(found)
+            others = found[:place] + found[place + 1 :]
+            found[place] = self._next(others, found[place].tokens) or found[place]
+            if place == len(found) - 1:
+                self._cross(found)
+        return found
 
     def _by_chance(self, length: int) -> float:
         """Return how many deviations the best of all sequences of a length stands out of noise, in 99 of 100 cases."""
@@ -230,9 +242,9 @@ class Pursuit:
 
     # --- derivatives ------------------------------------------------------------------------------------------------
 
-    def aim(self, left: Mapping[str, Tensor], *, inverted: bool) -> None:
+    def aim(self, left: Mapping[str, Tensor]) -> None:
         """Take derivatives along what is left of the update, whitened, from now on."""
-        self.along = {n: whitened(g, inverted=inverted) for n, g in left.items() if g.ndim == 2 and bool(g.any())}
+        self.along = {n: whitened(g, inverted=self.inverted) for n, g in left.items() if g.ndim == 2 and bool(g.any())}
         size = math.sqrt(sum(float(w.square().sum()) for w in self.weights.values()))
         self.step = _STEP * size / max(math.sqrt(sum(float(a.square().sum()) for a in self.along.values())), 1e-300)
 
@@ -266,11 +278,8 @@ class Pursuit:
 
     def _next(self, others: Sequence[_Found], *known: list[int]) -> _Found | None:
         """Return the sequence that, beside others, leaves least, ``known`` ones included; None: none helps."""
-        left, best = self._left(others), None
-        for inverted in (False, True):
-            self.aim(left, inverted=inverted)
-            best = self._best(others, [*known, *([best.tokens] if best else []), *self._grown()])
-        return best
+        self.aim(self._left(others))
+        return self._best(others, [*known, *self._grown()])
 
     def _grown(self) -> list[list[int]]:
         """Return the sequences whose tokens have the highest scores, the best first."""
