@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedaudit
 from fedaudit.attacks import SequenceFinding
 from fedaudit.attacks.text.somp import Pursuit, whitened
+from fedaudit.data import Dataset
 from fedaudit.modalities import TokenInfo
 from fedaudit.models import build_model
 from fedaudit.simulation.simulator import Recording
 from fedaudit.utils.errors import NotApplicable
-from tests.attacks.test_text import recorded, run, words
+from tests.attacks.test_text import GRADIENTS, recorded, run, words
 
 
 def noisy(only: Recording, share: float, seed: int = 0) -> Recording:
@@ -45,6 +47,37 @@ def test_texts_are_read_beyond_the_adapters_rank():
     found = run("somp", only)
     assert words(only, found.sequences) == true
     assert "they are all of the update's" in found.notes[-1]
+
+
+class Bottleneck(nn.Module):
+    """What a layer returns, and beside it an adapter: down to a few numbers, ReLU, up again (Houlsby et al. 2019)."""
+
+    def __init__(self, part: nn.Module, width: int, rank: int) -> None:
+        super().__init__()
+        self.part, self.down, self.up = part, nn.Linear(width, rank), nn.Linear(rank, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.part(x)
+        return torch.add(x, self.up(torch.relu(self.down(x))))
+
+
+def test_texts_are_read_from_bottleneck_adapters_which_tell_no_attention_s_span():
+    """UTR's setting (Chen et al. 2026): 28 places of four texts, behind two adapters of eight numbers each."""
+    tokens = torch.randint(1, 50, (60, 8), generator=torch.Generator().manual_seed(1))
+    tokens[:, -1] = 0
+    torch.manual_seed(0)
+    info = TokenInfo(50, end=0, causal=True)
+    model: Any = build_model("decoder", input_shape=(8,), outputs=50, width=64, tokens=info)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for block in model.blocks:
+        block.out = Bottleneck(block.out, 64, 8)
+    made = {"data": {"name": "custom"}, "federations": [GRADIENTS], "attacks": ["dager"]}
+    data = Dataset.from_tokens(tokens, vocabulary=50, end=0)
+    only = fedaudit.simulate(made, model=model, data=data, progress=False)
+    with pytest.raises(NotApplicable, match="needs the gradients of an attention's query, key and value"):
+        run("dager", only)
+    assert words(only, run("somp", only).sequences) == words(only, only.truth.inputs[0, 0])
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
