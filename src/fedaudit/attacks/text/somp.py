@@ -29,14 +29,16 @@ from fedaudit.utils.errors import NotApplicable
 
 _LEAST = 0.1  # of the greatest singular value: directions below are weighed by their size, not evened out
 _ENDS = 0.3  # of the best first pair's score: a token with less ends its sequence
-_STEP = 1e-5  # of the weights' length, by which central differences move them, in float64
+_STEP = 1e-4  # of the weights' length, by which central differences move them, in float64
 _COORDINATES = 2_000_000  # of the gradient, in which candidates are fitted
 _NUMBERS = 2**24  # of a pass's logits at once
 _FITTED = 8  # candidates of a search whose gradients are computed
 _LIKELY = 8  # tokens that are tried in place of one that was found
 _MOVES = 10  # changes of one sequence
 _CROSSINGS = 500  # pairs of sequences whose ends are exchanged, in a pass
-_FIRST = 2048  # words that are tried as the first one
+_FIRST = 2048  # words that are tried as the first one, when a sequence is grown
+_CHANGED = 256  # of these, when it is changed
+_FEW = 16  # examples in an update, up to which an audit plays this attack of itself
 _ROUNDING = 1e-3  # of the update: so little left means that everything was found
 _BY_CHANCE = 0.01  # probability that noise alone has a sequence, of all that there are of its length, that fits so well
 
@@ -64,13 +66,15 @@ class Somp(Attack):
     sentences decoded from them with a language model's help, sparse fits of their gradients). Here the derivative takes
     the place of filter and language model; tokens of what was found are changed, added and left out, and the ends of
     two sequences exchanged, as long as the fit gets better. A sequence is told if its share stands further out of what
-    is unexplained than the best of all sequences of its length would by noise, in 99 of 100 cases (a union bound).
+    is unexplained than the best of all sequences of its length would, in 99 of 100 cases, if that were white noise (a
+    union bound).
 
     What it can't tell: sequences whose loss counts part of the tokens only (labels masked to an answer) are found
     badly, since what isn't asked for has no gradient of its own; and so are texts of one template in adapters with
     fewer ranks than the texts have places, which whitening doesn't tell apart. Where no noise was added, DAGER is
-    sooner and surer, so an audit that chooses attacks itself takes this one where clients add noise; elsewhere it runs
-    where it is named.
+    sooner and surer. It costs half a minute of a core for an update of four short notes by a model of width 256, and
+    grows with the square of the sequences; so an audit that chooses attacks itself takes it where clients add noise to
+    updates of up to 16 examples. Elsewhere it runs where it is named.
 
     Args:
         beam: prefixes that are kept.
@@ -91,7 +95,7 @@ class Somp(Attack):
 
     @classmethod
     def fits(cls, case: Case) -> bool:
-        return case.updates_alone and case.next_token and case.knows_scale and case.noisy
+        return case.updates_alone and case.next_token and case.knows_scale and case.noisy and case.examples <= _FEW
 
     def check(self, observation: Observation) -> None:
         """Raise unless the model predicts the next token."""
@@ -128,8 +132,11 @@ class Somp(Attack):
             generator,
         )
         found, rest = pursuit.run(message.update.num_examples, self.passes, progress)
-        all_of_it = ": that is rounding, they are all of the update's" if rest < _ROUNDING else ""
-        notes.append(f"{len(found)} sequences leave {rest:.2g} of the update's gradient{all_of_it}")
+        if found:
+            all_of_it = ", which is rounding: it is all that there was" if rest < _ROUNDING else ""
+            notes.append(f"what was found leaves {rest:.2g} of the update's gradient{all_of_it}")
+        else:
+            notes.append("nothing was found that fits the update better than the best of all sequences fits noise")
         return SequenceFinding(sequences=pursuit.stacked(found).cpu(), notes=tuple(notes))
 
 
@@ -148,7 +155,7 @@ class Pursuit:
     Attributes:
         module: in float64 and evaluation mode.
         gradient: of the update, by parameter.
-        first: (k,) the words that may begin a sequence.
+        first: (k,) the words that may begin a sequence, the likeliest first.
         short: the model takes shorter sequences than (n, length), too.
         along: direction of which derivatives are taken, by parameter; ``step``: by how much of it the weights move.
         ends: score below which a token ends its sequence.
@@ -189,15 +196,20 @@ class Pursuit:
                 found, least = made, rest
             if least < _ROUNDING:
                 break
-        shares, rest = self._fit([f.gradient for f in found])
-        deviation = rest * float(self._whole.norm()) / math.sqrt(len(self._whole))
-        sure = [
-            f.tokens
-            for f, share in zip(found, shares, strict=True)
-            if share * f.gradient.norm() > self._by_chance(len(f.tokens)) * deviation
-        ]
         progress(1, 1)
-        return sure, rest
+        return [f.tokens for f in self._sure(found, least)], least
+
+    def _sure(self, found: Sequence[_Found], rest: float) -> list[_Found]:
+        """Return those whose share in the fit stands out of what is unexplained, taken for white noise."""
+        if not found:
+            return []
+        every = torch.stack([f.gradient for f in found])
+        inner = (every @ every.T).cpu()
+        spread = torch.linalg.pinv(inner).diagonal().clamp(min=0).sqrt()  # of the shares, for noise of deviation 1
+        deviation = rest * float(self._whole.norm()) / math.sqrt(len(self._whole))
+        shares = self._fit([f.gradient for f in found])[0]
+        least = [self._by_chance(len(f.tokens)) * deviation for f in found]
+        return [f for f, share, wide, most in zip(found, shares, spread, least, strict=True) if share > most * wide]
 
     def _pursued(self, count: int, passes: int, progress: Progress) -> list[_Found]:
         """Return what is found one after the other, then looked for again."""
@@ -264,8 +276,7 @@ class Pursuit:
         """Return (n, vocabulary) the scores of the tokens behind ``place`` of sequences (n, k); padding is none."""
         if not self.short:
             rows = nn.functional.pad(rows, (0, self.length - rows.shape[1]), value=self._filler)
-        chunk = max(1, _NUMBERS // (rows.shape[1] * self.tokens.vocabulary))
-        scores = torch.cat([self.derivatives(part)[:, :, place] for part in rows.split(chunk)])
+        scores = self.derivatives(rows)[:, :, place]
         if self.tokens.padding is not None:
             scores[:, self.tokens.padding] = -torch.inf
         return scores
@@ -287,14 +298,9 @@ class Pursuit:
         prefixes = self.first[:, None]
         sums = torch.zeros(len(prefixes), dtype=torch.float64, device=device)
         best: list[tuple[float, list[int]]] = []
+        words = self.tokens.vocabulary
         for place in range(self.length - 1):
-            scores = self._scores(prefixes, place)
-            if place == 0:
-                self.ends = _ENDS * float(scores.max())
-            if self.tokens.end is not None:
-                scores[prefixes[:, -1] == self.tokens.end] = -torch.inf
-            words = self.tokens.vocabulary
-            sums, order = (sums[:, None] + scores - self.ends).flatten().topk(min(4 * self.beam, scores.numel()))
+            sums, order = self._likeliest(prefixes, sums, place)
             kept = self._various(prefixes[order // words, 0].tolist(), self.beam)
             kept = [i for i in kept if sums[i] > -torch.inf]
             if not kept:
@@ -306,6 +312,24 @@ class Pursuit:
                 break
         ranked = [tokens for _, tokens in sorted(best, key=lambda each: -each[0])]
         return [ranked[i] for i in self._various([tokens[0] for tokens in ranked], _FITTED)]
+
+    def _likeliest(self, prefixes: Tensor, sums: Tensor, place: int) -> tuple[Tensor, Tensor]:
+        """Return the highest scores of prefixes (n, k) with a token more, and (m,) which they are, by prefix and token."""
+        most, chunk = 4 * self.beam, max(1, _NUMBERS // (self.length * self.tokens.vocabulary))
+        tops, orders = list[Tensor](), list[Tensor]()
+        for start in range(0, len(prefixes), chunk):
+            part = prefixes[start : start + chunk]
+            scores = self._scores(part, place)
+            if self.tokens.end is not None:
+                scores[part[:, -1] == self.tokens.end] = -torch.inf
+            top, order = (sums[start : start + chunk, None] + scores).flatten().topk(min(most, scores.numel()))
+            tops.append(top)
+            orders.append(order + start * self.tokens.vocabulary)
+        top, order = torch.cat(tops), torch.cat(orders)
+        top, best = top.topk(min(most, len(top)))
+        if place == 0:
+            self.ends = _ENDS * float(top[0])
+        return top - self.ends, order[best]
 
     @staticmethod
     def _various(first: Sequence[int], most: int) -> list[int]:
@@ -326,7 +350,7 @@ class Pursuit:
         likely = [[], *scores.topk(min(_LIKELY, len(scores)), dim=0).indices.T.tolist()]
         row = [*tokens]
         made = [[*row[:at], word, *row[at + 1 :]] for at in range(1, len(row)) for word in likely[at]]
-        made += [[word, *row[1:]] for word in self.first.tolist()]
+        made += [[word, *row[1:]] for word in self.first[:_CHANGED].tolist()]
         made += [row[:at] for at in range(2, len(row))] + [[*row[:at], *row[at + 1 :]] for at in range(len(row))]
         if len(row) < self.length:
             made += [[*row[:at], word, *row[at:]] for at in range(1, len(row) + 1) for word in likely[at]]
@@ -421,13 +445,13 @@ class Pursuit:
 
 
 def _first_words(module: nn.Module, blank: Tensor, gradient: Mapping[str, Tensor], tokens: TokenInfo) -> Tensor:
-    """Return (k,) the words that may begin a sequence: all, or those nearest the span of the first layer's inputs."""
+    """Return (k,) the words that may begin a sequence: those nearest the span of the first layer's inputs, in order."""
     words = torch.arange(tokens.vocabulary, device=blank.device)
     words = words[words != (-1 if tokens.padding is None else tokens.padding)]
     sent = ((r, [n for n in r.weights if n in gradient and bool(gradient[n].any())]) for r in receivers(module, blank))
     receiver, names = next(((r, names) for r, names in sent if names), (None, []))
-    if receiver is None or len(words) <= _FIRST:
-        return words
+    if receiver is None:
+        return words[:_FIRST]
     whole = torch.cat([gradient[n].T if n in receiver.transposed else gradient[n] for n in names]).double()
     _, values, right = torch.linalg.svd(whole, full_matrices=False)
     kept = values.square() / (values.square() + _limit(values, *whole.shape) ** 2)
@@ -435,7 +459,7 @@ def _first_words(module: nn.Module, blank: Tensor, gradient: Mapping[str, Tensor
     rows[:, 0] = words
     vectors = torch.cat([inputs_of(module, receiver, part)[:, 0].double() for part in rows.split(_FIRST)])
     inside = ((nn.functional.normalize(vectors) @ right.T).square() * kept).sum(dim=1)
-    return words[inside.topk(_FIRST).indices]
+    return words[inside.topk(min(_FIRST, len(words))).indices]
 
 
 def whitened(gradient: Tensor, *, inverted: bool) -> Tensor:
