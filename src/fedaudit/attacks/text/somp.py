@@ -314,7 +314,7 @@ class Pursuit:
         return [ranked[i] for i in self._various([tokens[0] for tokens in ranked], _FITTED)]
 
     def _likeliest(self, prefixes: Tensor, sums: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """Return the highest scores of prefixes (n, k) with a token more, and (m,) which they are, by prefix and token."""
+        """Return the highest scores of prefixes (n, k) with a token more, and which these are, by prefix and token."""
         most, chunk = 4 * self.beam, max(1, _NUMBERS // (self.length * self.tokens.vocabulary))
         tops, orders = list[Tensor](), list[Tensor]()
         for start in range(0, len(prefixes), chunk):
