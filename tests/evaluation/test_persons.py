@@ -232,6 +232,7 @@ def test_authors_of_a_language_model_s_texts_are_counted() -> None:
     [
         ((torch.zeros(4), torch.zeros(2).long()), "a whole number for each of 4"),
         (torch.zeros(4).long(), "persons of both splits"),
+        ((np.array(list("aabb")), np.arange(2)), "a whole number for each of 4"),
         ((torch.zeros(3).long(), torch.zeros(2).long()), "a whole number for each of 4"),
     ],
 )
@@ -263,5 +264,22 @@ def test_records_files_say_of_which_person_each_is(tmp_path: Path) -> None:
     assert table[2][0] == table[2][1] != table[2][2] == table[2][3]
     assert len(table[2].unique()) == 4, "whoever isn't told is somebody else"
     assert with_persons((inputs, labels))[2] is None
-    with pytest.raises(BadInput, match="a whole number for each of 6"):
-        with_persons((inputs, labels, persons[:4]))
+    listed = with_persons((inputs, labels, persons.tolist()))[2]
+    assert listed is not None
+    assert listed.equal(persons)
+    for wrong in (persons[:4], persons.float(), np.array(list("aabbcc")), [[0], [0, 1], 1, 2, 3, 4]):
+        with pytest.raises(BadInput, match="a whole number for each of 6"):
+            with_persons((inputs, labels, wrong))
+    np.savez(tmp_path / "b.npz", inputs=inputs.numpy(), labels=labels.numpy(), persons=np.array(list("aabbcc")))
+    with pytest.raises(BadInput, match="'persons' is an array of <U1, not of numbers"):
+        with_persons(tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_few_examples_are_no_arrays_of_persons(count: int) -> None:
+    examples = [(torch.full((3,), float(i)), i % 2) for i in range(count)]
+    for given in (examples, tuple(examples)):
+        inputs, labels, persons = with_persons(given)
+        assert inputs[:, 0].tolist() == list(range(count))
+        assert labels.tolist() == [i % 2 for i in range(count)]
+        assert persons is None

@@ -487,10 +487,13 @@ def _targets(
 
 def persons_of(given: Any, n: int, where: str) -> Tensor:
     """Return of which person each of ``n`` examples is, int64 (n,)."""
-    persons = torch.as_tensor(given) if hasattr(given, "shape") else torch.zeros(0)
-    if persons.shape != (n,) or persons.is_floating_point() or persons.is_complex():
+    try:
+        persons = np.asarray(given.cpu() if isinstance(given, Tensor) else given)
+    except (TypeError, ValueError, RuntimeError):  # of lists of different lengths, a type that numpy lacks, gradients
+        persons = np.zeros(0)
+    if persons.shape != (n,) or persons.dtype.kind not in "iu":
         raise BadInput(f"{where}: persons: give a whole number for each of {n} examples")
-    return persons.long()
+    return torch.from_numpy(persons.astype(np.int64))
 
 
 def hold_out(targets: Tensor, where: str, persons: Tensor | None = None) -> Tensor:

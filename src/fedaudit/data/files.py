@@ -112,7 +112,10 @@ def read_npz(path: Path, *names: str, maybe: str = "") -> list[Numbers]:
         found = []
         for name in (*names, *({maybe} & set(known))):
             with archive.open(f"{name}.npy") as member:
-                found.append(_read_npy(member))
+                try:
+                    found.append(_read_npy(member))
+                except TypeError as error:
+                    raise BadInput(f"cannot read {shown(path)}: '{name}' is {error}; give numbers") from None
         return found
 
 

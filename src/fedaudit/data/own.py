@@ -79,7 +79,9 @@ def pairs_of(data: Any) -> tuple[Tensor, Tensor]:
     else:
         data = data.dataset if isinstance(data, DataLoader) else data
         if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Mapping | tuple | list):
-            return pairs_of(tuple(packed_alone(part, "records", whole=i > 0) for i, part in enumerate(data)))
+            parts = tuple(packed_alone(part, "records", whole=i > 0) for i, part in enumerate(data))
+            if all(hasattr(part, "shape") for part in parts):  # else they are two examples
+                return pairs_of(parts)
         if isinstance(data, Mapping) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
             raise BadInput(f"a {type(data).__name__} isn't examples; give (inputs, targets), a torch Dataset or a file")
         pair = stack_pairs(data)
@@ -95,16 +97,17 @@ def with_persons(data: Any) -> tuple[Tensor, Tensor, Tensor | None]:
 
     Args:
         data: as of :func:`pairs_of`; an .npz or .safetensors file tells it by whole numbers, ``persons``, a .csv by a
-            column ``person`` of any text, and of arrays there are three.
+            column ``person`` of any text, and of arrays there are three, in a tuple.
 
     Raises:
         BadInput: it can't be read, or persons are no whole numbers, one an example.
     """
     persons: Any = None
-    if isinstance(data, tuple | list) and len(data) == 3:
-        *data, persons = data
+    if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[1], tuple | list):  # else three examples
+        data, persons = data[:2], data[2]
     elif isinstance(data, str | Path) and Path(data).suffix.lower() in (".npz", ".safetensors"):
-        *data, persons = [*read_arrays(Path(data), "inputs", "labels", maybe="persons"), None][:3]
+        inputs, labels, persons = [*read_arrays(Path(data), "inputs", "labels", maybe="persons"), None][:3]
+        data = inputs, labels
     elif isinstance(data, str | Path) and (rows := read_csv(Path(data))) and "person" in rows[0]:
         place = rows[0].index("person")
         persons = _numbered([row[place].strip() or None for row in rows[1:] if len(row) > place], alone=True)[0]
