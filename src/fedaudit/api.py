@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedaudit.attacks import make_attack as make_attack
 from fedaudit.attacks.base import Attacks
 from fedaudit.data import Dataset
-from fedaudit.data.own import pairs_of as pairs_of
 from fedaudit.evaluation.limits import CEILING
 from fedaudit.pipeline.compare_defences import with_compared_defences
 from fedaudit.pipeline.offline import AttackRequest, Findings, attacked, audited, evaluate_findings, written

@@ -10,14 +10,37 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedaudit
 from fedaudit import adapters
+from fedaudit.adapters import app_audit
 from fedaudit.utils.errors import BadInput
 
 SOURCE = Path(fedaudit.__file__).parent
 ROOMS = {"flwr": "adapters/flower", "nvflare": "adapters/nvflare"}
+
+
+def test_records_of_known_persons_are_taken_of_apps_too(tmp_path, monkeypatch):
+    given = np.random.default_rng(0).random((6, 3), dtype=np.float32), np.arange(6) % 2, np.arange(6) // 2
+    asked: dict[str, Any] = {"attacks": ["loss-threshold"], "attacked": None, "threat": None, "loss": None}
+    asked |= {"mean": None, "std": None, "max_minutes": None, "limits": {}, "controls": False}
+    closed: list[Any] = []
+    sender: Any = SimpleNamespace(messages=1, notes=[], close=closed.append)
+    protocol = SimpleNamespace(value=SimpleNamespace(convert=lambda *_: []))
+    monkeypatch.setattr(app_audit, "PROTOCOLS", {"trees": protocol})
+    for records in (given, None):
+        made = app_audit.AppAudit.of(tmp_path / "out", records=records, **asked)
+        made.others = {"trees": sender}
+        notes = made.convert()
+        assert any("records are counted, not persons" in note for note in notes) == (records is not None)
+    (inputs, labels), nothing = closed
+    assert nothing is None
+    assert np.array_equal(inputs, given[0])
+    assert np.array_equal(labels, given[1])
+    with pytest.raises(BadInput, match="persons: give a whole number for each of 6"):
+        app_audit.AppAudit.of(tmp_path / "out", records=(*given[:2], given[2] / 2), **asked)
 
 
 def test_without_flower_one_line_says_what_to_install(monkeypatch, command, tmp_path):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import nn
 
-from fedaudit import api
 from fedaudit.attacks.base import attacks_of
 from fedaudit.capture.recorder import Recorder
+from fedaudit.data.own import with_persons
 from fedaudit.evaluation import Limits
 from fedaudit.pipeline import offline
 from fedaudit.simulation.protocols import PROTOCOLS, MessageRecorder
@@ -73,7 +73,7 @@ class AppAudit:
                 f"{len(mean)} means and std {', '.join(map(str, std))}: as many are needed, each std above 0"
             )
         if request.records is not None:
-            api.pairs_of(request.records)
+            with_persons(request.records)
         if attacked is not None and attacked != "last":
             if isinstance(attacked, str) or not isinstance(attacked, Collection) or not len(attacked):
                 raise BadInput(f"attacked is {attacked!r}; give a list of rounds, such as [0, 1], or leave it out")
@@ -115,7 +115,10 @@ class AppAudit:
         notes = [note for other in self.others.values() for note in other.notes]
         for name, other in self.others.items():
             if other.messages:
-                other.close(self.request.records)
+                told = None if self.request.records is None else with_persons(self.request.records)
+                other.close(told and told[:2])
+                if told and told[2] is not None:
+                    notes.append(f"whose the records are isn't read of {name}: records are counted, not persons")
                 notes += PROTOCOLS[name].value.convert(self.folder / SENT, self.folder / RECORDING)
         return notes
 
