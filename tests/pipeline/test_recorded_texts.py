@@ -99,8 +99,11 @@ def test_persons_are_counted_where_the_records_say_of_whom_each_text_is(recordin
     assert (auc.of, auc.n) == ("persons", 2 * each)
     assert auc.value > 0.9
     others = told[:60], TOKENS.following(told[:60]), persons[:60]
-    with pytest.raises(BadInput, match="of persons that the records tell"):
+    with pytest.raises(BadInput, match="persons of none of the examples that clients used: put these in, too"):
         audited(recording, others, [{"name": "reference-loss"}])
+    few = tuple(torch.as_tensor(part)[:63] for part in (told, TOKENS.following(told), persons))
+    with pytest.raises(BadInput, match="in pairs of one class and of persons who are named, of"):
+        audited(recording, few, [{"name": "reference-loss"}])
 
 
 def test_others_may_be_shorter_and_not_longer(recording: Path) -> None:

@@ -97,7 +97,12 @@ def with_records(
     if asked is not None and threat.target_records is None and (not members or number < _FEWEST):
         number = 0
     elif number > most or number < _FEWEST:
-        of_persons = "" if persons is None else " and of persons that the records tell"
+        if persons is not None and not any(map(len, drawn_from)):
+            raise BadInput(
+                "no records: the file names persons of none of the examples that clients used: put these in, too, each "
+                "with its person"
+            )
+        of_persons = "" if persons is None else " and of persons who are named"
         raise BadInput(
             f"no records: {most} can be drawn in pairs of one class{of_persons}, of {len(theirs[0])} examples that "
             f"clients used and {len(others[0])} that nobody did, and it takes "
