@@ -277,3 +277,13 @@ def test_a_model_that_says_the_same_again_plants_nothing() -> None:
         resolve(NOTES(attacks=[{"name": "dp-canaries", "of": "texts", "canaries": COUNT, "temperature": 1e-3}]))
     with pytest.raises(BadInput, match="use of: texts"):
         make_attack("dp-canaries", {"temperature": 2.0})
+
+
+@pytest.mark.parametrize(("seed", "planted"), [(1, 0), (2, 1)])
+def test_fewer_texts_than_clients_are_planted_and_show_nothing(seed: int, planted: int) -> None:
+    short = {"clients": 4, "rounds": 1, "local_epochs": 1}
+    observed, truth, _ = played(short, attacks=[{"name": "dp-canaries", "of": "texts", "canaries": 2}], seed=seed)
+    assert int(truth.coins.sum()) == planted
+    result = judged(observed, truth)
+    assert not result.is_leak
+    assert result.epsilon is None or result.epsilon.demonstrated == 0

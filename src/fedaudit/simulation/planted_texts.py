@@ -40,8 +40,11 @@ def drawn_texts(
 
     With a ``model`` (n, length) -> (n, vocabulary, length) all tokens but the first are what it draws at the
     ``temperature``: from its probabilities to the power of 1 over that, scaled to sum to 1.
+    BadInput: there is no other token.
     """
     may = [token for token in range(tokens.vocabulary) if token not in (tokens.padding, tokens.end)]
+    if not may:
+        raise BadInput("planted texts: no token is left to draw beside those that fill up and end")
     texts = torch.tensor(may)[torch.randint(len(may), (count, length), generator=rng)]
     if model is not None:
         for place, part in itertools.product(range(1, length), texts.split(_AT_ONCE)):
@@ -79,7 +82,7 @@ def planted(federation: Federation) -> tuple[list[Split], Tensor, Tensor]:
     coins = torch.rand(asked.count, generator=generator(seed, spec.name, "canary coins")) < 0.5
     whole = list(held)
     for client in range(spec.honest):
-        own = torch.arange(client, asked.count, spec.honest)
+        own = torch.arange(asked.count)[client :: spec.honest]
         own = own[coins[own]]
         new = Split(texts[own].to(held[client].inputs.dtype), tokens.following(texts[own]))
         old = whole[client]
