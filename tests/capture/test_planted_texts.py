@@ -109,15 +109,34 @@ def test_what_cannot_be_planted_is_refused_in_a_line(tmp_path: Path) -> None:
         ({"length": 2}, "length from 3"),
         ({"temperature": 0.0}, "temperature above 0"),
         ({"temperature": 1e-4}, "some are equal"),
+        ({"claimed": math.nan}, "claimed is nan"),
+        ({"claimed": -1.0}, "claimed is -1"),
+        ({"count": 10.5}, "count is 10.5; give a whole number"),
+        ({"length": 8.5}, "length is 8.5; give a whole number"),
+        ({"length": LENGTH + 1}, "reads no texts of 9 tokens out of 60"),
+        ({"length": LENGTH + 1, "temperature": 2.0}, "reads no texts of 9 tokens out of 60"),
+        (
+            {"tokens": TokenInfo(WORDS + 1, padding=0, causal=True), "count": 300},
+            "reads no texts of 8 tokens out of 61",
+        ),
+        ({"tokens": TokenInfo(2, padding=0, end=1, causal=True)}, "no token is left to draw"),
+        ({"tokens": TokenInfo(WORDS, padding=0, end=1)}, "predicts the next token"),
+        ({"module": nn.Linear(LENGTH, WORDS)}, "reads no texts"),
     )
     for options, said in refused:
         with pytest.raises(BadInput, match=said):
-            CanaryTexts(writer(), **{"count": COUNT, "length": LENGTH, "tokens": TOKENS, "seed": 0, **options})
+            CanaryTexts(
+                **{"module": writer(), "count": COUNT, "length": LENGTH, "tokens": TOKENS, "seed": 0, **options}
+            )
     made = CanaryTexts(writer(), COUNT, length=LENGTH, tokens=TOKENS, seed=3)
     with pytest.raises(BadInput, match="no client 2 among 2"):
         made.of(2, 2)
+    assert made.of(COUNT + 1, COUNT + 2).shape == (0, LENGTH), "more clients than texts"
     with (
         pytest.raises(BadInput, match="give the module whose state travels"),
         Recorder(tmp_path / "r", tokens=TOKENS, canaries=made) as recorder,
     ):
         recorder.begin_round({"other.weight": torch.zeros(2)})
+    with pytest.raises(BadInput, match="size mismatch") as error:
+        made.begin({name: value[:1] for name, value in writer().state_dict().items()})
+    assert "\n" not in str(error.value)

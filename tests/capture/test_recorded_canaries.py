@@ -124,7 +124,13 @@ def test_a_server_that_forgets_its_noise_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"count": 1}, "count from 2"), ({"clip": 0.0}, "clip above 0"), ({"where": "elsewhere"}, "local or central")],
+    [
+        ({"count": 1}, "count from 2"),
+        ({"count": 10.5}, "count is 10.5; give a whole number"),
+        ({"clip": 0.0}, "clip above 0"),
+        ({"where": "elsewhere"}, "local or central"),
+        ({"claimed": float("inf")}, "claimed is inf"),
+    ],
 )
 def test_settings_that_cant_work_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadInput, match=reason):

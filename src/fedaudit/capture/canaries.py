@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -16,10 +18,18 @@ from fedaudit.models.of_transformers import adapters_names, of_one_input
 from fedaudit.simulation.planted_texts import drawn_texts, mean_losses
 from fedaudit.transcript.files import CanariesEntry, Writer
 from fedaudit.transcript.truth import COINS, FOLDER, save_part
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, in_words
 from fedaudit.utils.seeds import generator
 
 _NOTHING = 1e-4  # clips
+
+
+def _check(*, claimed: float | None, **whole: object) -> None:
+    """BadInput: a count is no whole number, or ε isn't finite and from 0."""
+    if wrong := [name for name, value in whole.items() if not isinstance(value, Integral)]:
+        raise BadInput(f"canaries: {wrong[0]} is {whole[wrong[0]]!r}; give a whole number")
+    if claimed is not None and not 0 <= claimed < math.inf:
+        raise BadInput(f"canaries: claimed is {claimed}; give the ε that is promised, from 0, or None where none is")
 
 
 class CanaryClients:
@@ -64,6 +74,7 @@ class CanaryClients:
         strength: float = 10.0,
         seed: int | None = None,
     ) -> None:
+        _check(count=count, claimed=claimed)
         if count < 2 or not clip > 0 or not strength >= 1 or not 0 < share <= 1 or not 0 < delta < 1:
             raise BadInput("canaries: count from 2, clip above 0, strength from 1, share and delta between 0 and 1")
         if where not in ("local", "central") or adjacency not in ("add-remove", "replace"):
@@ -188,7 +199,8 @@ class CanaryTexts:
         seed: None takes it from the operating system; several processes need the same, and the same ``module``.
 
     Raises:
-        BadInput: a number can't be used, or the model draws equal texts.
+        BadInput: a number can't be used, the tokens aren't causal, or the model can't read such texts or draws equal
+            ones.
     """
 
     def __init__(
@@ -203,14 +215,27 @@ class CanaryTexts:
         delta: float = 1e-5,
         seed: int | None = None,
     ) -> None:
+        _check(count=count, length=length, claimed=claimed)
         if count < 2 or length < 3 or not 0 < delta < 1 or (temperature is not None and not temperature > 0):
             raise BadInput("planted texts: count from 2, length from 3, temperature above 0, delta between 0 and 1")
+        if not tokens.causal:
+            raise BadInput("planted texts are for a model that predicts the next token: TokenInfo(…, causal=True)")
         self.module, self.tokens = copy.deepcopy(module).cpu().eval(), tokens
         of_one_input(self.module)
         self.seed = secrets.randbits(63) if seed is None else seed
         self.claimed, self.delta = claimed, delta
         rng, model = generator(self.seed, "planted texts"), None if temperature is None else self.module
-        self.texts = drawn_texts(count, length, tokens, rng, model, temperature or 1.0)
+        try:
+            self.texts = drawn_texts(count, length, tokens, rng, model, temperature or 1.0)
+            mean_losses(self.module, self.texts[self.texts.amax(dim=1).topk(2).indices], tokens)
+        except BadInput:
+            raise
+        except Exception as error:  # the user's module may raise anything
+            raise BadInput(
+                f"planted texts: the module reads no texts of {length} tokens out of {tokens.vocabulary} "
+                f"({in_words(error)[:200]}); give one of (n, length) to (n, vocabulary, length), with a length and "
+                "tokens that it takes"
+            ) from error
         if len(self.texts.unique(dim=0)) < count:
             raise BadInput(f"of {count} planted texts some are equal; raise temperature, or plant fewer")
         self.coins = torch.rand(count, generator=generator(self.seed, "canary coins")) < 0.5
@@ -223,7 +248,7 @@ class CanaryTexts:
         """Return (k, length) int64: the texts that ``client`` of so many, from 0, trains on beside its own."""
         if not 0 <= client < clients:
             raise BadInput(f"there is no client {client} among {clients}: they are numbered from 0")
-        numbers = torch.arange(client, len(self.texts), clients)
+        numbers = torch.arange(len(self.texts))[client::clients]
         return self.texts[numbers[self.coins[numbers]]]
 
     # --- what the recorder calls ------------------------------------------------------------------------------------
@@ -235,7 +260,10 @@ class CanaryTexts:
         own = {sent.get(name, name): value for name, value in weights.items()}
         if unknown := [name for name in own if name not in names]:
             raise BadInput(f"planted texts: the model has no '{unknown[0]}'; give the module whose state travels")
-        self.module.load_state_dict(own, strict=False)
+        try:
+            self.module.load_state_dict(own, strict=False)
+        except RuntimeError as error:  # of other shapes
+            raise BadInput(f"planted texts: {str(error)[:200]}; give the module whose state travels") from error
         self._losses = [*self._losses[:1], mean_losses(self.module, self.texts, self.tokens)]
 
     def read(self, state: Mapping[str, Tensor], canary: int | None, *, difference: bool) -> None:
