@@ -15,7 +15,7 @@ import torch
 
 from fedaudit.attacks import make_attack
 from fedaudit.epsilon.canaries import Canaries
-from fedaudit.evaluation import evaluate
+from fedaudit.evaluation import evaluate, summarise
 from fedaudit.evaluation.epsilon import luckiest
 from fedaudit.modalities import TokenInfo
 from fedaudit.pipeline.prepare import resolve
@@ -104,6 +104,8 @@ def test_texts_that_were_learnt_by_heart_are_exposed_and_demonstrate_epsilon() -
     assert result.epsilon.claimed is None
     assert result.epsilon.unit == "record"
     assert (result.epsilon.demonstrated or 0) > 1
+    (summary,) = summarise([result], resamples=100, seed=0)
+    assert "can tell which records were trained on: an ε of at least" in summary.headline
 
 
 def test_exposure_counts_ranks_among_the_absent_ones() -> None:

@@ -228,7 +228,8 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
         method=f"{', '.join(sorted(methods))}; {found.correction}",
     )
     if finding.is_leak and found.claimed is None:
-        headline = f"{{who}} can tell who took part: an ε of at least {found.demonstrated:.3g} is demonstrated."
+        told = "which records were trained on" if found.unit == "record" else "who took part"
+        headline = f"{{who}} can tell {told}: an ε of at least {found.demonstrated:.3g} is demonstrated."
         return Judgement("inferred", text, evidence, headline)
     if finding.is_leak:
         headline = (
