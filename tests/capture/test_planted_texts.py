@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 import fedaudit
-from fedaudit import BadInput, CanaryTexts, Recorder, Transcript
+from fedaudit import BadInput, CanaryTexts, NotApplicable, Recorder, Transcript, make_attack
 from fedaudit.modalities import TokenInfo
 from fedaudit.models import build_model
+from fedaudit.transcript.observation import observe
 
 WORDS, LENGTH, COUNT = 60, 8, 80
 TOKENS = TokenInfo(WORDS, padding=0, end=1, causal=True)
@@ -25,13 +26,15 @@ def writer() -> nn.Module:
     return build_model("decoder", input_shape=(LENGTH,), outputs=WORDS, width=32, tokens=TOKENS)
 
 
-def run(folder: Path, *, steps: int = 40, planted: bool = True, **options: Any) -> CanaryTexts:
+def run(
+    folder: Path, *, steps: int = 40, planted: bool = True, rounds: int = 2, closed: bool = True, **options: Any
+) -> CanaryTexts:
     """Record two clients that train on eight texts of their own, and on planted ones or not."""
     model = writer()
     canaries = CanaryTexts(model, COUNT, length=LENGTH, tokens=TOKENS, seed=3, **options)
     held = torch.randint(2, WORDS, (16, LENGTH), generator=torch.Generator().manual_seed(1))
     with Recorder(folder, tokens=TOKENS, canaries=canaries) as recorder:
-        for _ in range(2):
+        for _ in range(rounds):
             start, states = copy.deepcopy(model.state_dict()), []
             with recorder.round(start):
                 for client in range(2):
@@ -47,7 +50,8 @@ def run(folder: Path, *, steps: int = 40, planted: bool = True, **options: Any) 
                     recorder.update(f"site-{client}", model.state_dict(), seen, num_examples=len(own))
                     states.append(copy.deepcopy(model.state_dict()))
             model.load_state_dict({k: torch.stack([s[k] for s in states]).mean(0) for k in start})
-        recorder.close(model.state_dict())
+        if closed:
+            recorder.close(model.state_dict())
     return canaries
 
 
@@ -140,3 +144,14 @@ def test_what_cannot_be_planted_is_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="size mismatch") as error:
         made.begin({name: value[:1] for name, value in writer().state_dict().items()})
     assert "\n" not in str(error.value)
+
+
+def test_a_last_model_that_was_forgotten_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path / "r", steps=1)
+    assert not caplog.records
+    run(tmp_path / "s", steps=1, rounds=1, closed=False)
+    (said,) = caplog.records
+    assert "Recorder.close(weights)" in said.getMessage()
+    assert Transcript.load(tmp_path / "s", writer()).canaries is None
+    with pytest.raises(NotApplicable, match=r"a recording has them .* close\(weights\)"):
+        make_attack("dp-canaries")(observe(Transcript.load(tmp_path / "s", writer()), fedaudit.ThreatModel()))

@@ -121,7 +121,8 @@ class DPCanaries(Attack):
             )
         if observation.canaries is None or not observation.canaries.readings:
             raise NotApplicable(
-                "there are no canaries in this federation: simulate it with the attack 'dp-canaries' in the scenario"
+                "there are no canaries in this federation: simulate it with the attack 'dp-canaries' in the scenario; "
+                "a recording has them where its Recorder was given canaries=… and the last global model: close(weights)"
             )
         if self.observer is not None and self.observer not in observation.canaries.readings:
             raise NotApplicable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -121,6 +122,7 @@ class Recorder:
         self.folder = Path(folder)
         self.module = module
         self.canaries = canaries
+        self._ended = False  # with the last global model
         if canaries is not None and (append or every > 1):
             raise BadInput("canaries are read in every round of one recording: leave out append and every")
         if every < 1:
@@ -170,7 +172,10 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:
+            self.end_round()
 
     # --- rounds -----------------------------------------------------------------------------------------------------
 
@@ -227,7 +232,12 @@ class Recorder:
     def close(self, weights: State | None = None) -> None:
         """Close the round that is open, if one is; with canaries give the last global model's ``weights``, too."""
         self.end_round()
+        if self.canaries is not None and weights is None and self._next and not self._ended:
+            logging.getLogger("fedaudit").warning(
+                "fedaudit: warning: canaries are read of the last global model, too; give it: Recorder.close(weights)"
+            )
         if self.canaries is not None and weights is not None:
+            self._ended = True
             self.canaries.begin(self._tensors(weights))
             try:
                 self._save_canaries()
