@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.docs.api import docstring
 from tools.docs.pages import DOCS, ROOT, anchors, links, pages
 from tools.docs.reference import PAGES
 from tools.docs.site import SECTIONS, SHIM, finish, lay_out, place_of
@@ -67,6 +68,26 @@ def test_every_folder_of_pages_is_a_section():
 @pytest.mark.parametrize("page", [page for page in PAGES if page.suffix == ".md"], ids=lambda page: page.name)
 def test_pages_that_are_made_from_the_code_say_what_it_says(page):
     assert page.read_text(encoding="utf-8") == PAGES[page](), "run: python -m tools.docs"
+
+
+def test_arguments_of_a_docstring_are_what_stands_at_the_first_indentation():
+    text = """Do it.
+
+    Args:
+        one, *two: a long line that goes on, by
+            default: all.
+        three: that.
+
+    Raises:
+        BadInput: it can't.
+    """
+    assert [line for line in docstring(text) if line][2:] == [
+        "- `one, *two`: a long line that goes on, by",
+        "  default: all.",
+        "- `three`: that.",
+        "**Raises**",
+        "- `BadInput`: it can't.",
+    ]
 
 
 def test_every_page_of_an_attack_is_of_one_that_there_is():

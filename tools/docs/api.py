@@ -171,7 +171,7 @@ def docstring(text: str) -> Iterator[str]:
         if re.fullmatch(r"(Args|Returns|Raises|Yields|Attributes|Class attributes|Example):", line):
             section = True
             yield from (f"**{line[:-1].replace('Args', 'Arguments')}**", "")
-        elif section and (item := re.match(r"    ([\w.*, ]+): (.*)", line)):
+        elif section and (item := re.match(r"    ([\w*][\w.*, ]*): (.*)", line)):
             yield f"- `{item[1]}`: {item[2]}"
         elif section and line.startswith("    "):
             yield "  " + line.strip() if line.startswith("        ") else line.strip()
