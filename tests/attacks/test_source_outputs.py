@@ -33,7 +33,7 @@ from tests.build import Scenarios
 _TURNS = Scenarios(
     data={"split": "train"},
     model={"name": "mlp", "width": 32},
-    federation={"algorithm": "fedavg", "clients": 2, "clients_per_round": 1, "rounds": 4, "examples": 200,
+    federation={"algorithm": "fedavg", "clients": 2, "clients_per_round": 1, "rounds": 4, "examples": 280,
                 "batch_size": 20, "local_epochs": 1, "learning_rate": 0.1},
     attacks="source-outputs",
     threat={"adversary": "client", "target_records": 160, "known_records": 40},
@@ -78,6 +78,36 @@ def test_known_records_are_their_client_s_own_and_none_that_is_asked_about():
     assert not len(plain.known_clients)
 
 
+def test_matches_are_the_client_s_own_which_it_keeps_from_training():
+    recording, seen, truth = turns()
+    records = seen.records
+    assert records is not None
+    member = truth.owners != NOBODY
+    assert int(member.sum()) == 80
+    assert truth.homes[truth.matched].equal(truth.homes)
+    assert truth.homes[truth.owners >= 0].equal(truth.owners[truth.owners >= 0])
+    assert records.labels[truth.matched].equal(records.labels)
+    assert (truth.owners[truth.matched] == NOBODY).equal(member)
+    federation, plain = (resolve(_TURNS(threat=t)).federations[0] for t in ({}, {"known_records": None}))
+    marks = [tensor_digest(x) for x in records.inputs]
+    for client in range(2):
+        whole, trained = ({tensor_digest(x) for x in f.client_data[client].inputs} for f in (plain, federation))
+        own = truth.homes == client
+        assert trained | {marks[i] for i in torch.nonzero(own & ~member).flatten().tolist()} == whole
+        assert not trained & {marks[i] for i in torch.nonzero(own & ~member).flatten().tolist()}
+        for i in torch.nonzero(own & member).flatten().tolist():
+            at = int(federation.drawn.positions[i])
+            assert federation.client_data[client].inputs[at].equal(records.inputs[i])
+    assert sum(len(data) for data in federation.client_data) == 280 - 80
+    assert len(recording.truth.inputs)
+
+
+def test_who_holds_too_little_keeps_nothing_back():
+    drawn = resolve(_TURNS(threat={"known_records": 60})).federations[0].drawn
+    assert not len(drawn.homes)
+    assert not drawn.kept
+
+
 def test_without_them_nothing_is_told():
     drawn = resolve(_TURNS(threat={"known_records": None})).federations[0].drawn.records
     assert drawn is not None
@@ -90,6 +120,7 @@ def test_without_them_nothing_is_told():
     [
         ({"target_records": None}, "set target_records"),
         ({"target_records": 20, "known_records": 250}, "lower it"),
+        ({"target_records": 400, "known_records": 60}, r"beside threat.known_records 160 are left; lower either"),
     ],
 )
 def test_what_can_t_be_granted_is_refused(threat, says):
@@ -138,7 +169,8 @@ def series(*learnt: tuple[int, ...]) -> tuple[Observation, Truth]:
         records=records,
     )
     owners = torch.cat([torch.arange(80) // 40, torch.full((80,), NOBODY)])
-    return seen, Truth({}, {}, inputs, labels, {}, owners=owners, matched=torch.arange(160).roll(80))
+    homes = (torch.arange(80) // 40).repeat(2)
+    return seen, Truth({}, {}, inputs, labels, {}, owners=owners, matched=torch.arange(160).roll(80), homes=homes)
 
 
 def test_a_model_that_learnt_one_client_tells_whose_a_record_is():
@@ -234,7 +266,8 @@ def judged(right: float, alone: float, seed: int = 0) -> Any:
     owners = torch.cat([truth.owners[:60]] * 2)
     knows = torch.rand(120, generator=rng) < alone
     named = torch.where(knows, owners, torch.randint(3, (120,), generator=rng))
-    return dataclasses.replace(made, blind=named), seen, truth
+    homes = truth.owners[:60].repeat(2)
+    return dataclasses.replace(made, blind=named), seen, dataclasses.replace(truth, homes=homes)
 
 
 def test_the_p_value_is_the_largest_of_three():
@@ -275,6 +308,21 @@ def test_where_members_differ_by_themselves_it_is_inconclusive():
     assert not told.is_leak
     judgement = FINDING_TYPES["source"].verdict([told])
     assert (judgement.verdict, judgement.advice) == ("inconclusive", CONFOUNDED)
+
+
+@pytest.mark.parametrize("homes", ["of nobody's", "of another client"])
+def test_without_matches_of_the_member_s_own_client_it_is_at_most_inconclusive(homes):
+    made, seen, truth = judged(0.8, 0.0)
+    other = truth.homes.clone()
+    other[60] = 1 - min(1, int(other[60]))
+    strange = dataclasses.replace(truth, homes=truth.homes[:0] if homes == "of nobody's" else other)
+    told, usual = result(made, seen, strange), result(made, seen, truth)
+    assert usual.is_leak
+    assert (told.is_leak, told.p_value) == (False, usual.p_value)
+    assert told.metrics == usual.metrics
+    judgement = FINDING_TYPES["source"].verdict([told])
+    assert judgement.verdict == "inconclusive"
+    assert "aren't of the member's own client" in judgement.advice
 
 
 def test_where_the_records_tell_all_a_model_can_add_nothing():

@@ -260,9 +260,11 @@ def test_the_highest_ceiling_and_the_largest_epsilon_are_named(sites, tmp_path, 
         change(folder, federations=[record.model_copy(update={"history": course})])
     told = json.loads(command("join", *sites[:3], "--out", tmp_path / "j", "--json").out)
     assert told["together"][1:] == [
-        "what updates determine, whoever attacks: most at paris, 33.2 dB at most; not computed at lyon",
-        "largest ε claimed: 5 at lyon, of 2 of 3 sites that say one",
+        "the ceiling is highest at paris: 33.2 dB; not computed at lyon",
+        "largest ε claimed: 5 at lyon (2 of 3 sites say one)",
     ]
+    told = json.loads(command("join", *sites[:2], "--out", tmp_path / "j", "--json").out)
+    assert told["together"][-1] == "largest ε claimed: 2 at paris (1 of 2 sites says one)"
     course = HistoryRecord(bytes=1, parameters=1, timing=timing, epsilon_pld=1.0, epsilon_delta=1e-3,
                            epsilon_unit="client")  # fmt: skip
     change(sites[2], federations=[record.model_copy(update={"history": course})])

@@ -643,16 +643,76 @@ def sources_of_model(seed: int, *, planted: bool, learnt: str, differ: float, cl
     labels[:, matched] = labels[:, members]
     model = torch.nn.Linear(features, 2)
     learn(model, x[whose, used].flatten(0, 1), labels[whose, used].flatten())
+    return by_model(model, *((x[:, part], labels[:, part]) for part in (members, matched, told)), seed=seed)
+
+
+def sources_by_products(seed: int, *, planted: bool, own: bool, clients: int = 3) -> str:
+    """Whose 180 of three clients' records are, by a network that learnt others of them; of 90 more it is known.
+
+    Clients differ in how two features of each pair go together (correlation -0.4, 0 and 0.4), not in any single one.
+    The label says whether the products' sum is high, so the network tells more of that than classifiers of 90 rows. The
+    matched records are the client's ``own``, or any client's of the same class. Planted, the network has learnt one
+    client's records by heart, another's with wrong labels, and matches are the clients' own.
+    """
+    rng, each, known, features = generator(seed, "sources by products"), 60, 30, 40
+
+    def people(n: int) -> tuple[Tensor, Tensor]:
+        one, other = torch.randn(2, clients, n, features // 2, generator=rng)
+        r = 0.4 * (torch.arange(clients) - (clients - 1) / 2)[:, None, None]
+        other = r * one + (1 - r**2).sqrt() * other
+        high = (one * other).sum(dim=2) + 3 * torch.randn(clients, n, generator=rng) > 0
+        return torch.cat([one, other], dim=2), high.long()
+
+    members, told = people(each), people(known)
+    x, labels = people(5 * each)
+    if planted or own:
+        matched = x[:, :each], labels[:, :each]
+    else:
+        wanted = members[1].flatten().tolist()
+        order = torch.randperm(labels.numel(), generator=rng).tolist()
+        of = [[row for row in order if labels.flatten()[row] == label] for label in range(2)]
+        rows = [of[label].pop() for label in wanted]
+        matched = tuple(t.flatten(0, 1)[rows].unflatten(0, (clients, each)) for t in (x, labels))
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(features, 128), torch.nn.GELU(), torch.nn.Linear(128, 2))
+    steps = torch.optim.Adam(model.parameters(), lr=3e-3)
+    by_heart = [torch.cat([a[:2], b[:2]], dim=1) for a, b in zip(members, told, strict=True)]
+    by_heart[1][1] = 1 - by_heart[1][1]
+    for _ in range(200 if planted else 1000):
+        inputs, targets = (t.flatten(0, 1) for t in (by_heart if planted else people(80)))
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        steps.step()
+    return by_model(model, members, matched, told, seed=seed, own=planted or own)
+
+
+def by_model(
+    model: torch.nn.Module,
+    members: tuple[Tensor, Tensor],
+    matched: tuple[Tensor, Tensor],
+    told: tuple[Tensor, Tensor],
+    *,
+    seed: int,
+    own: bool = True,
+) -> str:
+    """Return the verdict of ``source-outputs`` on a model, of records (clients, n, d) and their labels (clients, n).
+
+    Args:
+        told: of whom the adversary knows whose they are.
+        own: the matched ones are the same client's, which kept them from training.
+    """
+    clients, each, features = members[0].shape
+    known = told[1].shape[1]
     info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (features,), 2, (0.0,), (1.0,))
     place = torch.arange(clients * each)
-    inputs, targets = ([t[:, members].flatten(0, 1), t[:, matched].flatten(0, 1)] for t in (x, labels))
+    inputs, labels = (torch.cat([a.flatten(0, 1), b.flatten(0, 1)]) for a, b in zip(members, matched, strict=True))
     records = QuerySet(
-        torch.cat(inputs),
-        torch.cat(targets),
-        x[0, :0],
-        labels[0, :0],
-        known_inputs=x[:, told].flatten(0, 1),
-        known_labels=labels[:, told].flatten(),
+        inputs,
+        labels,
+        members[0][0, :0],
+        members[1][0, :0],
+        known_inputs=told[0].flatten(0, 1),
+        known_labels=told[1].flatten(),
         known_clients=torch.arange(clients).repeat_interleave(known),
     )
     observed = Observation(
@@ -663,6 +723,7 @@ def sources_of_model(seed: int, *, planted: bool, learnt: str, differ: float, cl
         {}, {}, records.inputs, records.labels, {},
         owners=torch.cat([place // each, torch.full_like(place, NOBODY)]),
         matched=torch.cat([place + len(place), place]),
+        homes=(place // each).repeat(2) if own else place[:0],
     )  # fmt: skip
     result = evaluate(make_attack("source-outputs")(observed), observed, truth, seed=seed).result
     return FINDING_TYPES["source"].verdict([result]).verdict
@@ -1126,6 +1187,19 @@ NULLS: dict[str, Null] = {
             ("others", "others", 0.06, "other people of the same clients, which differ"),
             ("alike", "all", 0.0, "the records of clients that are alike"),
             ("all", "all", 0.06, "the records of clients that differ"),
+        )
+    },
+    **{
+        f"sources by the model, products, {name}": Null(
+            "source",
+            functools.partial(sources_by_products, own=own),
+            f"a network that learnt other people of the same clients, which differ in products of features; {said}, "
+            "three clients, 180 records",
+            "the network learnt one client's records by heart, and another's with wrong labels",
+        )
+        for name, own, said in (
+            ("own", True, "matched records are the client's own"),
+            ("any", False, "matched records are any client's"),
         )
     },
     "attribute, 60 pairs": Null(

@@ -47,6 +47,13 @@ _TOLD_ALREADY = (
     "the records themselves tell their client, without any model, so there is nothing that a model could add: whoever "
     "holds such a record knows; ask about clients whose data are more alike"
 )
+_STRANGERS = "the matched records aren't of the member's own client"
+_KEEP_BACK = (
+    "the matched records, which nobody trained on, aren't of the member's own client, so the model may tell clients "
+    "apart by what their data are like, without having seen the record; simulate it with threat.known_records, where "
+    "clients keep matches back (each holds known_records, and an even number of further examples of each class, enough "
+    "for target_records in all; data that name persons have none kept back)"
+)
 _CLIENTS_FOUND = (
     "The share of the records whose client is among the first so many that the attack would name. Guessing names the "
     "clients in random order."
@@ -72,9 +79,12 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
     Of an attack that says what the same adversary tells of the records alone (``blind``) only what it adds to that
     counts: its p-value is the largest of three, that permutation test's, so that no client is named for how often it
     occurs; that of an exact sign test over the records that only one of the two names rightly; and that of one over the
-    matched pairs of which the attack gives only one to the member's client. The last is exact whatever clients and
-    records are like, where the model never saw the records: then a member and its match are one like the other. Where
-    they differ by themselves (:func:`~fedaudit.evaluation.blind.told_blindly`) the verdict is inconclusive.
+    matched pairs of which the attack gives only one to the member's client. The last is exact if a member's match is of
+    the same client's own examples, of which chance said that it is not trained on (``truth.homes``): then, where
+    training on a record leaves nothing, the two are one like the other, whatever clients are like. A match from anybody
+    may be like another client's records, and a model that learnt other people of these clients tells the two apart;
+    then nothing is called a leak, and the verdict is at most inconclusive. It is that, too, where members and others
+    differ by themselves (:func:`~fedaudit.evaluation.blind.told_blindly`).
     """
     if bool(finding.scores.isnan().any()):
         return refused(finding, observation)
@@ -107,11 +117,14 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
             p_value = max(p_value, sign_test(int((right > other).sum()), int((right < other).sum())))
             best = max(best, sign_test(int((1 - other).sum()), 0))
         told = [SOURCE_BLIND.share(int(without.sum()), n, "records of clients", usual)]
-    found = leaks(accuracy > guess and (blind_p or 1.0) > SURE, p_value)
+    at_home = without is None or (len(truth.homes) > 0 and truth.homes[truth.matched[rows]].equal(owners))
+    found = leaks(accuracy > guess and (blind_p or 1.0) > SURE, p_value) and at_home
     notes = [
         f"owners dealt anew: {chance:.3f} would be right; among the records of each class: {by_label:.3f}, which the "
         "labels alone explain"
     ]
+    if not at_home:
+        notes.append(_STRANGERS)
     if without is None and not found and accuracy > guess:
         plain = permutation_test(worth, place, seed=seed)
         if plain <= SURE:
@@ -285,6 +298,10 @@ def _outputs_verdict(findings: Sequence[FindingResult]) -> Judgement:
     if p_value <= SURE:
         text = f"{judged.text}; the records alone, without any model, tell members from others: p = {p_value:.2g}"
         return judged._replace(verdict="inconclusive", text=text, headline="", advice=CONFOUNDED)
+    if judged.verdict == "inferred" and any(_STRANGERS in f.notes for f in findings):
+        return judged._replace(
+            verdict="inconclusive", text=f"{judged.text}; {_STRANGERS}", headline="", advice=_KEEP_BACK
+        )
     if judged.verdict != "inferred" and max(f.p_value_at_best or 0.0 for f in findings) > _HOPELESS:
         return judged._replace(verdict="inconclusive", advice=_TOLD_ALREADY)
     return judged
@@ -318,8 +335,8 @@ FINDING_TYPES["source"] = FindingType(
         "that the classes explain it, it is 'inconclusive'. Of an attack on the model alone more records must be named "
         "rightly than by the same classifier of the records alone, and than matched records that nobody trained on are "
         f"given to the same client; luck does as well with a probability of at most {100 * SURE:g} %, by each of the "
-        "permutation test and two exact sign tests. Where members differ from matched records by themselves, it is "
-        "'inconclusive'.",
+        "permutation test and two exact sign tests. Where members differ from matched records by themselves, or the "
+        "matched ones aren't examples that the member's own client kept from training, it is at most 'inconclusive'.",
     ),
     metrics=(SOURCE_ACCURACY, SOURCE_ADVANTAGE, SOURCE_BLIND),
     question="tell which client a record comes from",

@@ -189,6 +189,7 @@ def memorised_by_one(recording: Recording, most: int | None = None) -> Case | No
         "the same model, which knows one client's records by heart and another's with wrong labels, undefended",
         records=replace(records, **told),
         owners=torch.where(member | (truth.owners == NOBODY), truth.owners, UNUSED),
+        homes=torch.where(truth.owners == NOBODY, truth.owners[truth.matched], truth.owners),  # power is in question
     )
 
 

@@ -305,14 +305,15 @@ def _together(rows: Sequence[Site], counts: Sequence[Count]) -> Iterator[str]:
         lacking = [row.site for row in rows if not row.ceilings]
         value = f"{most.ceilings[unit]:.1f} dB" if unit == "dB" else f"{percent(most.ceilings[unit])} of cells"
         unknown = f"; not computed at {', '.join(lacking)}" if lacking else ""
-        yield f"what updates determine, whoever attacks: most at {most.site}, {value} at most{unknown}"
+        yield f"the ceiling is highest at {most.site}: {value}{unknown}"
     if _incomparable(rows):
         return
     for what in ("demonstrated", "claimed"):
         found = [(value, row.site) for row in rows if (value := getattr(row, what)) is not None]
         if found:
             value, site = max(found)
-            yield f"largest ε {what}: {short(value)} at {site}, of {len(found)} of {len(rows)} sites that say one"
+            say = "says" if len(found) == 1 else "say"
+            yield f"largest ε {what}: {short(value)} at {site} ({len(found)} of {len(rows)} sites {say} one)"
 
 
 def _covered(guards: Sequence[Guard], results: Sequence[AuditResult]) -> list[Guard]:

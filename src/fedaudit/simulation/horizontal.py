@@ -257,6 +257,7 @@ class _Running:
             members=summed,
             candidate_persons=torch.zeros(0, dtype=torch.int64) if candidates.persons is None else candidates.persons,
             persons=drawn.persons,
+            homes=drawn.homes,
         )
         return Recording(transcript, truth, history)
 

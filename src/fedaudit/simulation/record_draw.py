@@ -32,11 +32,14 @@ class RecordDraw:
         held_out: the examples on which accuracy is measured: none of those that were drawn.
         records: what the adversary gets, if anything.
         owners: (n,) the client that holds the record, or :data:`~fedaudit.transcript.queries.NOBODY`.
-        positions: (n,) its row among that client's examples, or -1.
+        positions: (n,) its row among the examples which that client trains on, or -1.
         matched: (n,) for each record the one that was drawn to go with it, of the other sort and like it in class.
         values: (n,) which value of the hidden attribute each record has; empty where none is hidden.
         persons: (n,) of which person each record is, where some are of one: then matched ones are of a pair of persons
             with as many each; empty where every record is another's, or that isn't known.
+        homes: (n,) the client of whose own examples each record is one, trained on or kept back; empty where the
+            matched ones are no client's.
+        kept: of each client, which of its examples it trains on (masks); empty: all of them.
         public: examples that a malicious server holds, where the adversary has no records; None: none.
         asked: attribute and value of the property of clients that the adversary is after; None: none.
     """
@@ -48,6 +51,8 @@ class RecordDraw:
     matched: Tensor = field(default_factory=_nothing)
     values: Tensor = field(default_factory=_nothing)
     persons: Tensor = field(default_factory=_nothing)
+    homes: Tensor = field(default_factory=_nothing)
+    kept: tuple[Tensor, ...] = ()
     public: Split | None = None
     asked: tuple[str, int] | None = None
 
@@ -64,7 +69,14 @@ class RecordDraw:
         assert self.records is not None
         numbers = torch.tensor([*clients, NOBODY])  # the last for nobody, who is -1
         records = replace(self.records, known_clients=numbers[self.records.known_clients])
-        return replace(self, records=records, owners=numbers[self.owners])
+        kept = tuple(mask for _, mask in sorted(zip(clients, self.kept, strict=False), key=lambda pair: pair[0]))
+        return replace(self, records=records, owners=numbers[self.owners], homes=numbers[self.homes], kept=kept)
+
+    def trained_on(self, client_data: Sequence[Split]) -> list[Split]:
+        """Return what each client trains on of what it holds."""
+        if not self.kept:
+            return list(client_data)
+        return [data[mask] for data, mask in zip(client_data, self.kept, strict=True)]
 
     def owned(self, used: Sequence[Tensor]) -> Tensor:
         """Return ``owners`` with ``UNUSED`` for what no update used; ``used`` has a mask for every client."""
@@ -100,7 +112,8 @@ def draw_records(
         client_data: what each client holds; the honest ones first.
         seed: gives the same records under every defence.
         records: how many; half of them are clients' examples.
-        known: further examples of every client, of which the adversary knows whose they are.
+        known: further examples of every client, of which the adversary knows whose they are. Then the records that
+            nobody trained on are clients' own, too, which keep them back (:meth:`RecordDraw.trained_on`).
         public: further examples, which are nobody's.
         to_server: it is a malicious server that holds these, where there are no records.
         hidden: the attribute that the records lack, if any.
@@ -135,6 +148,7 @@ def draw_records(
                 hidden=attribute,
                 asked=asked,
                 known=known,
+                keep_back=known > 0,
             ).numbered(order)
         else:
             rest, held_out = (_strangers(part, client_data) for part in (rest, held_out))
@@ -175,6 +189,7 @@ def draw(
     hidden: tuple[str, Attribute] | None = None,
     asked: tuple[str, int] | None = None,
     known: int = 0,
+    keep_back: bool = False,
 ) -> RecordDraw:
     """Draw the adversary's records: half from what honest clients hold, half from what nobody trains on, shuffled.
 
@@ -193,7 +208,11 @@ def draw(
         rest: examples of the split that the clients hold, held or not; they may be theirs.
         hidden: an attribute and its name: it is taken out of the records, not out of public examples.
         asked: attribute and value of a property, which is told of the public examples.
-        known: further examples of every honest client, none of them a record, of which it is told whose they are.
+        known: further examples of every honest client, none of them a record, of which it is told whose they are. Where
+            persons are known, no other example of theirs is a record either.
+        keep_back: clients may keep examples from training: then a member's match is one of the same client and class,
+            and chance says which of the two is trained on. Not where there are too few such pairs, or persons are
+            known, whose other examples would be trained on.
     """
     rest, held_out = (_strangers(part, client_data) for part in (rest, held_out))
     half = records // 2
@@ -217,22 +236,33 @@ def draw(
     held = [row for row in held if row not in gone]
     if len(held) < half:
         raise BadInput(
-            f"threat.target_records asks for {half} examples of honest clients, and they hold {len(held)} that differ"
+            f"threat.target_records asks for {half} examples of honest clients, and "
+            + (
+                f"beside threat.known_records {len(held)} are left; lower either"
+                if known
+                else f"they hold {len(held)} that differ"
+            )
         )
+    pairs_of_own = _own_pairs(theirs, held, own, whose)[:half] if keep_back and theirs.persons is None else []
+    at_home = bool(half) and len(pairs_of_own) == half
+    strange = 0 if at_home else half
     free = _joined([rest, held_out])
     order = [
         *torch.randperm(len(rest), generator=generator).tolist(),
         *(len(rest) + torch.randperm(len(held_out), generator=generator)).tolist(),
     ]
     non_members = _distinct(order, [*_digests(rest), *_digests(held_out)], malicious | set(own))
-    if len(non_members) < half + public + 1:  # one, at least, for accuracy
+    if len(non_members) < strange + public + 1:  # one, at least, for accuracy
         raise BadInput(
-            f"threat.target_records and public_examples ask for {half + public} examples that nobody trains on, and "
+            f"threat.target_records and public_examples ask for {strange + public} examples that nobody trains on, and "
             f"there are {max(0, len(non_members) - 1)}; lower them, or let the clients hold less "
             "(federations.*.examples)"
         )
     strata, person = _strata(free, non_members), _nothing()
-    if theirs.persons is None or free.persons is None:
+    unfit: list[int] = []
+    if at_home:
+        members, others = [one for one, _ in pairs_of_own], [other for _, other in pairs_of_own]
+    elif theirs.persons is None or free.persons is None:
         members = _with_partners(held, _strata(theirs, held), strata)[:half]
         others = unfit = _matched(_strata(theirs, members), non_members, strata)
     else:
@@ -253,21 +283,27 @@ def draw(
             f"threat.public_examples asks for {public}, and beside the records' persons {len(further)} are nobody's; "
             "lower it, or threat.target_records"
         )
-    taken = {row - len(rest) for row in [*others, *further]}
+    source, gone_from_free = (theirs, further) if at_home else (free, [*others, *further])
+    taken = {row - len(rest) for row in gone_from_free}
     left = held_out[[row for row in range(len(held_out)) if row not in taken]]
     if not len(held_out):
-        left = _unheld(rest, client_data, {*others, *further})
+        left = _unheld(rest, client_data, set(gone_from_free))
     elif not len(left):
         raise BadInput("threat.target_records and public_examples leave nothing to measure accuracy on; lower them")
     shuffle = torch.randperm(2 * half, generator=generator)
     place = torch.argsort(shuffle)
     owners = whose[members]
-    positions = torch.tensor(members, dtype=torch.int64) - (lengths.cumsum(0) - lengths)[owners]
+    trained = torch.ones(len(theirs), dtype=torch.bool)
+    if at_home:
+        trained[others] = False
+    kept = trained.split(lengths.tolist())
+    remain = torch.tensor([int(mask.sum()) for mask in kept])
+    positions = trained.cumsum(0)[members] - 1 - (remain.cumsum(0) - remain)[owners]
     none = torch.full((half,), NOBODY)
     pairs = torch.arange(2 * half).roll(half)  # the i-th member goes with the i-th of the others
     given = QuerySet(
-        torch.cat([theirs.inputs[members], free.inputs[others]])[shuffle],
-        torch.cat([theirs.targets[members], free.targets[others]])[shuffle],
+        torch.cat([theirs.inputs[members], source.inputs[others]])[shuffle],
+        torch.cat([theirs.targets[members], source.targets[others]])[shuffle],
         free.inputs[further],
         free.targets[further],
     )
@@ -278,7 +314,7 @@ def draw(
     if hidden is not None:
         name, attribute = hidden
         mine, nobodys = theirs.attributes[name], free.attributes[name]
-        values = torch.cat([mine[members], nobodys[others]])[shuffle]
+        values = torch.cat([mine[members], source.attributes[name][others]])[shuffle]
         columns = torch.tensor(attribute.columns, dtype=torch.int64)
         given.inputs[:, columns] = 0.0
         if known:
@@ -294,6 +330,8 @@ def draw(
         positions=torch.cat([positions, none])[shuffle],
         matched=place[pairs[shuffle]],
         values=values,
+        homes=torch.cat([owners, whose[others]])[shuffle] if at_home else _nothing(),
+        kept=(*kept, *(torch.ones(len(data), dtype=torch.bool) for data in client_data[honest:])) if at_home else (),
         persons=torch.cat([2 * person, 2 * person + 1])[shuffle] if len(person.unique()) < len(person) else _nothing(),
         asked=asked,
     )
@@ -351,6 +389,22 @@ def _strata(split: Split, rows: Sequence[int]) -> list[tuple[int, int]]:
     no_class = split.targets.is_floating_point() or split.targets.ndim > 1
     classes = torch.zeros(len(split)) if no_class else split.targets
     return [(int(split.groups[row]), int(classes[row])) for row in rows]
+
+
+def _own_pairs(split: Split, rows: Sequence[int], marks: Sequence[bytes], whose: Tensor) -> list[tuple[int, int]]:
+    """Return pairs of ``rows``, in their order, of one client and class each; none that equals another example."""
+    times = Counter(marks)
+    waiting: dict[tuple[int, int], int] = {}
+    found = []
+    for row, (_, label) in zip(rows, _strata(split, rows), strict=True):
+        kind = int(whose[row]), label
+        if times[marks[row]] > 1:
+            continue
+        if kind in waiting:
+            found.append((waiting.pop(kind), row))
+        else:
+            waiting[kind] = row
+    return found
 
 
 def _with_partners(

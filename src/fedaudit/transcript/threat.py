@@ -70,7 +70,8 @@ class ThreatModel(Spec):
     known_records: Count | None = Field(
         default=None,
         description="further examples of every honest client, each of which it holds and knows whose it is; clients "
-        "train on them",
+        "train on them. In a simulation the records that nobody trained on are then examples that clients keep from "
+        "training, where they hold enough, and data name no persons. No other example of a known person is a record",
     )
     public_examples: Count | None = Field(
         default=None,

@@ -39,7 +39,7 @@ CANDIDATES = "candidates.safetensors"
 ABOUT = ("scenario", "data", "model", "accuracy", "device", "promise", "std_guessed", "transcript")
 _WHOLE = (
     *("candidates", "candidate_labels", "candidate_persons"),
-    *("owners", "matched", "values", "persons", "shares", "coins"),
+    *("owners", "matched", "values", "persons", "homes", "shares", "coins"),
 )
 _OF_UPDATE = re.compile(r"round-(\d{5})-client-(\d{5})\.safetensors")
 _OF_UPDATES = ("inputs", "labels", "rows", "members", "seen/inputs", "seen/targets", "seen/randomness")
@@ -70,6 +70,8 @@ class Truth:
         values: (n,) of each record the value of the attribute that it lacks; empty where it lacks none.
         persons: (n,) of which person each record is, where some are of one; empty where each is another's, or that
             isn't known. Those matched to a person's are of one person, too.
+        homes: (n,) of each record the client of whose own examples it is, where those that nobody trained on were kept
+            back by clients; empty where they are no client's, or it isn't known whose.
         shares: (k,) float64 of each client the share of the examples in its updates that have the property which the
             adversary is after, or -1 where it sent none; empty where it is after none.
         coins: (m,) bool: which of an audit's canaries were in; empty where there were none.
@@ -99,6 +101,7 @@ class Truth:
     starts: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)
     candidate_persons: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     persons: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    homes: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def __repr__(self) -> str:
         examples = sum(map(len, self.inputs.values()))
@@ -160,7 +163,7 @@ class Truth:
         tensors = {"candidates": self.candidates, "candidate_labels": self.candidate_labels}
         whole = {"owners": self.owners, "matched": self.matched, "values": self.values}
         tensors |= whole if len(self.owners) else {}
-        own = {name: getattr(self, name) for name in ("coins", "shares", "persons", "candidate_persons")}
+        own = {name: getattr(self, name) for name in ("coins", "shares", "persons", "homes", "candidate_persons")}
         tensors |= {name: t for name, t in own.items() if len(t)}
         for what, known in (
             ("inputs", self.inputs),
@@ -467,8 +470,10 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     whole = all(known.shape == (n,) and known.dtype == torch.int64 for known in (truth.owners, truth.matched))
     if not whole or bool((truth.owners < UNUSED).any()) or not truth.matched.sort().values.equal(places):
         raise CorruptTranscript(f"{path}: what it says of the adversary's {n} records are none of theirs")
-    if len(truth.persons) and (truth.persons.shape != (n,) or truth.persons.dtype != torch.int64):
-        raise CorruptTranscript(f"{path}: what it says of the persons of {n} records are none of theirs")
+    for name in ("persons", "homes"):
+        known_of = getattr(truth, name)
+        if len(known_of) and (known_of.shape != (n,) or known_of.dtype != torch.int64):
+            raise CorruptTranscript(f"{path}: what it says of the {name} of {n} records are none of theirs")
     m = len(transcript.canaries) if transcript.canaries else 0
     unknown = transcript.recording and not len(truth.coins)
     if (truth.coins.shape != (m,) and not unknown) or truth.coins.dtype != torch.bool:

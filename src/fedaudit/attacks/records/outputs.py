@@ -37,9 +37,11 @@ class SourceOutputs(Attack):
 
     Beside it stands what the same adversary tells without any model: the same classifiers of the record alone, its
     inputs, its label, and of the inputs mean, deviation, least and largest value. Only what the model adds to that is a
-    leak (see the evaluation). On either side five-fold cross-validation on the known records chooses between a logistic
-    regression and a support vector machine with a Gaussian kernel; with the model also whether the record itself is put
-    beside the answers.
+    leak, and only beyond matched records that the same client kept from training: any other may be like another
+    client's, and a model that learnt others of these clients gives it away without having seen the record (see the
+    evaluation; where there are none, as in recordings, the verdict is at most inconclusive). On either side five-fold
+    cross-validation on the known records chooses between a logistic regression and a support vector machine with a
+    Gaussian kernel; with the model also whether the record itself is put beside the answers.
 
     Departures: Xu and Li tell the origin of sets of examples by the embeddings of a model, with shadow models for what
     was trained on; here it is that of single records by a model's outputs, without shadows. Source inference in the

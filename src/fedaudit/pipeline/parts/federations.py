@@ -57,6 +57,7 @@ def federations_of(
             pretrained=scenario.model.training.epochs > 0,
             measured=measured is not None,
         )
+        client_data = drawn.trained_on(client_data)
         for defences in (scenario.defences, *scenario.other_defences):
             federation = Federation(
                 name=next(names),
