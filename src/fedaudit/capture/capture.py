@@ -13,10 +13,12 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.optim import Optimizer
+from torch.optim import optimizer as optimiser_hooks
 from torch.overrides import TorchFunctionMode
 
-from fedaudit.capture import estimators, hooks
+from fedaudit.capture import estimators
 from fedaudit.capture.gradients import IN_PLACE, NORMS, Edits, GradientWatch, clipping
 from fedaudit.capture.language import TransformersCall, read_by_value, transformers_call
 from fedaudit.capture.optimisers import (
@@ -220,7 +222,7 @@ class Capture:
         told |= {_SET_DATA: self._edited, torch.autograd.grad: self._derived, torch.Tensor.backward: self._backward}
         self._mode = _Functions(told | {torch.rand: self._drawn})
         self._in_closure = False  # of an optimiser that makes the passes itself
-        self._hooks: hooks.Listener | None = None
+        self._handles: list[Any] = []
         self._listener: Listener | None = None
         self._fits: list[estimators.Fit] = []  # of scikit-learn
         self._estimators: estimators.Listener | None = None
@@ -259,8 +261,12 @@ class Capture:
             raise BadInput("a Capture watches one training; make another for the next")
         self._thread, self._began, self._running = threading.get_ident(), time.perf_counter(), True
         self._home = self._thread
-        self._hooks = hooks.Listener(self._enters, self._leaves, self._stepping, self._stepped)
-        hooks.listen(self._hooks)
+        self._handles = [
+            module_hooks.register_module_forward_pre_hook(self._enters),
+            module_hooks.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True),
+            optimiser_hooks.register_optimizer_step_pre_hook(self._stepping),
+            optimiser_hooks.register_optimizer_step_post_hook(self._stepped),
+        ]
         self._listener = Listener(self._enters, self._leaves, self._smoothed)
         listen(self._listener)
         self._estimators = estimators.Listener(self._rests, self._fitted)
@@ -275,10 +281,10 @@ class Capture:
         self._mode.stop()
         if self._listener is not None:
             forget(self._listener)
-        if self._hooks is not None:
-            hooks.forget(self._hooks)
+        for handle in self._handles:
+            handle.remove()
         # no circle of references may keep a model's weights until a collection
-        self._hooks = self._listener = self._estimators = None
+        self._handles, self._listener, self._estimators = [], None, None
         for watched in self._watched:
             self._changed_by_hand(watched)
             watched.passes = []
@@ -543,6 +549,8 @@ class Capture:
     # Forward passes.
 
     def _enters(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self._running_module is None:
             self._before(module, args)
         else:  # of what it calls nothing more is asked, and there may be hundreds
@@ -552,6 +560,8 @@ class Capture:
                 self._within()
 
     def _leaves(self, module: nn.Module, *more: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if module is self._running_module and self._depth:
             self._depth -= 1
         elif self._running_module is None or module is self._running_module:

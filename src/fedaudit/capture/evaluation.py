@@ -9,9 +9,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
-from fedaudit.capture import estimators, hooks
+from fedaudit.capture import estimators
 from fedaudit.capture.capture import current_mode
 from fedaudit.capture.language import transformers_call
 from fedaudit.capture.passes import alike, tensors
@@ -57,13 +58,12 @@ class Evaluation(TorchFunctionMode):
         self._turn: tuple[Tensor, Any, int] | None = None
         self._thread = 0
         self._resting = False
-        self._hooks: hooks.Listener | None = None
+        self._hook: Any = None
         self._estimators: estimators.Listener | None = None
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
-        self._hooks = hooks.Listener(leaves=self._after)
-        hooks.listen(self._hooks)
+        self._hook = module_hooks.register_module_forward_hook(self._after, with_kwargs=True)
         self._estimators = estimators.Listener(tested=self._tested)
         estimators.listen(self._estimators)
         super().__enter__()
@@ -74,9 +74,7 @@ class Evaluation(TorchFunctionMode):
 
     def stop(self) -> None:
         """Keep no more, and leave the thread alone as far as that can be done from here and now."""
-        if self._hooks is not None:
-            hooks.forget(self._hooks)
-            self._hooks = None
+        self._hook.remove()
         if self._estimators is not None:
             estimators.forget(self._estimators)
             self._estimators = None
@@ -137,7 +135,9 @@ class Evaluation(TorchFunctionMode):
         return any(value is known for known in self._outputs)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.module is None or output is None or self.full or self._resting or not self.here:
+        if torch.compiler.is_compiling():
+            return
+        if self.module is None or self.full or self._resting or not self.here:
             return
         own = unwrapped(module)
         if isinstance(self.module, InOrder) and not (own.training and torch.is_grad_enabled()):
