@@ -4,8 +4,10 @@ import copy
 import gc
 import io
 import threading
+import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,8 +16,9 @@ from torch.nn import functional as F
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimiser_hooks
 
-from fedaudit.capture import capture
+from fedaudit.capture import capture, step_hooks
 from fedaudit.capture.capture import Capture
+from fedaudit.capture.evaluation import Evaluation
 from fedaudit.task.training import Pass
 from fedaudit.utils.errors import BadInput
 from tests.capture.capture_cases import batches, check, cnn, examples, sgd
@@ -23,14 +26,16 @@ from tests.capture.capture_cases import batches, check, cnn, examples, sgd
 
 @pytest.fixture(autouse=True)
 def nothing_stays_behind() -> Iterator[None]:
-    def hooks() -> int:
+    def others() -> int:
         tables = (module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks)
         steps = (optimiser_hooks._global_optimizer_pre_hooks, optimiser_hooks._global_optimizer_post_hooks)
-        return sum(len(table) for table in (*tables, *steps))
+        return sum(len(table) for table in (*tables, *steps)) - len(step_hooks._handles)
 
-    before = hooks()
+    before = others()
     yield
-    assert hooks() == before
+    assert others() == before
+    assert not step_hooks._listeners
+    assert not step_hooks._handles or threading.active_count() > 1
     assert torch._C._len_torch_function_stack() == 0
 
 
@@ -314,3 +319,29 @@ def test_the_start_is_the_state_of_the_first_pass_whoever_moves_weights_between_
         "Rprop": (False, True, ("optimiser",)),
         "Adam with a closure": (False, False, ()),
     }[way]
+
+
+def test_another_thread_trains_while_captures_begin_and_end() -> None:
+    """Torch goes through its tables of hooks during a step, in which no other thread may change them."""
+    model, ended = nn.Linear(2, 1), threading.Event()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def watch() -> int:
+        begun = 0
+        while not ended.is_set():
+            with Capture(), Evaluation(None, 0):
+                begun += 1
+        return begun
+
+    with Capture():  # in this thread, so that the other's are never the first
+        handle = optimiser_hooks.register_optimizer_step_post_hook(lambda *_: time.sleep(0.002))
+        with ThreadPoolExecutor(1) as pool:
+            watched = pool.submit(watch)
+            try:
+                for _ in range(30):
+                    model(torch.ones(1, 2)).sum().backward()
+                    optimiser.step()
+            finally:
+                ended.set()
+                handle.remove()
+            assert watched.result() > 30

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import Optimizer
-from torch.optim import optimizer as optimiser_hooks
 from torch.overrides import TorchFunctionMode
 
-from fedaudit.capture import estimators
+from fedaudit.capture import estimators, step_hooks
 from fedaudit.capture.gradients import IN_PLACE, NORMS, Edits, GradientWatch, clipping
 from fedaudit.capture.language import TransformersCall, read_by_value, transformers_call
 from fedaudit.capture.optimisers import (
@@ -224,6 +223,7 @@ class Capture:
         self._in_closure = False  # of an optimiser that makes the passes itself
         self._handles: list[Any] = []
         self._listener: Listener | None = None
+        self._steps: step_hooks.Listener | None = None
         self._fits: list[estimators.Fit] = []  # of scikit-learn
         self._estimators: estimators.Listener | None = None
         self.how = "weights are changed by hand, and not by a rate times the gradient", "optimiser"
@@ -264,9 +264,9 @@ class Capture:
         self._handles = [
             module_hooks.register_module_forward_pre_hook(self._enters),
             module_hooks.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True),
-            optimiser_hooks.register_optimizer_step_pre_hook(self._stepping),
-            optimiser_hooks.register_optimizer_step_post_hook(self._stepped),
         ]
+        self._steps = step_hooks.Listener(self._stepping, self._stepped)
+        step_hooks.listen(self._steps)
         self._listener = Listener(self._enters, self._leaves, self._smoothed)
         listen(self._listener)
         self._estimators = estimators.Listener(self._rests, self._fitted)
@@ -281,10 +281,13 @@ class Capture:
         self._mode.stop()
         if self._listener is not None:
             forget(self._listener)
+        if self._steps is not None:
+            step_hooks.forget(self._steps)
         for handle in self._handles:
             handle.remove()
         # no circle of references may keep a model's weights until a collection
-        self._handles, self._listener, self._estimators = [], None, None
+        self._handles = []
+        self._listener = self._steps = self._estimators = None
         for watched in self._watched:
             self._changed_by_hand(watched)
             watched.passes = []
