@@ -177,6 +177,7 @@ def test_lines_that_one_answer_answers_stand_together(tmp_path, command: Command
     command("statement", folder, "--out", tmp_path / "s")
     page = " ".join((tmp_path / "s" / "statement.html").read_text().split())
     assert page.count("works: ") == 1
+    assert "C11: 11.1.1–5, 11.2.1–5, 11.3.1–4, 11.4.1–3; NIST" in page
     told = page.partition("works: ")[0].rpartition("<b>Not met</b>")[2]
     for line in ("EDPB Opinion 28/2024, server", "EU AI Act, Art. 15(5)", "GDPR, Art. 5(1)(f), 32(1)(b)"):
         assert line in told

@@ -136,7 +136,19 @@ class Audited(Record):
         for one in self.requirements:
             if one.outcome == "not tested":
                 of.setdefault(one.text, []).append(one.id)
-        return "; ".join(f"{text}: {', '.join(ids)}" for text, ids in of.items())
+        return "; ".join(f"{text}: {', '.join(_runs(ids))}" for text, ids in of.items())
+
+
+def _runs(ids: Sequence[str]) -> list[str]:
+    """Return them with those whose last numbers follow each other together, as 1.1–3."""
+    runs: list[list[str]] = []
+    for one in ids:
+        head, _, last = one.rpartition(".")
+        if runs and last.isdigit() and runs[-1][-1] == f"{head}.{int(last) - 1}":
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return [run[0] if len(run) == 1 else f"{run[0]}–{run[-1].rpartition('.')[2]}" for run in runs]
 
 
 class Guarded(Record):
@@ -369,7 +381,7 @@ def statement(
         audits=audits,
         guards=guards,
         residual=list(_residual(audits, guards)),
-        ends=list(_ends(audits, guards)),
+        ends=list(_ends(audits, guards, again)),
     )
 
 
@@ -456,7 +468,7 @@ def _all_privacy(audits: Sequence[Audited], guards: Sequence[Guarded]) -> list[P
     return [p for audit in audits for p in audit.privacy] + [one.privacy for one in guards if one.privacy]
 
 
-def _ends(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Iterator[str]:
+def _ends(audits: Sequence[Audited], guards: Sequence[Guarded], again: Sequence[Again]) -> Iterator[str]:
     for audit, one in ((a, one) for a in audits for one in a.leaving):
         told = f"{audit.name}: " if len(audits) > 1 else ""
         told += f"“{one.federation}” runs more than {count(one.rounds)} {noun(one.rounds, 'rounds')}"
@@ -465,7 +477,7 @@ def _ends(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Iterator[str]
     if audits:
         yield "The model, what of it is trained, the batches, the local training or the kind of data change."
         yield "An attack becomes known that wasn’t played, or fedaudit’s next version has one."
-    if any(one.target is not None for one in _all_privacy(audits, guards)):
+    if any(p.target is not None for p in _all_privacy(audits, guards)) and not any(a.why == "epsilon" for a in again):
         yield "The ε that is left is spent."
     if guards:
         yield "The guard raises an alarm, can’t check what leaves, or is set otherwise."
