@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedaudit.guard.rounds import SiteRound
+from fedaudit.report.requirements import requirements
 from fedaudit.results import AuditResult, Worst
 from tests.cli.test_join import FAILED, KEPT, OPEN, site
 from tests.conftest import Command, refused
@@ -150,6 +151,9 @@ def test_a_shared_version_says_the_same_and_names_no_example(tmp_path, command: 
         found.append(json.loads((tmp_path / "s" / "statement.json").read_text())["audits"])
     for played in found[0][0]["played"]:
         played["worst"] = ""  # which isn't shared
+    told = [one[0].pop("untested") for one in found]
+    assert told[0][:-1] == told[1][:-1]
+    assert [one[-1].partition(":")[0] for one in told] == ["Who is exposed most, by class or group"] * 2
     assert found[0] == found[1]
 
 
@@ -164,6 +168,39 @@ def test_the_most_exposed_record_stands_beside_the_mean_and_isn_t_shared(tmp_pat
         command("statement", source, "--out", tmp_path / "s")
         assert ("at 30.0 dB, the mean is 19.0 dB" in (tmp_path / "s" / "statement.html").read_text()) is told
     assert "the mean is 19.0" not in (tmp_path / "shared" / "results.json").read_text()
+
+
+def test_lines_that_one_answer_answers_stand_together(tmp_path, command: Command):
+    folder = site(tmp_path / "berlin", [30.0, 8.0])
+    result = AuditResult.load(folder / "results.json")
+    result.model_copy(update={"requirements": requirements(result)}).save(folder / "results.json")
+    command("statement", folder, "--out", tmp_path / "s")
+    page = " ".join((tmp_path / "s" / "statement.html").read_text().split())
+    assert page.count("works: ") == 1
+    assert "C11: 11.1.1–5, 11.2.1–5, 11.3.1–4, 11.4.1–3; NIST" in page
+    told = page.partition("works: ")[0].rpartition("<b>Not met</b>")[2]
+    for line in ("EDPB Opinion 28/2024, server", "EU AI Act, Art. 15(5)", "GDPR, Art. 5(1)(f), 32(1)(b)"):
+        assert line in told
+
+
+def test_what_nothing_bounds_is_named_though_something_else_is_bounded(tmp_path, command: Command):
+    guard = log(tmp_path / "guard", [quiet(0)])  # whose ε is counted
+    audits = [site(tmp_path / name, [8.0], thresholds=[KEPT]) for name in ("berlin", "paris")]
+    values = json.loads((audits[1] / "results.json").read_text())
+    (audits[1] / "results.json").write_text(json.dumps({**values, "name": "paris"}))
+
+    def bounded(*sources: Path) -> list[str]:
+        command("statement", *sources, "--out", tmp_path / "s")
+        told = json.loads((tmp_path / "s" / "statement.json").read_text())["residual"]
+        return [line.partition(": nothing bounds")[0] for line in told if "nothing bounds" in line]
+
+    assert bounded(guard) == []
+    assert bounded(audits[0], guard) == ["sgd"]
+    assert bounded(*audits, guard) == [f"paris, sgd; {values['name']}, sgd"]
+    uncounted = log(tmp_path / "other", [quiet(0).model_copy(update={"epsilon": None, "target": None})])
+    assert bounded(uncounted) == ["node 7, job-1"]
+    page = (tmp_path / "s" / "statement.html").read_text()
+    assert "no ε is accounted for" in page
 
 
 def limits_of(folder: Path) -> dict[str, str]:

@@ -29,7 +29,8 @@ from fedaudit.evaluation import (
 from fedaudit.evaluation.image_metrics import _lpips_network, lpips, lpips_missing, mse, psnr, psnr_from_mse, ssim
 from fedaudit.evaluation.images import assign, standing, verdict_of
 from fedaudit.evaluation.labels import label_accuracy
-from fedaudit.results import AttackSummary, FindingResult, ImageResult, MetricResult
+from fedaudit.evaluation.scores import in_groups
+from fedaudit.results import AttackSummary, FindingResult, GroupWorst, ImageResult, MetricResult
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import ThreatModel
@@ -374,10 +375,25 @@ def test_the_worst_stands_beside_the_mean_class_by_class():
     (told,) = summarise([finding("a", images, 0)], resamples=200, seed=0)
     assert told.worst is not None
     assert [(g.label, g.value, g.mean, g.n) for g in told.worst.by_group] == [(0, 24, 22, 2), (1, 33, 32, 2)]
+    assert told.worst.text.endswith("; by class (2) the most exposed 24.0 to 33.0 dB, the means 22.0 to 32.0 dB")
     images = [one.model_copy(update={"true_label": i}) for i, one in enumerate(images)]
     (told,) = summarise([finding("a", images, 0)], resamples=200, seed=0)
     assert told.worst is not None
     assert told.worst.by_group == []  # a class for each image says no more than the images
+    assert "by class" not in told.worst.text
+
+
+def test_of_several_columns_the_one_that_is_furthest_apart_is_told_and_no_category():
+    def row(column: str, label: int, mean: float) -> GroupWorst:
+        return GroupWorst(label=label, column=column, group=f"{column} {label}", n=9, value=mean + 0.1, mean=mean)
+
+    means = {"ward": (0.3, 0.4), "sex": (0.2, 0.7)}
+    groups = [row(column, i, mean) for column, own in means.items() for i, mean in enumerate(own)]
+    told = in_groups(groups, lambda share: f"{100 * share:.0f}", " %")
+    assert told == "; by sex (2), of 2 columns furthest apart, the most exposed 30 to 80 %, the means 20 to 70 %"
+    assert in_groups([], str) == ""
+    members = [row("", label, 0.5 + 0.1 * label).model_copy(update={"value": label}) for label in range(3)]
+    assert in_groups(members, None) == "; by class (3) at most 2 members, AUC 0.50 to 0.70"
 
 
 def test_an_attack_that_could_not_be_played_has_its_reason_in_the_summary():

@@ -50,6 +50,20 @@ def test_attacks_that_fail_where_the_information_is_there(plain: AuditResult) ->
     assert len(ceiling.examples[0].others) == 3
 
 
+def test_a_ceiling_tells_the_most_exposed_of_each_class() -> None:
+    """The oracle groups the examples by hand: what clients hold of two classes is drawn in turn."""
+    made = audited(data={"name": "digits-parity"}).ceilings[0]
+    assert made.worst is not None
+    groups = made.worst.by_group
+    assert [g.label for g in groups] == [0, 1]
+    values = sorted(e.value or 0.0 for e in made.examples)
+    assert max(g.value for g in groups) == values[-1] == made.worst.value
+    assert sum(g.n for g in groups) == len(values)
+    assert sum(g.n * g.mean for g in groups) == pytest.approx(sum(values))
+    assert groups[0].value != groups[1].value
+    assert "; by class (2) the most exposed " in made.worst.text
+
+
 def test_more_precision_is_worth_more(plain: AuditResult) -> None:
     lows = [point.low for point in plain.ceilings[0].curve]
     assert lows == sorted(lows, reverse=True)

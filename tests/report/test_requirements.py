@@ -23,6 +23,7 @@ from fedaudit.results import (
     MetricSummary,
     RecordEpsilon,
     RequirementRecord,
+    Threshold,
     Timing,
     Worst,
 )
@@ -156,9 +157,15 @@ def canaries(demonstrated: float | None, detectable: float | None) -> EpsilonRes
 
 @pytest.mark.parametrize(
     ("demonstrated", "detectable", "outcome"),
-    [(1.0, 5.0, "met"), (None, 5.0, "met"), (4.0, 5.0, "not met"), (1.0, None, "not tested"), (3.1, 5.0, "not tested")],
+    [
+        (1.0, 5.0, "answered"),  # an audit proves no promise
+        (None, 5.0, "answered"),
+        (4.0, 5.0, "not met"),
+        (1.0, None, "not tested"),
+        (3.1, 5.0, "not tested"),
+    ],
 )
-def test_code_keeps_a_promise_only_if_canaries_would_have_shown_otherwise(demonstrated, detectable, outcome, base):
+def test_canaries_break_a_promise_and_never_keep_one(demonstrated, detectable, outcome, base):
     changes = with_history(base, history([3.0]))
     own = {"federation": "f0", "epsilon": canaries(demonstrated, detectable), "images": []}
     finding = base.findings[0].model_copy(update={**own, "is_leak": outcome == "not met"})
@@ -207,6 +214,35 @@ def test_means_are_told_of_the_recipient_who_has_them(adversary: str, who: str, 
     assert line(base, "user", **changes).outcome == "not met"
     changes["summaries"] = [asked("not demonstrated")]
     assert line(base, who, **changes).outcome == "answered"  # no proof, so nothing is met
+
+
+@pytest.mark.parametrize("id_", ["Art. 15(5), confidentiality", "Art. 5(1)(f), 32(1)(b)"])
+def test_confidentiality_isn_t_met_where_an_attack_works_and_never_met(id_: str, base):
+    (worked,) = [s for s in base.summaries if s.verdict == "recovered"][:1]
+    found = line(base, id_)
+    assert worked.evidence is not None
+    assert worked.evidence.low is not None
+    assert (found.outcome, found.value, found.low) == ("not met", worked.evidence.value, worked.evidence.low)
+    assert f"[{worked.evidence.low:.3g}, {worked.evidence.high:.3g}]" in found.answer
+    assert line(base, id_, summaries=[asked("not demonstrated"), asked("inconclusive")]).outcome == "answered"
+    assert line(base, id_, summaries=[asked("inconclusive")]).outcome == "not tested"
+    assert line(base, id_, summaries=[]).outcome == "not tested"
+
+
+def test_the_acts_other_lines_are_answered_with_what_is_there_and_never_met(base):
+    limit = Threshold(metric="psnr", limit=20, worst=30, where="invg on sgd", exceeded=True, outcome="fail")
+    told = line(base, "Art. 9(8)", thresholds=[limit])
+    assert (told.outcome, told.answer.partition(".")[0]) == ("answered", "psnr at most 20: fail")
+    assert line(base, "Art. 9(8)", thresholds=[]).outcome == "not tested"
+    changes = with_history(base, history(None).model_copy(update={"accuracy": [0.1, 0.75]}))
+    assert line(base, "Art. 15(1)", **changes).answer == "f0: 0.75 at the end"
+    assert line(base, "Art. 15(1)", **with_history(base, history(None))).outcome == "not tested"
+    assert "this audit is one" in line(base, "Art. 32(1)(d)").answer
+    assert line(base, "Art. 25(1)").answer.startswith("sgd: no defence")
+    defended = base.federations[0].model_copy(update={"client_defence": "dp"})
+    assert line(base, "Art. 25(1)", federations=[defended]).answer.startswith("sgd: dp")
+    laws = [one for one in requirements(base) if one.text in ("EU AI Act", "GDPR")]
+    assert {one.outcome for one in laws} <= {"not met", "answered", "not tested"}
 
 
 def test_a_defence_that_is_only_tried_answers_for_nobody(base):

@@ -244,7 +244,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         RowDetail(
             columns=[column.name for column in table.columns],
             rows=drawn,
-            row_groups=_by_category(torch.cat(whole), hits, table.columns),
+            row_groups=of_categories(torch.cat(whole), hits.double().mean(dim=1), table.columns),
         ),
         metrics=metrics,
         charts=charts,
@@ -259,9 +259,9 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     return Evaluation(result)
 
 
-def _by_category(true: Tensor, hits: Tensor, columns: Sequence[Column]) -> list[GroupWorst]:
-    """Return of each category that occurs among (n, k) true rows the highest and the mean share of cells."""
-    shares, groups = hits.double().mean(dim=1), []
+def of_categories(true: Tensor, shares: Tensor, columns: Sequence[Column]) -> list[GroupWorst]:
+    """Return of each category that occurs among (n, k) true rows the highest and the mean of (n,) shares of cells."""
+    groups = []
     for place, column in enumerate(columns):
         for label, name in enumerate(column.categories):
             if len(own := shares[true[:, place] == label]):
@@ -491,12 +491,16 @@ def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     text = f"{exact} of {n} {'row' if n == 1 else 'rows'} exact{certified}{chance_level}; {judged.text}"
     if not exact or (judged.verdict != "inferred" and p > SURE):
         return judged._replace(text=text)
-    test = "exact test (Poisson binomial) against rows drawn from the candidates"
+    what, test = (
+        "rows recovered with every cell",
+        "exact test (Poisson binomial) against rows drawn from the candidates",
+    )
     if p > SURE:
+        what += " (tested by cells)"
         test = "Monte Carlo test of the cells against guesses and other batches"
         p = p if judged.evidence is None or judged.evidence.p_value is None else judged.evidence.p_value
-    evidence = share_of("rows recovered with every cell", exact, n, "rows", test=test, p_value=p)
-    rest = f"{judged.evidence.value:.0%} of all cells" if judged.evidence else "most cells"
+    evidence = share_of(what, exact, n, "rows", test=test, p_value=p)
+    rest = f"{100 * judged.evidence.value:.0f} % of all cells" if judged.evidence else "most cells"
     headline = f"{{who}} can reconstruct training {{things}}: {exact} of {n} with every cell, {rest}."
     return Judgement("recovered", text, evidence, headline)
 
@@ -512,7 +516,7 @@ _BY_CELLS = by_test(
     of="rows",
     method="95 % bootstrap interval over rows; Monte Carlo test against what the columns' distributions give and what "
     "the rows get of other batches, the findings' p-values by Fisher's method, times two, for the two tests of rows",
-    headline="{who} can tell cells of training {things}: {share}% are right, where {guess}% are without the update.",
+    headline="{who} can tell cells of training {things}: {share} % are right, where {guess} % are without the update.",
     together=_halves,
 )
 

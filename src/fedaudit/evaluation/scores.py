@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -96,15 +96,17 @@ def _worst(done: Sequence[FindingResult], things: str) -> Worst | None:
     if images := best_tries([i for f in done for i in f.images]):
         values = [i.psnr for i in images]
         best, mean = max(values), float(np.mean(values))
+        groups = by_class([(i.true_label, i.psnr) for i in images])
         text = f"the most exposed of {len(values):,} {things} came out at {best:.1f} dB, the mean is {mean:.1f} dB"
-        groups = _by_class([(i.true_label, i.psnr) for i in images])
+        text += in_groups(groups, lambda own: f"{own:.1f}", " dB")
         return Worst(value=best, mean=mean, n=len(values), text=text, by_group=groups)
     if rows := [(row.true_label, row.right / row.cells) for f in done for row in f.rows if row.cells]:
         shares = [share for _, share in rows]
         best, mean = max(shares), float(np.mean(shares))
         text = f"of the most exposed of {len(shares):,} rows {best:.0%} of cells came out, the mean is {mean:.0%}"
-        groups = [*_by_class(rows), *_by_category([g for f in done for g in f.row_groups])]
-        return Worst(value=best, mean=mean, n=len(shares), text=text.replace("%", " %"), by_group=groups)
+        groups = [*by_class(rows), *by_category([g for f in done for g in f.row_groups])]
+        text = text.replace("%", " %") + in_groups(groups, lambda own: f"{100 * own:.0f}", " %")
+        return Worst(value=best, mean=mean, n=len(shares), text=text, by_group=groups)
     counted = [(f.standing_out, m.n // 2, f) for f in done for m in f.metrics if m.name == "membership_auc" and m.n]
     known = [(k, n, f) for k, n, f in counted if k is not None]
     if not known:
@@ -118,10 +120,43 @@ def _worst(done: Sequence[FindingResult], things: str) -> Worst | None:
         for g in chief.exposure
         if g.standing_out is not None
     ]
-    return Worst(value=most, n=n, p_value=p, text=text, by_group=groups if len(groups) > 1 else [])
+    groups = groups if len(groups) > 1 else []
+    return Worst(value=most, n=n, p_value=p, text=text + in_groups(groups, None), by_group=groups)
 
 
-def _by_class(values: Sequence[tuple[float | None, float]]) -> list[GroupWorst]:
+def in_groups(groups: Sequence[GroupWorst], say: Callable[[float], str] | None, unit: str = "") -> str:
+    """Return in words how far classes, and a column's categories, are apart: their most exposed and their means.
+
+    No class or category is named. Of several columns it is the one whose means are furthest apart.
+
+    Args:
+        groups: of classes and columns.
+        say: writes a number; None: of membership, how many members stand out, and AUCs.
+        unit: behind the numbers.
+    """
+    columns: dict[str, list[GroupWorst]] = {}
+    for group in groups:
+        columns.setdefault(group.column, []).append(group)
+    told = {f"by class ({len(own)})": own for own in (columns.pop("", []),) if own}
+    if columns:
+        name, own = max(columns.items(), key=lambda one: max(g.mean for g in one[1]) - min(g.mean for g in one[1]))
+        told[f"by {name} ({len(own)})" + (f", of {len(columns)} columns furthest apart," * (len(columns) > 1))] = own
+    text = ""
+    for by, own in told.items():
+        means = _ends([g.mean for g in own], say or (lambda area: f"{area:.2f}"))
+        if say is None:
+            text += f"; {by} at most {max(g.value for g in own):,.0f} members, AUC {means}"
+        else:
+            text += f"; {by} the most exposed {_ends([g.value for g in own], say)}{unit}, the means {means}{unit}"
+    return text
+
+
+def _ends(values: Sequence[float], say: Callable[[float], str]) -> str:
+    low, high = say(min(values)), say(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def by_class(values: Sequence[tuple[float | None, float]]) -> list[GroupWorst]:
     """Return the largest value of each class, beside its mean; none of numbers, or of a value for each."""
     classes: dict[int, list[float]] = {}
     for label, value in values:
@@ -136,7 +171,7 @@ def _by_class(values: Sequence[tuple[float | None, float]]) -> list[GroupWorst]:
     ]
 
 
-def _by_category(told: Sequence[GroupWorst]) -> list[GroupWorst]:
+def by_category(told: Sequence[GroupWorst]) -> list[GroupWorst]:
     """Return what several findings tell of categories, of all their rows; of columns with two or more of two rows each.
 
     One row alone is none: its category's worst would be that person's.

@@ -20,7 +20,9 @@ from fedaudit.ceiling.estimate import BUDGET, HALF, PRECISIONS, STEPS, decibels
 from fedaudit.epsilon.certificate import in_words
 from fedaudit.evaluation.finding_types import known_type
 from fedaudit.evaluation.limits import POWERLESS
-from fedaudit.evaluation.rows import cells_within
+from fedaudit.evaluation.rows import cells_within, of_categories
+from fedaudit.evaluation.scores import by_category, by_class, in_groups
+from fedaudit.modalities.columns import cells
 from fedaudit.modalities.prior import LEAST
 from fedaudit.pipeline.margin import resized
 from fedaudit.pipeline.trials import Means, Trial
@@ -32,6 +34,7 @@ from fedaudit.results import (
     CeilingPicture,
     CeilingPoint,
     CeilingResult,
+    GroupWorst,
     Worst,
 )
 from fedaudit.results.epsilon import CertificateRecord
@@ -330,7 +333,14 @@ def _result(
         prior=prior.words,
         curve=curve,
         examples=examples,
-        worst=_worst(examples, len(every), (low + max(high, low)) / 2, unit, kind.plural),
+        worst=_worst(
+            examples,
+            len(every),
+            (low + max(high, low)) / 2,
+            unit,
+            kind.plural,
+            _groups(looked, examples, observation, truth),
+        ),
         verdict=verdict,
         text="",
     )
@@ -385,14 +395,49 @@ def _in_words(found: CeilingResult, things: str) -> str:
     return "; ".join([text, *told])
 
 
-def _worst(examples: Sequence[CeilingExample], n: int, mean: float, unit: str, things: str) -> Worst | None:
+def _groups(
+    looked: Sequence[Looked], examples: Sequence[CeilingExample], observation: Observation, truth: Truth
+) -> list[GroupWorst]:
+    """Return the most exposed example of each class, and of each category of a table's columns, beside the means."""
+    labels: dict[tuple[int, int, int], Tensor] = {}
+    rows: dict[tuple[int, int, int], Tensor] = {}
+    for one in looked:
+        for used, place in enumerate(one.ceiling.message.uses.tolist()):
+            labels[(*one.key, place)] = truth.labels[one.key][used]
+            rows[(*one.key, place)] = truth.inputs[one.key][used]
+    known = [((e.round, e.client, e.place), e.value) for e in examples if e.value is not None]
+    if not known:
+        return []
+    values, columns = [value for _, value in known], observation.task_info.columns
+    own = [labels[key] for key, _ in known]
+    classes = [float(label) if label.dim() == 0 and not label.is_floating_point() else None for label in own]
+    found = by_class(list(zip(classes, values, strict=True)))
+    if columns:
+        true = cells(torch.stack([rows[key] for key, _ in known]), columns)
+        found += by_category(of_categories(true, torch.tensor(values, dtype=torch.float64), columns))
+    return found
+
+
+def _worst(
+    examples: Sequence[CeilingExample],
+    n: int,
+    mean: float,
+    unit: str,
+    things: str,
+    groups: Sequence[GroupWorst],
+) -> Worst | None:
     """Return the most exposed of ``n`` examples beside all of them; None: by probes their order alone is known."""
     best = examples[0].value if examples else None
     if best is None:
         return None
     told = [f"{value:.1f} dB" if unit == "dB" else f"{100 * value:.0f} % of cells" for value in (best, mean)]
     text = f"of the most exposed of {n:,} {things} any attacker could have {told[0]}, of all {told[1]}"
-    return Worst(value=best, mean=mean, n=n, text=text)
+    text += (
+        in_groups(groups, lambda own: f"{own:.1f}", " dB")
+        if unit == "dB"
+        else in_groups(groups, lambda own: f"{100 * own:.0f}", " %")
+    )
+    return Worst(value=best, mean=mean, n=n, text=text, by_group=list(groups))
 
 
 def _examples(

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedaudit.report.wording import count, noun
+from fedaudit.report.wording import count, defences_of, noun
 from fedaudit.results import AuditResult, TestAgain
 from fedaudit.results.record import Record
 
@@ -34,7 +34,7 @@ def changes(result: AuditResult) -> list[TestAgain]:
             other_clients_than=one.clients,
             other_model_than=result.model.name,
             other_parameters_than=result.model.parameters,
-            without=[name for name in (one.client_defence, one.aggregator) if name not in ("none", "mean", "fedavg")],
+            without=defences_of(one),
         )
         for one in result.federations
         if one.name in result.in_use()
@@ -76,11 +76,11 @@ def by_pace(
         more = rounds + 1 - sent
         sends = "sent" if more <= 0 else "sends"
         text = f"{whose} {sends} its update number {count(rounds + 1)}"
-        text += f"{'' if more <= 0 else ', if it goes on like this'}, and {count(rounds)} "
+        text += f"{'' if more <= 0 else f', if it goes on as until {end.date()}'}, and {count(rounds)} "
         yield from _in(end, each, more, "rounds", f"{text}{noun(rounds, 'rounds')} were audited")
     if epsilon is not None and epsilon[0] > 0:
         more = math.floor(min(epsilon[1] / (epsilon[0] / sent), 1e18))
-        yield from _in(end, each, more, "epsilon", f"{whose} has spent its ε, if it goes on like this")
+        yield from _in(end, each, more, "epsilon", f"{whose} has spent its ε, if it goes on as until {end.date()}")
 
 
 def _in(end: datetime, each: timedelta, more: int, why: Why, text: str) -> Iterator[Again]:

@@ -321,7 +321,10 @@ def _covered(guards: Sequence[Guard], results: Sequence[AuditResult]) -> list[Gu
     rounds = min((f.rounds for result in results for f in result.federations if f.name in result.in_use()), default=0)
     found = []
     for one in guards:
-        over = f"NOT TESTED: no more rounds than were audited: {count(rounds)} were, and {count(one.sent)} updates left"
+        were = "was" if rounds == 1 else "were"
+        over = (
+            f"NOT TESTED: no more rounds than were audited: {count(rounds)} {were}, and {count(one.sent)} updates left"
+        )
         limits = (*one.limits, Limit("not tested", over)) if one.sent > rounds else one.limits
         found.append(replace(one, limits=limits))
     return found

@@ -81,6 +81,8 @@ def assessment(result: AuditResult) -> Assessment:
     active = rows if result.adversary.adversary == "malicious-server" else []
     tests.append((f"a server that alters the model it sends ({NIST}: {' and '.join(ALTERED_MODELS)})", active))
     untested = [(test, why) for test, own in tests if (why := _why_untested(own))]
+    if why := _without_groups(result):
+        untested.append(("who is exposed most, by class or group", why))
     evidence = [(f"{AI_ACT}, {article}", *said) for article, said in EVIDENCE_FOR.items()]
     asked = result.requirements or requirements(result)
     standards = [(title, ABOUT.get(title, "")) for title in titles]
@@ -105,4 +107,19 @@ def _why_untested(own: list[Covered]) -> str:
     if reached - {"not applicable", "inconclusive"}:
         return ""
     names = ", ".join(row.attack.name for row in own)
-    return f"{names}: {'inconclusive' if 'inconclusive' in reached else 'could not be run'}"
+    return f"{'inconclusive' if 'inconclusive' in reached else 'could not be run'} ({names})"
+
+
+def _without_groups(result: AuditResult) -> str:
+    """Return why no class or group is told of; empty where one is."""
+    worst = [s.worst for s in result.summaries if s.worst] + [c.worst for c in result.ceilings if c.worst]
+    if any(one.by_group for one in worst) or any(f.exposure for f in result.findings):
+        return ""
+    if result.shared is not None:
+        return "a shared version doesn't say"
+    if not worst:
+        return "no test tells how exposed single records are"
+    return (
+        "too few attacked records of one class or category, or there are none: attack more (evaluation.max_updates, "
+        "threat.target_records), or let a table's columns be categorical"
+    )

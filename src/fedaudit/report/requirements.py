@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fedaudit.attacks.standards import ASKED, Asked
-from fedaudit.report.wording import count, number, short
+from fedaudit.report.conclusion import limit_name
+from fedaudit.report.wording import count, defences_of, number, short
 from fedaudit.results import (
     LEAKS,
     AttackSummary,
@@ -86,7 +87,8 @@ def _membership(result: AuditResult) -> Answer:
     if outcome == "not tested" and worst.verdict == "not demonstrated":
         text += f"; so few records don't exclude {_NEAR}"
     if outcome == "met":
-        text += f"; the most of {count(len(told))} that were played, each of which could have found something"
+        text += f"; it is the most of {count(len(told))} that were played, and each" if len(told) > 1 else "; it"
+        text += " could have found something"
     return Answer(outcome, text, accuracy.mean, accuracy.low, accuracy.high, accuracy.n)
 
 
@@ -198,9 +200,9 @@ def _correctness(result: AuditResult) -> Answer:
         return Answer("not tested", text, shown, shown, None, one.canaries)
     text = (
         f"{name}: {count(one.canaries)} canaries demonstrate ε {short(shown)}, {short(one.claimed)} is claimed; a true "
-        f"ε of {short(one.detectable)} would have shown"
+        f"ε of {short(one.detectable)} would have shown, which proves no promise"
     )
-    return Answer("met", text, shown, shown, None, one.canaries)
+    return Answer("answered", text, shown, shown, None, one.canaries)
 
 
 def _by(who: str) -> Rule:
@@ -227,6 +229,8 @@ def _means(rows: Sequence[AttackSummary]) -> Answer:
     leaks = [s for s in rows if s.verdict in LEAKS]
     if not leaks:
         verdicts = ", ".join(f"{s.attack} on {s.federation}: {s.verdict}" for s in rows)
+        if all(s.verdict == "inconclusive" for s in rows):
+            return Answer("not tested", "every attack with these means was inconclusive")
         return Answer("answered", f"no means that was tried worked, which is no proof: {verdicts}")
     worst = min(leaks, key=lambda s: (LEAKS.index(s.verdict), -(s.evidence.value if s.evidence else 0.0)))
     found = worst.evidence
@@ -234,7 +238,37 @@ def _means(rows: Sequence[AttackSummary]) -> Answer:
     text = f"{worst.attack} on {worst.federation} works{told}{_setting(worst)}"
     if found is None:
         return Answer("not met", text, timing=worst.timing)
+    if found.low is not None and found.high is not None and "[" not in told:
+        text += f"; {found.what} {short(found.value)} [{short(found.low)}, {short(found.high)}]"
     return Answer("not met", text, found.value, found.low, found.high, found.n, worst.timing)
+
+
+def _limits(result: AuditResult) -> Answer:
+    if not result.thresholds:
+        return Answer("not tested", "no limit was set")
+    told = "; ".join(f"{limit_name(one)}: {one.outcome}" for one in result.thresholds)
+    return Answer("answered", f"{told}. When the limits were set isn't known")
+
+
+def _dated(_: AuditResult) -> Answer:
+    return Answer(
+        "answered", "this audit is one, with its date; what asks for the next stands in results.json (test_again)"
+    )
+
+
+def _accuracy(result: AuditResult) -> Answer:
+    told = [(f.name, f.history.accuracy[-1]) for f in _used(result) if f.history is not None and f.history.accuracy]
+    if not told:
+        return Answer("not tested", "accuracy wasn't measured")
+    return Answer("answered", "; ".join(f"{name}: {number(value, 2)} at the end" for name, value in told))
+
+
+def _measures(result: AuditResult) -> Answer:
+    used = _used(result)
+    if not used:
+        return Answer("not tested", "no federation is known")
+    told = [f"{f.name}: {', '.join(defences_of(f)) or 'no defence'}" for f in used]
+    return Answer("answered", f"{'; '.join(told)}. Whether that is enough is no test's to say")
 
 
 RULES: dict[str, Rule] = {
@@ -250,4 +284,9 @@ RULES: dict[str, Rule] = {
     "server": _by("server"),
     "site": _by("site"),
     "user": _user,
+    "confidentiality": lambda result: _means(_ran(result)),
+    "limits": _limits,
+    "dated": _dated,
+    "accuracy": _accuracy,
+    "measures": _measures,
 }

@@ -23,7 +23,7 @@ from fedaudit.report.mapping import assessment
 from fedaudit.report.share import check_shared, shareable
 from fedaudit.report.share_check import phrases_of, refuse_traces
 from fedaudit.report.style import render
-from fedaudit.report.wording import count, noun, sentence, short
+from fedaudit.report.wording import count, defences_of, noun, sentence, short
 from fedaudit.results import (
     LEAKS,
     AttackSummary,
@@ -46,7 +46,10 @@ ABOUT = "egress statement"  # what the digest is bound to
 
 Outcome = Literal["pass", "fail", "not tested"]
 _ORDER: tuple[Outcome, ...] = ("fail", "not tested", "pass")
-_NO_LIMIT = "no limit was set, so nothing was held against one: audit again with --fail-on recovered, or another"
+_NO_LIMIT = (
+    "no limit was set, so nothing was held against one: audit again into the same folder, which keeps what was found, "
+    "with --fail-on recovered, or another"
+)
 
 
 class Limit(Record):
@@ -118,9 +121,13 @@ class Audited(Record):
     requirements: list[RequirementRecord] = Field(default=[], description="what texts ask, line by line")
 
     @property
-    def asked(self) -> list[RequirementRecord]:
-        """The lines that were met or not."""
-        return [one for one in self.requirements if one.outcome in ("met", "not met")]
+    def asked(self) -> list[tuple[str, RequirementRecord]]:
+        """The lines that were met or not, with what they ask; those that one answer answers together."""
+        of: dict[tuple[str, str], list[RequirementRecord]] = {}
+        for one in self.requirements:
+            if one.outcome in ("met", "not met"):
+                of.setdefault((one.outcome, one.answer), []).append(one)
+        return [("; ".join(f"{one.text}, {one.id} ({one.asks})" for one in lines), lines[0]) for lines in of.values()]
 
     @property
     def unanswered(self) -> str:
@@ -129,7 +136,19 @@ class Audited(Record):
         for one in self.requirements:
             if one.outcome == "not tested":
                 of.setdefault(one.text, []).append(one.id)
-        return "; ".join(f"{text}: {', '.join(ids)}" for text, ids in of.items())
+        return "; ".join(f"{text}: {', '.join(_runs(ids))}" for text, ids in of.items())
+
+
+def _runs(ids: Sequence[str]) -> list[str]:
+    """Return them with those whose last numbers follow each other together, as 1.1–3."""
+    runs: list[list[str]] = []
+    for one in ids:
+        head, _, last = one.rpartition(".")
+        if runs and last.isdigit() and runs[-1][-1] == f"{head}.{int(last) - 1}":
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return [run[0] if len(run) == 1 else f"{run[0]}–{run[-1].rpartition('.')[2]}" for run in runs]
 
 
 class Guarded(Record):
@@ -189,7 +208,7 @@ def audited(path: Path) -> Part:
         if s.federation in result.in_use()
     ]
     answer = headline(result)
-    untested = [*map(sentence, result.not_asked), *_grouped([(why, test) for test, why in assessment(result).untested])]
+    untested = [*map(sentence, result.not_asked), *_grouped([(why, test) for test, why in assessment(whole).untested])]
     part = Audited(
         name=result.name,
         started=result.timing.started,
@@ -231,11 +250,11 @@ def same_in_both(one: Audited) -> str:
 
 
 def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
-    """Return a line for each text, which is told of several things, with all of them after it."""
+    """Return a line for each text, which is told of several things, with all of them before it."""
     of: dict[str, list[str]] = {}
     for text, thing in told:
         of.setdefault(text, []).append(thing)
-    return [f"{text[:1].upper()}{text[1:].rstrip('.')}: {', '.join(things)}." for text, things in of.items()]
+    return [sentence(f"{', '.join(things)}: {text}") for text, things in of.items()]
 
 
 def _ceiling(one: CeilingResult) -> str:
@@ -256,13 +275,12 @@ def _leaving(result: AuditResult, one: FederationRecord) -> Leaving:
     if one.history is not None:
         size = f" of {count(round(one.history.parameters))} numbers ({count(round(one.history.bytes))} bytes)"
     text = f"{updates}{size} of {result.model.name}; {one.description}"
-    named = [name for name in (one.client_defence, one.aggregator) if name not in ("none", "mean", "fedavg")]
     return Leaving(
         federation=one.name,
         text=sentence(text),
         clients=one.clients,
         rounds=one.rounds,
-        defences=", ".join(named),
+        defences=", ".join(defences_of(one)),
     )
 
 
@@ -287,8 +305,11 @@ def _played(result: AuditResult, summary: AttackSummary, worst: str) -> Played:
 
 def _privacy(result: AuditResult, one: FederationRecord) -> Privacy | None:
     found = [f for f in result.findings if f.federation == one.name]
-    shown = [f.epsilon.demonstrated for f in found if f.epsilon and f.epsilon.demonstrated is not None]
-    shown += [f.record_epsilon.bound.epsilon for f in found if f.record_epsilon]
+    audited = [f.epsilon for f in found if f.epsilon and f.epsilon.demonstrated is not None]
+    shown = [(one.demonstrated or 0.0, one.unit, one.confidence) for one in audited]
+    bounds = [f.record_epsilon.bound for f in found if f.record_epsilon]
+    shown += [(bound.epsilon, bound.unit, bound.confidence or 0.95) for bound in bounds]
+    most = max(shown, default=None)
     course = one.history
     spent = None if course is None else course.epsilon_pld or (course.epsilon[-1] if course.epsilon else None)
     if spent is None and not shown:
@@ -299,13 +320,14 @@ def _privacy(result: AuditResult, one: FederationRecord) -> Privacy | None:
         text += f"{delta} for one {course.epsilon_unit or 'client'}, by {course.epsilon_adjacency}"
         text += f" neighbours, after {count(one.rounds)} {noun(one.rounds, 'rounds')}"
         text += spread_of(course)
-    if shown:
-        text += f"; {short(max(shown))} demonstrated"
+    if most is not None:
+        text += f"; ε {short(most[0])} demonstrated for one {most[1]}, at {100 * most[2]:g} %"
+        text += f" in each of {len(shown)} tests" if len(shown) > 1 else ""
     return Privacy(
         whose=one.name,
         spent=spent,
         delta=course.epsilon_delta if course else None,
-        demonstrated=max(shown, default=None),
+        demonstrated=None if most is None else most[0],
         text=text,
     )
 
@@ -359,7 +381,7 @@ def statement(
         audits=audits,
         guards=guards,
         residual=list(_residual(audits, guards)),
-        ends=list(_ends(audits, guards)),
+        ends=list(_ends(audits, guards, again)),
     )
 
 
@@ -370,9 +392,10 @@ def _coverage(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Limit | N
     rounds = min((one.rounds for audit in audits for one in audit.leaving), default=0)  # which is which isn't known
     most = max(guards, key=lambda one: one.sent)
     kept = most.sent <= rounds
+    were = "was" if rounds == 1 else "were"
     text = (
-        f"{'PASS' if kept else 'NOT TESTED'}: no more rounds than were audited: {count(rounds)} were, and {most.site} "
-        f"sent {count(most.sent)} updates in {most.job}"
+        f"{'PASS' if kept else 'NOT TESTED'}: no more rounds than were audited: {count(rounds)} {were}, and "
+        f"{most.site} sent {count(most.sent)} updates in {most.job}"
     )
     return Limit(source="", outcome="pass" if kept else "not tested", text=text)
 
@@ -419,7 +442,7 @@ def _residual(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Iterator[
         if not any(one.verdict in LEAKS for one in audit.played):
             yield f"{of}No attack that was played showed a leak. Others might: this is no proof of safety."
         if audit.untested:
-            yield f"{of}What stands under “Not tested”."
+            yield f"{of}All that stands under “Not tested”."
     if not audits:
         yield "No audit stands behind this: the guard’s checks are short, and what they don’t find may be there."
     for one in guards:
@@ -427,23 +450,34 @@ def _residual(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Iterator[
             yield f"{one.site}, {one.job}: {one.alarmed} of {one.sent} updates left though a check raised an alarm."
         if one.checked < one.sent:
             yield f"{one.site}, {one.job}: {one.sent - one.checked} of {one.sent} updates left unchecked."
-    if not any(one.spent is not None for one in _all_privacy(audits, guards)):
-        yield "Nothing bounds what an attack that nobody knows yet could get: no noise is accounted for."
+    open_ = [
+        f"{audit.name}, {one.federation}" if len(audits) > 1 else one.federation
+        for audit in audits
+        for one in audit.leaving
+        if one.federation not in {p.whose for p in audit.privacy if p.spent is not None}
+    ]
+    open_ += [f"{one.site}, {one.job}" for one in guards if one.privacy is None or one.privacy.spent is None]
+    if open_:
+        yield (
+            f"{'; '.join(open_)}: nothing bounds what an attack that nobody knows yet could get, for no noise is "
+            "accounted for."
+        )
 
 
 def _all_privacy(audits: Sequence[Audited], guards: Sequence[Guarded]) -> list[Privacy]:
     return [p for audit in audits for p in audit.privacy] + [one.privacy for one in guards if one.privacy]
 
 
-def _ends(audits: Sequence[Audited], guards: Sequence[Guarded]) -> Iterator[str]:
-    for one in (one for audit in audits for one in audit.leaving):
-        told = f"“{one.federation}” runs more than {count(one.rounds)} {noun(one.rounds, 'rounds')}"
+def _ends(audits: Sequence[Audited], guards: Sequence[Guarded], again: Sequence[Again]) -> Iterator[str]:
+    for audit, one in ((a, one) for a in audits for one in a.leaving):
+        told = f"{audit.name}: " if len(audits) > 1 else ""
+        told += f"“{one.federation}” runs more than {count(one.rounds)} {noun(one.rounds, 'rounds')}"
         told += f" or has other than {count(one.clients)} {noun(one.clients, 'clients')}"
         yield sentence(told + (f", or works without {one.defences}" if one.defences else ""))
     if audits:
         yield "The model, what of it is trained, the batches, the local training or the kind of data change."
         yield "An attack becomes known that wasn’t played, or fedaudit’s next version has one."
-    if any(one.target is not None for one in _all_privacy(audits, guards)):
+    if any(p.target is not None for p in _all_privacy(audits, guards)) and not any(a.why == "epsilon" for a in again):
         yield "The ε that is left is spent."
     if guards:
         yield "The guard raises an alarm, can’t check what leaves, or is set otherwise."

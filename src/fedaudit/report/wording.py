@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from fedaudit.evaluation.finding_types import known_type, metric
-from fedaudit.results import AttackSummary, AuditResult, FindingResult, Interval, MetricSummary
+from fedaudit.results import AttackSummary, AuditResult, FederationRecord, FindingResult, Interval, MetricSummary
+
+_NONE = ("none", "mean", "fedavg")  # what federations without a defence are under
 
 
 def number(value: float | None, digits: int) -> str:
@@ -35,6 +37,11 @@ def words_of(name: str) -> str:
     """Return what a metric is called in sentences, one of a package that isn't installed by its name."""
     known = metric(name)
     return known.words if known else name.replace("_", " ")
+
+
+def defences_of(federation: FederationRecord) -> list[str]:
+    """Return the names of the defences that a federation is under."""
+    return [name for name in (federation.client_defence, federation.aggregator) if name not in _NONE]
 
 
 def counted(summary: AttackSummary) -> str:
