@@ -392,6 +392,8 @@ def test_of_several_columns_the_one_that_is_furthest_apart_is_told_and_no_catego
     told = in_groups(groups, lambda share: f"{100 * share:.0f}", " %")
     assert told == "; by sex (2), of 2 columns furthest apart, the most exposed 30 to 80 %, the means 20 to 70 %"
     assert in_groups([], str) == ""
+    both = [row(column, i, 0.5 + i / 10) for column in ("", "class") for i in range(2)]  # a column may be called so
+    assert in_groups(both, str).count("; by class (2) ") == 2
     members = [row("", label, 0.5 + 0.1 * label).model_copy(update={"value": label}) for label in range(3)]
     assert in_groups(members, None) == "; by class (3) at most 2 members, AUC 0.50 to 0.70"
 

@@ -276,3 +276,13 @@ def test_what_mustn_t_change_is_told_of_the_federations_in_use(base):
     assert [(c.federation, c.without) for c in changes(both)] == [("sgd", []), ("dp", ["dp"])]
     compared = both.model_copy(update={"scenario": {"evaluation": {"compare_defences": True}}})
     assert [c.federation for c in changes(compared)] == ["sgd"]
+
+
+def test_what_is_shared_meets_no_line_that_is_not_met_at_the_site(base):
+    few = base.model_copy(update={"summaries": [asked("not demonstrated", worst=0.001)]})
+    whole, shared = requirements(few), shareable(few).requirements
+    assert [one.outcome for one in whole] == [one.outcome for one in shared]
+    (told,) = [one for one in shared if one.id == "11.2.5"]
+    assert told.outcome == "not met"
+    assert "more members than by luck" in told.answer
+    assert "9 members" not in told.answer

@@ -137,12 +137,14 @@ def in_groups(groups: Sequence[GroupWorst], say: Callable[[float], str] | None, 
     columns: dict[str, list[GroupWorst]] = {}
     for group in groups:
         columns.setdefault(group.column, []).append(group)
-    told = {f"by class ({len(own)})": own for own in (columns.pop("", []),) if own}
+    told = [(f"by class ({len(own)})", own) for own in (columns.pop("", []),) if own]
     if columns:
         name, own = max(columns.items(), key=lambda one: max(g.mean for g in one[1]) - min(g.mean for g in one[1]))
-        told[f"by {name} ({len(own)})" + (f", of {len(columns)} columns furthest apart," * (len(columns) > 1))] = own
+        told.append(
+            (f"by {name} ({len(own)})" + f", of {len(columns)} columns furthest apart," * (len(columns) > 1), own)
+        )
     text = ""
-    for by, own in told.items():
+    for by, own in told:
         means = _ends([g.mean for g in own], say or (lambda area: f"{area:.2f}"))
         if say is None:
             text += f"; {by} at most {max(g.value for g in own):,.0f} members, AUC {means}"

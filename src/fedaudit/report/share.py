@@ -61,6 +61,7 @@ LEAST = 10  # members of a group whose exposure is shared: of fewer, whoever kno
 ABOUT = "shared results"  # what the digest is bound to
 FILES = ("results.json", "report.html")
 _OWN = "a site's own data"
+_STANDING_OUT = "more members than by luck score above all others"  # how many they are isn't shared
 
 # By type the fields that are shared; "*": all of them, which are numbers and words of fedaudit's own.
 KEPT: dict[type[Record], str] = {
@@ -154,7 +155,11 @@ def shareable(result: AuditResult) -> AuditResult:
         }
     )
     if result.shared is None:  # which model an attack asked is told of a finished model's user
-        answers = requirements(made.model_copy(update={"attacks": result.attacks}))
+        summaries = [
+            s.model_copy(update={"worst": old.worst and old.worst.model_copy(update={"text": _STANDING_OUT})})
+            for s, old in zip(made.summaries, result.summaries, strict=True)
+        ]  # else a line would be met here that isn't at the site
+        answers = requirements(made.model_copy(update={"attacks": result.attacks, "summaries": summaries}))
         made = made.model_copy(update={"requirements": answers})
     return made
 

@@ -322,7 +322,7 @@ def _privacy(result: AuditResult, one: FederationRecord) -> Privacy | None:
         text += spread_of(course)
     if most is not None:
         text += f"; ε {short(most[0])} demonstrated for one {most[1]}, at {100 * most[2]:g} %"
-        text += f" in each of {len(shown)} tests" if len(shown) > 1 else ""
+        text += f", the most of {len(shown)} tests" if len(shown) > 1 else ""
     return Privacy(
         whose=one.name,
         spent=spent,
