@@ -375,11 +375,18 @@ def test_the_worst_stands_beside_the_mean_class_by_class():
     (told,) = summarise([finding("a", images, 0)], resamples=200, seed=0)
     assert told.worst is not None
     assert [(g.label, g.value, g.mean, g.n) for g in told.worst.by_group] == [(0, 24, 22, 2), (1, 33, 32, 2)]
-    assert told.worst.text.endswith("; by class (2) the most exposed 24.0 to 33.0 dB, the means 22.0 to 32.0 dB")
+    assert told.worst.text.endswith(
+        "; by class (2, of 2 each) the most exposed 24.0 to 33.0 dB, the means 22.0 to 32.0 dB"
+    )
+    alone = image(50.0, position=4).model_copy(update={"true_label": 2})
+    (more,) = summarise([finding("a", [*images, alone], 0)], resamples=200, seed=0)
+    assert more.worst is not None
+    assert more.worst.value == 50
+    assert more.worst.by_group == told.worst.by_group  # a class's only image is no class's worst
     images = [one.model_copy(update={"true_label": i}) for i, one in enumerate(images)]
     (told,) = summarise([finding("a", images, 0)], resamples=200, seed=0)
     assert told.worst is not None
-    assert told.worst.by_group == []  # a class for each image says no more than the images
+    assert told.worst.by_group == []
     assert "by class" not in told.worst.text
 
 
@@ -389,13 +396,16 @@ def test_of_several_columns_the_one_that_is_furthest_apart_is_told_and_no_catego
 
     means = {"ward": (0.3, 0.4), "sex": (0.2, 0.7)}
     groups = [row(column, i, mean) for column, own in means.items() for i, mean in enumerate(own)]
-    told = in_groups(groups, lambda share: f"{100 * share:.0f}", " %")
-    assert told == "; by sex (2), of 2 columns furthest apart, the most exposed 30 to 80 %, the means 20 to 70 %"
-    assert in_groups([], str) == ""
+    (by, told) = in_groups(groups, "%").split(" the most exposed ")
+    assert by == "; by the column of 2 whose categories are furthest apart (2, of 9 each)"
+    assert told == "30 to 80 %, the means 20 to 70 %"
+    assert in_groups([], "dB") == ""
     both = [row(column, i, 0.5 + i / 10) for column in ("", "class") for i in range(2)]  # a column may be called so
-    assert in_groups(both, str).count("; by class (2) ") == 2
+    told = in_groups(both, "%")
+    assert told.count("; by class (2, of 9 each) ") == told.count("; by a column's categories (2, of 9 each) ") == 1
     members = [row("", label, 0.5 + 0.1 * label).model_copy(update={"value": label}) for label in range(3)]
-    assert in_groups(members, None) == "; by class (3) at most 2 members, AUC 0.50 to 0.70"
+    assert in_groups(members) == "; by class (3, of 9 each) at most 2 members, AUC 0.50 to 0.70"
+    assert "at most 1 member, AUC" in in_groups(members[:2])
 
 
 def test_an_attack_that_could_not_be_played_has_its_reason_in_the_summary():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -98,14 +98,14 @@ def _worst(done: Sequence[FindingResult], things: str) -> Worst | None:
         best, mean = max(values), float(np.mean(values))
         groups = by_class([(i.true_label, i.psnr) for i in images])
         text = f"the most exposed of {len(values):,} {things} came out at {best:.1f} dB, the mean is {mean:.1f} dB"
-        text += in_groups(groups, lambda own: f"{own:.1f}", " dB")
+        text += in_groups(groups, "dB")
         return Worst(value=best, mean=mean, n=len(values), text=text, by_group=groups)
     if rows := [(row.true_label, row.right / row.cells) for f in done for row in f.rows if row.cells]:
         shares = [share for _, share in rows]
         best, mean = max(shares), float(np.mean(shares))
         text = f"of the most exposed of {len(shares):,} rows {best:.0%} of cells came out, the mean is {mean:.0%}"
         groups = [*by_class(rows), *by_category([g for f in done for g in f.row_groups])]
-        text = text.replace("%", " %") + in_groups(groups, lambda own: f"{100 * own:.0f}", " %")
+        text = text.replace("%", " %") + in_groups(groups, "%")
         return Worst(value=best, mean=mean, n=len(shares), text=text, by_group=groups)
     counted = [(f.standing_out, m.n // 2, f) for f in done for m in f.metrics if m.name == "membership_auc" and m.n]
     known = [(k, n, f) for k, n, f in counted if k is not None]
@@ -120,57 +120,67 @@ def _worst(done: Sequence[FindingResult], things: str) -> Worst | None:
         for g in chief.exposure
         if g.standing_out is not None
     ]
-    groups = groups if len(groups) > 1 else []
-    return Worst(value=most, n=n, p_value=p, text=text + in_groups(groups, None), by_group=groups)
+    if len(groups) < 2:
+        return Worst(value=most, n=n, p_value=p, text=text)
+    p_group = min(g.p_value for g in chief.exposure)  # corrected for all of them
+    luck = "no more than luck" if p_group > SURE else "more than luck"
+    text += f"{in_groups(groups)}; of the group told best {luck} (p = {p_group:.2g})"
+    return Worst(value=most, n=n, p_value=p, text=text, by_group=groups)
 
 
-def in_groups(groups: Sequence[GroupWorst], say: Callable[[float], str] | None, unit: str = "") -> str:
+def in_groups(groups: Sequence[GroupWorst], unit: Literal["dB", "%", ""] = "") -> str:
     """Return in words how far classes, and a column's categories, are apart: their most exposed and their means.
 
-    No class or category is named. Of several columns it is the one whose means are furthest apart.
+    No class, column or category is named. Of several columns it is the one whose means are furthest apart.
 
     Args:
         groups: of classes and columns.
-        say: writes a number; None: of membership, how many members stand out, and AUCs.
-        unit: behind the numbers.
+        unit: dB, or % of shares; none of membership: how many members stand out, and AUCs.
     """
     columns: dict[str, list[GroupWorst]] = {}
+    classes = [group for group in groups if not group.column]
     for group in groups:
         columns.setdefault(group.column, []).append(group)
-    told = [(f"by class ({len(own)})", own) for own in (columns.pop("", []),) if own]
+    columns.pop("", None)
+    told = [("class", classes)] if classes else []
     if columns:
-        name, own = max(columns.items(), key=lambda one: max(g.mean for g in one[1]) - min(g.mean for g in one[1]))
-        told.append(
-            (f"by {name} ({len(own)})" + f", of {len(columns)} columns furthest apart," * (len(columns) > 1), own)
-        )
+        own = max(columns.values(), key=lambda own: max(g.mean for g in own) - min(g.mean for g in own))
+        several = f"the column of {len(columns)} whose categories are furthest apart"
+        told.append((several if len(columns) > 1 else "a column's categories", own))
     text = ""
     for by, own in told:
-        means = _ends([g.mean for g in own], say or (lambda area: f"{area:.2f}"))
-        if say is None:
-            text += f"; {by} at most {max(g.value for g in own):,.0f} members, AUC {means}"
+        text += f"; by {by} ({len(own)}, of {_ends([g.n for g in own], '')} each) "
+        if unit:
+            text += f"the most exposed {_ends([g.value for g in own], unit)}, "
+            text += f"the means {_ends([g.mean for g in own], unit)}"
         else:
-            text += f"; {by} the most exposed {_ends([g.value for g in own], say)}{unit}, the means {means}{unit}"
+            most = int(max(g.value for g in own))
+            text += f"at most {most:,} member{'s' * (most != 1)}, AUC {_ends([g.mean for g in own], 'AUC')}"
     return text
 
 
-def _ends(values: Sequence[float], say: Callable[[float], str]) -> str:
-    low, high = say(min(values)), say(max(values))
-    return low if low == high else f"{low} to {high}"
+def _ends(values: Sequence[float], unit: str) -> str:
+    say = {"dB": "{:.1f}", "%": "{:.0%}", "AUC": "{:.2f}"}.get(unit, "{:,.0f}")
+    low, high = (say.format(one).rstrip("%") for one in (min(values), max(values)))
+    return (low if low == high else f"{low} to {high}") + (f" {unit}" if unit in {"dB", "%"} else "")
 
 
 def by_class(values: Sequence[tuple[float | None, float]]) -> list[GroupWorst]:
-    """Return the largest value of each class, beside its mean; none of numbers, or of a value for each."""
+    """Return the largest value of each class, beside its mean, of two or more classes of two values each.
+
+    One value alone is none: it would be one record's. Of numbers there are none, nor of a value for each.
+    """
     classes: dict[int, list[float]] = {}
     for label, value in values:
         if label is None or not float(label).is_integer():
             return []
         classes.setdefault(int(label), []).append(value)
-    if not 2 <= len(classes) <= len(values) / 2:
-        return []
-    return [
+    several = [
         GroupWorst(label=label, n=len(own), value=max(own), mean=float(np.mean(own)))
         for label, own in sorted(classes.items())
+        if len(own) > 1
     ]
+    return several if len(several) > 1 else []
 
 
 def by_category(told: Sequence[GroupWorst]) -> list[GroupWorst]:

@@ -432,11 +432,7 @@ def _worst(
         return None
     told = [f"{value:.1f} dB" if unit == "dB" else f"{100 * value:.0f} % of cells" for value in (best, mean)]
     text = f"of the most exposed of {n:,} {things} any attacker could have {told[0]}, of all {told[1]}"
-    text += (
-        in_groups(groups, lambda own: f"{own:.1f}", " dB")
-        if unit == "dB"
-        else in_groups(groups, lambda own: f"{100 * own:.0f}", " %")
-    )
+    text += in_groups(groups, "dB" if unit == "dB" else "%")
     return Worst(value=best, mean=mean, n=n, text=text, by_group=list(groups))
 
 

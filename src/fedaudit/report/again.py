@@ -76,11 +76,11 @@ def by_pace(
         more = rounds + 1 - sent
         sends = "sent" if more <= 0 else "sends"
         text = f"{whose} {sends} its update number {count(rounds + 1)}"
-        text += f"{'' if more <= 0 else f', if it goes on as until {end.date()}'}, and {count(rounds)} "
+        text += f"{'' if more <= 0 else f', at its pace until {end.date()}'}, and {count(rounds)} "
         yield from _in(end, each, more, "rounds", f"{text}{noun(rounds, 'rounds')} were audited")
     if epsilon is not None and epsilon[0] > 0:
         more = math.floor(min(epsilon[1] / (epsilon[0] / sent), 1e18))
-        yield from _in(end, each, more, "epsilon", f"{whose} has spent its ε, if it goes on as until {end.date()}")
+        yield from _in(end, each, more, "epsilon", f"{whose} has spent its ε, at its pace until {end.date()}")
 
 
 def _in(end: datetime, each: timedelta, more: int, why: Why, text: str) -> Iterator[Again]:

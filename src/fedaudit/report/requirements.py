@@ -238,7 +238,7 @@ def _means(rows: Sequence[AttackSummary]) -> Answer:
     text = f"{worst.attack} on {worst.federation} works{told}{_setting(worst)}"
     if found is None:
         return Answer("not met", text, timing=worst.timing)
-    if found.low is not None and found.high is not None and "[" not in told:
+    if found.low is not None and found.high is not None and f"[{short(found.low)}, {short(found.high)}]" not in told:
         text += f"; {found.what} {short(found.value)} [{short(found.low)}, {short(found.high)}]"
     return Answer("not met", text, found.value, found.low, found.high, found.n, worst.timing)
 
@@ -247,12 +247,18 @@ def _limits(result: AuditResult) -> Answer:
     if not result.thresholds:
         return Answer("not tested", "no limit was set")
     told = "; ".join(f"{limit_name(one)}: {one.outcome}" for one in result.thresholds)
+    if all(one.outcome == "not tested" for one in result.thresholds):
+        return Answer("not tested", told)
     return Answer("answered", f"{told}. When the limits were set isn't known")
 
 
-def _dated(_: AuditResult) -> Answer:
+def _dated(result: AuditResult) -> Answer:
+    if not _ran(result):
+        return Answer("not tested", "no attack was played, or none could be")
     return Answer(
-        "answered", "this audit is one, with its date; what asks for the next stands in results.json (test_again)"
+        "answered",
+        "this audit is one test, with its date; whether tests are regular isn't known; what asks for the next stands "
+        "in results.json (test_again)",
     )
 
 
@@ -267,7 +273,8 @@ def _measures(result: AuditResult) -> Answer:
     used = _used(result)
     if not used:
         return Answer("not tested", "no federation is known")
-    told = [f"{f.name}: {', '.join(defences_of(f)) or 'no defence'}" for f in used]
+    none = "no defence" if result.recording is None else "no defence that is known"
+    told = [f"{f.name}: {', '.join(defences_of(f)) or none}" for f in used]
     return Answer("answered", f"{'; '.join(told)}. Whether that is enough is no test's to say")
 
 

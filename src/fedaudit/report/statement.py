@@ -1,6 +1,7 @@
 """What is signed before updates leave: a page of what audits and a site's guard say, checkable against both.
 
-Of an audit no more is taken than a site may share (:mod:`fedaudit.report.share`). What nobody measured is named, and
+Of an audit no more is taken than a site may share (:mod:`fedaudit.report.share`), but for who is exposed most, told
+without names: of all, and from where to where classes and categories go. What nobody measured is named, and
 never counts as kept.
 """
 
@@ -520,7 +521,7 @@ def _parsed(values: Any) -> Statement:
 
 
 def page(made: Statement) -> str:
-    """Return the page: one sheet of paper for one audit and one log."""
+    """Return the page: a sheet of paper for most audits with a log."""
     return render("statement.html.j2", statement=made, severity=SEVERITY)
 
 
