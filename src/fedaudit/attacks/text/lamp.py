@@ -120,12 +120,11 @@ class Lamp(Attack):
         notes.append(f"the best texts leave {rest:.2g} of the update's gradient")
         if match.white(texts, labels):
             texts = texts[[at for at in range(count) if match.stands(texts, labels, at)]]
-            notes.append(
-                f"that is white noise, or rounding; of {len(texts)} of {count} texts every word stands out of it"
-            )
+            said = f"that is white noise, or rounding; {len(texts)} of {count} texts are told, each word stands out"
         else:
             texts = texts[:0]
-            notes.append("that is more than white noise, so some are wrong, and none is told: try more restarts")
+            said = "that is more than white noise: words are wrong, or the noise isn't alike everywhere; none is told"
+        notes.append(said)
         return SequenceFinding(sequences=texts.cpu(), notes=tuple(notes))
 
 
