@@ -41,6 +41,11 @@ TEXT = {
     "model": {"name": "decoder", "width": 64},
     "federations": [{"name": "f", "clients": 2, "examples": 4, "batch_size": 2}],
 }
+CLASSIFIED = {
+    "data": {"name": "notes"},
+    "model": {"name": "encoder", "width": 16},
+    "federations": [{"name": "f", "clients": 2, "examples": 2, "batch_size": 1}],
+}
 TEXTS = {
     "data": {"name": "notes-causal", "split": "train"},
     "model": {"name": "decoder", "width": 16},
@@ -117,6 +122,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     },
     "agrevader": {**malicious(name="agrevader", start=1), "threat": {"adversary": "client", "target_records": 20}},
     **dict.fromkeys(("dager", "somp", "token-presence"), TEXT),
+    "lamp": CLASSIFIED,
     **dict.fromkeys(("extraction", "min-k", "zlib-ratio", "reference-loss"), TEXTS),
     "last-update": LOCAL,
     "local-model": LOCAL,

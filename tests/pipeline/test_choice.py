@@ -133,6 +133,8 @@ BEGINS: dict[str, Any] = {"neurons": 200, "rectified": True}
         (replace(TABLE, **BEGINS, examples=25, steps=None), ["spear-rows"]),
         (replace(IMAGE, steps=None), ["agic", "agic-plus"]),
         (TEXT, ["dager", "token-presence", "labels"]),
+        (replace(TEXT, noisy=True, examples=2), ["dager", "lamp", "token-presence", "labels"]),
+        (replace(TEXT, noisy=True, examples=3), ["dager", "token-presence", "labels"]),
         (replace(TEXT, steps=None), ["token-presence"]),
         *((replace(IMAGE, server=name, threat=ALTERED), [name, "loss-threshold", "gradient-norm"]) for name in SERVERS),
         (replace(TEXT, server="imprint", threat=MEMBERS), ["loss-threshold", "gradient-norm"]),

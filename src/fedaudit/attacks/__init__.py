@@ -19,6 +19,7 @@ from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.text.decepticons import Decepticons
 from fedaudit.attacks.text.dager import Dager
 from fedaudit.attacks.text.somp import Somp
+from fedaudit.attacks.text.lamp import Lamp
 from fedaudit.attacks.text.token_presence import TokenPresence
 from fedaudit.attacks.text.extraction import Extraction, ExtractionFinding
 from fedaudit.attacks.labels.attack import AveragedLabels, LabelFinding, Labels, LabelSetFinding
@@ -113,6 +114,7 @@ __all__ = [
     "LabelScoreFinding",
     "LabelSetFinding",
     "Labels",
+    "Lamp",
     "LastUpdate",
     "LearnedInversion",
     "LiRA",

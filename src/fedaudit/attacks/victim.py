@@ -144,6 +144,20 @@ def unknown_training(threat: ThreatModel) -> str:
     return "this threat model doesn't know it: set threat.knows_training=true"
 
 
+def sent_model(observation: Observation, device: str) -> tuple[nn.Module, dict[str, Tensor], list[str]]:
+    """Return the model that one client was sent, without dropout, its update's gradient, and what is to be said of it.
+
+    The gradient is that of :func:`one_batch_gradient`.
+    """
+    message, task_info = observation.single(), observation.task_info
+    module = copy.deepcopy(observation.module).to(device)
+    module.load_state_dict({name: t.to(device) for name, t in message.weights.items()})
+    drawn = task_info.dropout and draws_at_random(module, task_info.blank(2)[0].to(device))
+    set_training_mode(module, "eval", dropout=False)
+    gradient = one_batch_gradient(message.update, device, message.weights)
+    return module, gradient, [WITHOUT_DROPOUT] if drawn else []
+
+
 def need_training(attack: str, observation: Observation) -> None:
     """Raise NotApplicable where the update came of local training of which the adversary doesn't know how it went."""
     update = observation.single().update

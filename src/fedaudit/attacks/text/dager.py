@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
@@ -17,10 +16,8 @@ from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.text.layers import Receiver, Span, inputs_of, receivers, sees, span_of, takes
 from fedaudit.attacks.text.output_rows import EXPLAINED, OutputRows, read_rows
 from fedaudit.attacks.text.search import Search, extend_prefixes, whole_sequences
-from fedaudit.attacks.victim import WITHOUT_DROPOUT, need_training, one_batch_gradient
+from fedaudit.attacks.victim import need_training, sent_model
 from fedaudit.modalities import TokenInfo
-from fedaudit.models import set_training_mode
-from fedaudit.simulation.local_training import draws_at_random
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
@@ -94,12 +91,8 @@ class Dager(Attack):
     ) -> SequenceFinding:
         message, task_info = observation.single(), observation.task_info
         assert task_info.tokens is not None
-        module = copy.deepcopy(observation.module).to(device)
-        module.load_state_dict({name: t.to(device) for name, t in message.weights.items()})
+        module, gradient, notes = sent_model(observation, device)
         blank = task_info.blank(2)[0].to(device)
-        notes = [WITHOUT_DROPOUT] if task_info.dropout and draws_at_random(module, blank) else []
-        set_training_mode(module, "eval", dropout=False)
-        gradient = one_batch_gradient(message.update, device, message.weights)
         length = task_info.input_shape[0]
         layers = receivers(module, blank)
         known = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections import Counter
@@ -20,10 +19,8 @@ from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import SequenceFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.text.layers import inputs_of, receivers, takes
-from fedaudit.attacks.victim import WITHOUT_DROPOUT, need_training, one_batch_gradient
+from fedaudit.attacks.victim import need_training, sent_model
 from fedaudit.modalities import NOTHING, TokenInfo
-from fedaudit.models import set_training_mode
-from fedaudit.simulation.local_training import draws_at_random
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
@@ -114,13 +111,9 @@ class Somp(Attack):
     ) -> SequenceFinding:
         message, task_info = observation.single(), observation.task_info
         assert task_info.tokens is not None
-        module = copy.deepcopy(observation.module).to(device)
-        module.load_state_dict({name: t.to(device) for name, t in message.weights.items()})
-        blank = task_info.blank(1)[0].to(device)
-        notes = [WITHOUT_DROPOUT] if task_info.dropout and draws_at_random(module, blank) else []
-        set_training_mode(module, "eval", dropout=False)
-        gradient = one_batch_gradient(message.update, device, message.weights)
-        first = _first_words(module, task_info.blank(2)[0].to(device), gradient, task_info.tokens)
+        module, gradient, notes = sent_model(observation, device)
+        blank = task_info.blank(2)[0].to(device)
+        first = _first_words(module, blank, gradient, task_info.tokens)
         pursuit = Pursuit(
             module.double(),
             gradient,
@@ -128,7 +121,7 @@ class Somp(Attack):
             first,
             blank.shape[1],
             self.beam,
-            takes(module, blank[:, :1]),
+            takes(module, blank[:1, :1]),
             generator,
         )
         found, rest = pursuit.run(message.update.num_examples, self.passes, progress)
