@@ -123,8 +123,8 @@ def _worst(done: Sequence[FindingResult], things: str) -> Worst | None:
     if len(groups) < 2:
         return Worst(value=most, n=n, p_value=p, text=text)
     p_group = min(g.p_value for g in chief.exposure)  # corrected for all of them
-    luck = "no more than luck" if p_group > SURE else "more than luck"
-    text += f"{in_groups(groups)}; of the group told best {luck} (p = {p_group:.2g})"
+    luck = "as luck may have it" if p_group > SURE else "more than luck"
+    text += f"{in_groups(groups)}, the group told best {luck} (p = {p_group:.2g})"
     return Worst(value=most, n=n, p_value=p, text=text, by_group=groups)
 
 

@@ -113,7 +113,8 @@ def _why_untested(own: list[Covered]) -> str:
 def _without_groups(result: AuditResult) -> str:
     """Return why no class or group is told of; empty where one is."""
     used = result.in_use()
-    worst = [one.worst for one in (*result.summaries, *result.ceilings) if one.worst and one.federation in used]
+    worst = [s.worst for s in result.summaries if s.worst and s.federation in used]
+    worst += [c.worst for c in result.ceilings if c.worst and c.federation in used]
     if any(one.by_group for one in worst):
         return ""
     if result.shared is not None:

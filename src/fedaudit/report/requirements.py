@@ -273,8 +273,8 @@ def _measures(result: AuditResult) -> Answer:
     used = _used(result)
     if not used:
         return Answer("not tested", "no federation is known")
-    none = "no defence" if result.recording is None else "no defence that is known"
-    told = [f"{f.name}: {', '.join(defences_of(f)) or none}" for f in used]
+    none = {True: "no defence", False: "no defence that is known"}
+    told = [f"{f.name}: {', '.join(defences_of(f)) or none[f.recording is None]}" for f in used]
     return Answer("answered", f"{'; '.join(told)}. Whether that is enough is no test's to say")
 
 
