@@ -138,8 +138,8 @@ def test_the_assessment_lists_what_was_tested_and_what_was_not(tmp_path):
     ]
     untested = dict(made.untested)
     assert "reconstruction" not in untested
-    assert untested["attribute inference"] == "labels: inconclusive"
-    assert untested["model inversion"] == "gan: could not be run"
+    assert untested["attribute inference"] == "inconclusive (labels)"
+    assert untested["model inversion"] == "could not be run (gan)"
     for test in ("membership inference", "exfiltration", "regurgitation of training data"):
         assert untested[test] == "no attack of this audit makes this test"
     assert untested[ALTERED] == "no attack of this audit makes this test"
@@ -147,7 +147,7 @@ def test_the_assessment_lists_what_was_tested_and_what_was_not(tmp_path):
 
 @pytest.mark.parametrize(
     ("verdict", "why"),
-    [("not demonstrated", None), ("recovered", None), ("not applicable", "imprint: could not be run")],
+    [("not demonstrated", None), ("recovered", None), ("not applicable", "could not be run (imprint)")],
 )
 def test_an_audit_of_a_malicious_server_says_that_it_tested_one(tmp_path, verdict, why):
     was = result(tmp_path)
