@@ -100,6 +100,7 @@ def test_only_its_room_imports_a_framework():
                 assert room is None or file.relative_to(SOURCE).as_posix().startswith(room), f"{file} imports {name}"
 
 
+@pytest.mark.slow
 def test_fedaudit_is_imported_without_them():
     rooms = "fedaudit.adapters.flower, fedaudit.adapters.nvflare"
     words = f"import sys, fedaudit.api, fedaudit.cli, {rooms}; print({{'flwr', 'nvflare'}} & {{*sys.modules}})"

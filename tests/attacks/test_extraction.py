@@ -212,6 +212,7 @@ def test_wrong_settings_are_refused_in_one_line(settings: dict[str, Any]) -> Non
 # --- what comes out -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_that_learnt_its_texts_by_heart_recites_them_and_no_others() -> None:
     observed, truth = notes()
     result = judged(asked(observed), observed, truth)
@@ -345,6 +346,7 @@ def test_a_client_s_own_model_is_asked_about_its_own_texts() -> None:
 # --- the audit ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_audit_says_recovered_shows_the_texts_and_shares_none(tmp_path: Path, command: Command) -> None:
     made = NOTES.values(attacks="extraction", evaluation={"most_exposed": 3})
     (tmp_path / "s.yaml").write_text(json.dumps(made))

@@ -44,6 +44,7 @@ def audited(count: int, share: float) -> Recording:
     return noisy(fedaudit.simulate({**made, "attacks": ["lamp"]}, model=encoder(), data=data, progress=False), share)
 
 
+@pytest.mark.slow
 def test_a_text_of_an_encoder_is_read_behind_noise_that_hides_every_span():
     only = audited(1, share=0.5)
     assert len(run("dager", only).sequences) == 0

@@ -139,6 +139,7 @@ def test_wrong_settings_are_refused_in_one_line(settings: dict[str, Any]) -> Non
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_an_audit_of_texts_asks_who_was_in_and_what_comes_out() -> None:
     transcript, _ = sent(NOTES())
     chosen = [spec.name for spec in choose_for(transcript, ThreatModel(target_records=60))]

@@ -209,6 +209,7 @@ def test_the_other_attacks_have_none(trained):
     assert make_attack("gias").public_examples() is None
 
 
+@pytest.mark.slow
 def test_a_finding_is_that_of_the_generator_s_content(trained, tmp_path, digits):
     seen = observation(trained)
     file = tmp_path / "g.safetensors"

@@ -42,6 +42,7 @@ def found(**scenario: Any) -> Ceiling:
     return ceiling_of(message, prior_of(observation.task_info.example_kind, candidates, inputs))
 
 
+@pytest.mark.slow
 def test_rounding_of_a_deep_network_isn_t_taken_for_other_facts() -> None:
     """In float64 it is a per cent off, for rectifiers flip; in the client's own precision it is the update."""
     observation, inputs, labels, _ = seen(

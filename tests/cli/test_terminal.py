@@ -161,6 +161,7 @@ def test_a_simulation_that_goes_on_says_so(tmp_path: Path) -> None:
 # --- what it came to -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_terminal_ends_with_the_report_s_sentences_and_a_next_step_that_works(
     command: Command, scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,7 @@ def test_every_changed_file_is_named(folder: Path, command: Command) -> None:
         assert any(words in line for line in lines), (words, lines)
 
 
+@pytest.mark.slow
 def test_another_page_is_named(folder: Path, command: Command) -> None:
     (folder / "report.html").write_text((folder / "report.html").read_text().replace("evidence", "proof"))
     assert differing(command("verify", folder, "--workers", 1)) == [
@@ -229,6 +230,7 @@ def elsewhere(folder: Path) -> None:
     (folder / "report.html").write_text(render_report(result, folder), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_another_processor_s_results_are_compared_within_rounding(folder: Path, command: Command) -> None:
     elsewhere(folder)
     outcome = command("verify", folder, "--workers", 1)

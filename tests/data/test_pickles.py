@@ -164,6 +164,7 @@ def read_all(folder: Path, batches: dict[str, bytes]) -> dict[str, str | None]:
     return told
 
 
+@pytest.mark.slow
 def test_what_means_harm_is_refused_in_one_line(tmp_path: Path) -> None:
     told = read_all(tmp_path, {name: b"\x80\x02}U\x04data" + program + b"s." for name, program in HARM.items()})
     assert [name for name, refused in told.items() if refused is None] == []

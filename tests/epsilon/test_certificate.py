@@ -54,6 +54,7 @@ def test_of_a_step_that_draws_there_is_a_closed_form_too(noise: float, rate: flo
     assert exact * (1 - 1e-9) <= found <= exact + (1e-3 * exact if prior < 0.5 else 0.03)
 
 
+@pytest.mark.slow
 def test_steps_add_up() -> None:
     for adjacency in ("add-remove", "replace"):
         one = RecordedGaussians((2.0, 3.0), 1e-5, adjacency).success(2, 0.01)

@@ -90,6 +90,7 @@ def test_clients_hold_the_texts_whose_coin_says_so_and_no_others() -> None:
     assert federation.client_data[0].targets[-1].equal(tokens.following(federation.client_data[0].inputs[-1:])[0])
 
 
+@pytest.mark.slow
 def test_texts_that_were_learnt_by_heart_are_exposed_and_demonstrate_epsilon() -> None:
     observed, truth, _ = learnt()
     result = judged(observed, truth)
@@ -255,6 +256,7 @@ def test_a_model_that_counts_draws_what_follows_each_token() -> None:
     assert texts[:, 1:-1].equal(2 + (texts[:, :-2] - 1) % 48)
 
 
+@pytest.mark.slow
 def test_planted_and_absent_texts_are_the_model_s_own_and_are_exposed_alike() -> None:
     settings = [{"name": "dp-canaries", "of": "texts", "canaries": COUNT, "temperature": 1.5}]
     (federation,) = resolve(NOTES(attacks=settings)).federations

@@ -206,6 +206,7 @@ def written(authors: int = 40, each: int = 4) -> Dataset:
     )
 
 
+@pytest.mark.slow
 def test_authors_of_a_language_model_s_texts_are_counted() -> None:
     scenario: dict[str, Any] = {
         "data": {"name": "digits", "split": "train"},

@@ -50,6 +50,7 @@ def test_attacks_that_fail_where_the_information_is_there(plain: AuditResult) ->
     assert len(ceiling.examples[0].others) == 3
 
 
+@pytest.mark.slow
 def test_a_ceiling_tells_the_most_exposed_of_each_class() -> None:
     """The oracle groups the examples by hand, by the labels of the recording's truth."""
     parity = {"data": {"name": "digits-parity"}, "evaluation": {**BASE["evaluation"], "max_updates": 2}}
@@ -78,6 +79,7 @@ def test_a_limit_is_exceeded_by_what_any_attack_could_have(plain: AuditResult) -
     assert limit.worst == plain.ceilings[0].examples[0].value
 
 
+@pytest.mark.slow
 def test_probes_go_on_until_a_limit_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     fedsgd = [{"name": "f", "algorithm": "fedsgd", "clients": 2, "batch_size": 4}]
     noise = [{"name": "d", "client_defence": {"name": "gradient-noise", "variance": 1e-6}}]
@@ -164,6 +166,7 @@ def test_cells_of_tables() -> None:
     assert 0.1 < ceiling.guess < 0.6
 
 
+@pytest.mark.slow
 def test_the_command_computes_ceilings_alone(tmp_path: Path, command: Command) -> None:
     scenario = tmp_path / "s.yaml"
     scenario.write_text(
@@ -240,6 +243,7 @@ def test_a_limit_on_tables_is_a_share() -> None:
         assert threshold.outcome == outcome
 
 
+@pytest.mark.slow
 def test_no_report_is_overwritten_and_none_verified(tmp_path: Path, command: Command) -> None:
     scenario = tmp_path / "s.yaml"
     scenario.write_text(

@@ -87,6 +87,7 @@ def test_an_attack_without_a_chance_is_not_run_on_the_clients(unasked, calls, mo
     assert "with 20 of 100 iterations, recovered 0 of 8" in page
 
 
+@pytest.mark.slow
 def test_what_has_no_chance_is_run_after_all_where_time_is_left_and_at_once_where_it_is_named(unasked, calls):
     left = fedaudit.audit_transcript(made(HARD), max_minutes=60, progress=False).result
     assert calls.index(("invg", "a-chance-invg")) < calls.index(("invg", "a"))
@@ -100,6 +101,7 @@ def test_what_has_no_chance_is_run_after_all_where_time_is_left_and_at_once_wher
     assert {f.status for f in named.findings} == {"done"}
 
 
+@pytest.mark.slow
 def test_an_attack_with_power_is_run_on_the_clients(unasked, calls, monkeypatch):
     monkeypatch.setattr(power, "_FEWEST", 150)
     monkeypatch.setitem(INVG, "iterations", 200)
@@ -109,6 +111,7 @@ def test_an_attack_with_power_is_run_on_the_clients(unasked, calls, monkeypatch)
     assert calls.index(("invg", "a-chance-invg")) < calls.index(("invg", "a"))
 
 
+@pytest.mark.slow
 def test_with_a_time_and_without_the_verdicts_and_the_kept_findings_are_the_same(tmp_path: Path):
     attacks: list[Any] = [{"name": "invg", "iterations": 40}, "labels"]
     folders = tmp_path / "within", tmp_path / "without"
@@ -200,6 +203,7 @@ def test_without_controls_nothing_is_tried_on_known_examples(unasked, calls):
     assert {f.status for f in result.findings} == {"done"}
 
 
+@pytest.mark.slow
 def test_results_that_are_renewed_stay_readable(unasked, tmp_path: Path):
     fedaudit.audit_transcript(made(HARD), max_minutes=60, out=tmp_path, progress=False)
     written = json.loads((tmp_path / "results.json").read_text())

@@ -84,6 +84,7 @@ def test_a_scenario_is_drawn_as_its_simulation_and_composed_as_the_library_does(
     assert found["epsilon"] == max(one["epsilon"] for one in found["clients"])
 
 
+@pytest.mark.slow
 def test_noise_that_the_server_adds_counts_every_round_for_everybody(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     clipping = "{aggregator: {name: fixed-clipping, clipping_norm: 1.0, noise_multiplier: 2.0}}"
@@ -326,6 +327,7 @@ def test_odd_files_are_refused_in_a_line(tmp_path: Path, file: str, changes: dic
     assert run(folder, "--parameters", "10")[0] == 2
 
 
+@pytest.mark.slow
 def test_noise_that_is_no_setting_of_its_own_is_not_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     clipping = "{aggregator: {name: fixed-clipping, clipping_norm: 1.0, noise_multiplier: 1.0, average: fedavg}}"

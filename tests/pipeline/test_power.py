@@ -254,6 +254,7 @@ def test_examples_that_are_used_again_in_every_epoch_count_once() -> None:
     assert margin.factor == 8
 
 
+@pytest.mark.slow
 def test_a_rung_that_the_model_cannot_be_trained_on_is_no_crash() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
