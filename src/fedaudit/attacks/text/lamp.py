@@ -287,7 +287,7 @@ class Match:
                     swaps.append((gain, {i: _with(texts[i], {p: row[q], q: row[p]})}))
                 for j in range(i + 1, len(texts)):
                     word = int(texts[j, p])
-                    if word != row[p] and float(gain := float(gains[i, p, word] + gains[j, p, row[p]])) > -math.inf:
+                    if word != row[p] and (gain := float(gains[i, p, word] + gains[j, p, row[p]])) > -math.inf:
                         exchanges.append((gain, {i: _with(texts[i], {p: word}), j: _with(texts[j], {p: row[p]})}))
         for moves, most in ((swaps, _SWAPS * len(texts)), (exchanges, _EXCHANGES)):
             made += [change for _, change in sorted(moves, key=lambda move: -move[0])[:most]]
