@@ -14,6 +14,7 @@ from fedaudit.attacks import make_attack
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.inversion.contrast import pinned, returned_of
 from fedaudit.attacks.victim import load_victim
+from fedaudit.task.training import Pass, TrainingConfig
 from fedaudit.transcript.observation import Message, Observation, observe
 from fedaudit.transcript.update import ClientDefenceInfo
 
@@ -84,6 +85,47 @@ def test_what_came_back_is_what_torch_made_of_the_batches() -> None:
     for value, one in ((found.mean, torch.mean), (found.variance, torch.var)):
         each = torch.stack([one(s.transpose(0, 1).flatten(1), dim=1) for s in seen])
         torch.testing.assert_close(value, (weights[:, None] * each).sum(0), rtol=1e-3, atol=1e-4)
+
+
+def accumulated(weights: dict[str, Tensor], name: str, batches: list[Tensor]) -> dict[str, Tensor]:
+    """Return the buffers of a BatchNorm layer after several passes, by torch."""
+    layer = nn.BatchNorm2d(len(weights[f"{name}.weight"]))
+    layer.load_state_dict({key.removeprefix(f"{name}."): t for key, t in weights.items() if key.startswith(f"{name}.")})
+    for batch in batches:
+        layer(batch)
+    return {f"{name}.{key}": t.clone() for key, t in layer.named_buffers() if "running" in key}
+
+
+@pytest.mark.parametrize("kind", ["gradient", "weights"])
+def test_each_pass_of_an_accumulated_step_moves_the_buffers(kind: Literal["gradient", "weights"]) -> None:
+    """Two passes a step: taken for one, variances come out below zero, and even true images would be changed."""
+    observation, true = victim(FEDSGD)
+    message, name = observation.single(), "features.layer1.bn"
+    own, _ = load_victim(observation, message, "cpu")
+    seen: list[Tensor] = []
+    own.module.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    for batch in observation.task_info.normalise(true).split(2):
+        own.outputs(batch)
+    training = TrainingConfig(0.01, 1, (4,), passes=((Pass(2, 0.5), Pass(2, 0.5)),))
+    buffers = {**message.update.buffers, **accumulated(dict(message.weights), name, seen)}
+    update = dataclasses.replace(message.update, kind=kind, training=training, buffers=buffers)
+    found = returned_of(own.module, name, dataclasses.replace(message, update=update))
+    assert found is not None
+    weights = torch.tensor([0.1 * 0.9, 0.1]) / (1 - 0.9**2)
+    for value, one in ((found.mean, torch.mean), (found.variance, torch.var)):
+        each = torch.stack([one(s.transpose(0, 1).flatten(1), dim=1) for s in seen])
+        torch.testing.assert_close(value, (weights[:, None] * each).sum(0), rtol=1e-3, atol=1e-4)
+
+
+def test_statistics_that_no_batch_has_are_none() -> None:
+    observation, _ = victim(FEDSGD)
+    message, name = observation.single(), "features.layer1.bn"
+    own, _ = load_victim(observation, message, "cpu")
+    below = {key: t.clone() for key, t in message.update.buffers.items()}
+    below[f"{name}.running_var"][0] = 0.5 * message.weights[f"{name}.running_var"][0]
+    update = dataclasses.replace(message.update, buffers=below)
+    assert returned_of(own.module, name, message) is not None
+    assert returned_of(own.module, name, dataclasses.replace(message, update=update)) is None
 
 
 def test_momentum_of_none_is_a_plain_mean() -> None:

@@ -12,10 +12,12 @@ from torch import Tensor
 
 import fedaudit
 from fedaudit.attacks import make_attack
+from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding, candidates, psnr_of
 from fedaudit.attacks.inversion.inverter import FEWEST, Inverter, descend, joined, learnt, told
 from fedaudit.attacks.inversion.methods import AGICPlus, InvG
 from fedaudit.data import load_dataset
+from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
@@ -134,6 +136,28 @@ def test_too_few_examples_are_refused(
     seen, _, (inputs, labels) = single
     with pytest.raises(NotApplicable, match=f"{FEWEST} examples at least"):
         learnt(seen[0][0], (inputs[: FEWEST - 1], labels[: FEWEST - 1]), torch.Generator())
+
+
+def test_updates_over_more_examples_than_there_are_to_learn_from_are_refused(
+    single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
+) -> None:
+    seen, _, (inputs, labels) = single
+    message = seen[0][0].single()
+    training = TrainingConfig(learning_rate=0.01, local_steps=1, batch_sizes=(600,), data_size=600)
+    labels_of = torch.zeros(600, dtype=torch.int64)
+    update = dataclasses.replace(message.update, num_examples=600, labels=labels_of, training=training)
+    large = dataclasses.replace(seen[0][0], messages=(dataclasses.replace(message, update=update),))
+    with pytest.raises(NotApplicable, match="one is over 600 examples, and 550 can be learnt from"):
+        learnt(large, (inputs[:550], labels[:550]), torch.Generator())
+
+
+def test_simulated_epochs_refuse_an_answer_to_begin_with() -> None:
+    federation = {**BATCHES, "clients": 1, "examples": 4}
+    seen, (inputs, labels) = victims(federation)
+    with pytest.raises(NotApplicable, match="each simulated epoch has images of its own"):
+        InvG(iterations=60, start="learned", calibrate=True).calibrated(
+            seen[0][0], inputs[:1000], labels[:1000], updates=6
+        )
 
 
 def test_a_start_that_nobody_learnt_is_refused(
@@ -314,7 +338,9 @@ def test_a_search_that_is_to_begin_with_an_answer_does(
     attack = AGICPlus(iterations=90, start="learned")
     fitted = attack.calibrated(seen[0][0], inputs, labels, updates=6)
     assert fitted.inverter is not None
-    assert fitted(seen[0][0], seed=0).iterations == 90
+    at_once = fitted.with_settings({"iterations": 1, "learning_rate": 1e-6}, fitted.inverter)(seen[0][0], seed=0)
+    assert isinstance(at_once, ImageFinding)
+    torch.testing.assert_close(at_once.images, answered(fitted.inverter, seen[0][0]).clamp(0, 1), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["loss-threshold", "shadow-models"])

@@ -217,7 +217,13 @@ class Calibration(Attack):
 
         NotApplicable: none can be, and the attack is nothing without.
         """
-        if not (self.learn and _may_begin(self.attack, observation.single())):
+        begins = _may_begin(self.attack, observation.single())
+        if not begins and self.attack.settings().get("start") == LEARNED:
+            raise NotApplicable(
+                "no search begins with an inverter's answer where each simulated epoch has images of its own; set "
+                "start: noise, or take agic-plus"
+            )
+        if not (self.learn and begins):
             return None, 0
         taken = len(inputs) - max(_OWN_IMAGES, 2 * distinct(observation))
         try:

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from fedaudit.attacks.victim import Victim
 from fedaudit.models.initialise import BATCH_NORM
 from fedaudit.transcript.observation import Message
+from fedaudit.transcript.update import Update
+
+_ROUNDING = 1e-3  # share of the largest variance below zero that float32 may leave of none
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class _Reached(Exception):
 def returned_of(module: nn.Module, name: str, message: Message) -> Returned | None:
     """Return the statistics of the batches behind an update at a layer; None where its buffers weren't sent back.
 
-    A running statistic after T steps of momentum m is r' = (1 − m)ᵀ·r + Σₖ m·(1 − m)ᵀ⁻ᵏ·bₖ. So the mean of the
+    A running statistic after T batches at momentum m is r' = (1 − m)ᵀ·r + Σₖ m·(1 − m)ᵀ⁻ᵏ·bₖ. So the mean of the
     batches' own, the last ones weighing most, is (r' − (1 − m)ᵀ·r) / (1 − (1 − m)ᵀ). Nothing is known where a statistic
     didn't move, or where a defence clipped it or added noise to it.
     """
@@ -41,13 +44,12 @@ def returned_of(module: nn.Module, name: str, message: Message) -> Returned | No
     if sanitised is not None and (sanitised.noise or sanitised.clip or sanitised.bound):
         return None
     layer: Any = module.get_submodule(name)
-    training = message.update.training
-    steps = 1 if training is None or message.update.kind == "gradient" else training.local_steps
+    batches = _batches(message.update)
     if layer.momentum is None:  # a plain mean of all batches so far
         counted = message.weights.get(f"{name}.num_batches_tracked")
-        kept = 1.0 if counted is None else float(counted) / (float(counted) + steps)
+        kept = 1.0 if counted is None else float(counted) / (float(counted) + batches)
     else:
-        kept = (1 - layer.momentum) ** steps
+        kept = (1 - layer.momentum) ** batches
     if kept == 1:
         return None
     device = layer.running_mean.device
@@ -55,7 +57,20 @@ def returned_of(module: nn.Module, name: str, message: Message) -> Returned | No
         (message.update.buffers[kind].to(device) - kept * message.weights[kind].to(device)) / (1 - kept)
         for kind in kinds
     )
-    return Returned(mean, variance) if bool(mean.isfinite().all()) and bool((variance > 0).any()) else None
+    told = bool(mean.isfinite().all()) and float(variance.max()) > 0
+    if not told or float(variance.min()) < -_ROUNDING * float(variance.max()):  # e.g. of more batches than were told
+        return None
+    return Returned(mean, variance)
+
+
+def _batches(update: Update) -> int:
+    """Return how many batches moved the buffers: one a pass, of which an accumulated step has several."""
+    training = update.training
+    if training is None:
+        return 1
+    if training.passes:
+        return sum(map(len, training.passes))
+    return 1 if update.kind == "gradient" else training.local_steps
 
 
 def pinned(images: Tensor, victim: Victim, message: Message) -> Tensor:

@@ -120,6 +120,11 @@ def learnt(
             else f"examples of {inputs[0].numel():,} numbers are too large to learn from {FEWEST} of them"
         )
     size = min(len(inputs), seen) // count * count
+    if not size:
+        raise NotApplicable(
+            f"an inverter is learnt from whole updates: one is over {count:,} examples, and {min(len(inputs), seen):,} "
+            "can be learnt from"
+        )
     again = min(_AGAIN, max(1, seen // size))
     which = torch.randperm(len(inputs), generator=generator)[:size]
     walk = torch.cat([which[torch.randperm(size, generator=generator)] for _ in range(again)])

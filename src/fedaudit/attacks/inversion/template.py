@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, GRIDS, Attack, Progress, make_attack, silent
 from fedaudit.attacks.findings import ImageFinding, Trace
-from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding, inverted
+from fedaudit.attacks.inversion.calibration import LEARNED, Calibration, CalibrationFinding, inverted
 from fedaudit.attacks.inversion.contrast import pinned
 from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
@@ -241,6 +241,8 @@ class GradientInversion(Attack):
         own = Calibration(attack=self, inputs=examples, labels=labels, updates=updates)
         found = own(observation, seed=seed, device=device, progress=progress)
         assert isinstance(found, CalibrationFinding)
+        if found.failed and self.start == LEARNED:  # without an inverter it is nothing
+            raise NotApplicable(found.failed)
         return self.with_settings(found.settings, **inverted(found.inverter))
 
     def check(self, observation: Observation) -> None:
