@@ -13,6 +13,7 @@ import fedaudit
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.calibration import (
     SPACE,
+    Calibration,
     CalibrationFinding,
     candidates,
     psnr_of,
@@ -136,12 +137,31 @@ def test_candidates_are_what_the_attack_has_and_begin_with_its_own() -> None:
     (steps, *_), _ = simulated(scenario(FEDAVG))
     plus, invg = (candidates(make_attack(name), gradient.single()) for name in ("agic-plus", "invg"))
     assert plus[0] == invg[0] == {}
-    assert len(candidates(make_attack("agic-plus"), steps.single(), learned=True)) == len(SPACE)
+    assert len(candidates(make_attack("agic-plus"), steps.single(), learned=True)) == len(SPACE) <= 16
     assert len(plus) == len([line for line in SPACE if not line.keys() & {"start", "interpolation"}])
     replayed = candidates(make_attack("invg"), steps.single())
     assert not any("interpolation" in line for line in replayed)
     assert not any("denoising" in line or "subspace" in line for line in invg)
     assert all(invg.count(line) == 1 for line in invg)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "batch", "served", "settings", "updates"),
+    [(300, 1, 6, 4, {2}), (60, 4, 6, 2, {1}), (30, 1, 6, 2, {1, 2}), (20, 2, 1, 2, {1})],
+    ids=["single", "batches", "few iterations", "one update"],
+)
+def test_effort_goes_to_settings_and_single_images_get_two_updates(
+    iterations: int, batch: int, served: int, settings: int, updates: set[int]
+) -> None:
+    (first, *_), _ = simulated(scenario({**FEDSGD, "clients": 1, "examples": batch, "batch_size": batch}))
+    attack: Any = make_attack("invg", {"iterations": iterations})
+    own = Calibration(attack=attack, inputs=own_images(first).inputs, updates=served)(first, seed=0)
+    assert isinstance(own, CalibrationFinding)
+    assert len({str(rung.settings) for rung in own.rungs}) >= settings
+    assert {rung.updates for rung in own.rungs} == updates
+    assert all(rung.iterations <= iterations for rung in own.rungs)
+    assert own.iterations <= iterations * served
+    assert own.own.iterations == own.best.iterations  # the last two meet in runs of one length
 
 
 BAD = {"total_variation": 1.0, "iterations": 200}  # of which nothing comes out

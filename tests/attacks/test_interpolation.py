@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 import fedaudit
-from fedaudit.attacks.inversion.methods import AGIC
+from fedaudit.attacks.findings import ImageFinding
+from fedaudit.attacks.inversion.calibration import candidates
+from fedaudit.attacks.inversion.methods import AGIC, InvG
 from fedaudit.transcript.observation import Observation, observe
 
 EPOCHS: dict[str, Any] = {"name": "f", "algorithm": "fedavg", "clients": 3, "examples": 12, "batch_size": 4,
@@ -17,7 +19,7 @@ EPOCHS: dict[str, Any] = {"name": "f", "algorithm": "fedavg", "clients": 3, "exa
 FEDSGD: dict[str, Any] = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 2}
 
 
-def victims(federation: dict[str, Any]) -> list[tuple[Observation, Tensor]]:
+def victims(federation: dict[str, Any], **rest: Any) -> list[tuple[Observation, Tensor]]:
     made = fedaudit.simulate(
         {
             "data": {"name": "digits"},
@@ -25,6 +27,7 @@ def victims(federation: dict[str, Any]) -> list[tuple[Observation, Tensor]]:
             "federations": [federation],
             "threat": {"knows_labels": True},
             "attacks": ["agic"],
+            **rest,
         },
         progress=False,
     )
@@ -59,8 +62,27 @@ def test_at_its_ends_it_is_the_model_that_was_sent_and_the_one_that_came_back() 
             torch.testing.assert_close(prepared.victim.parameters[name], message.weights[name] + place * change)
 
 
-@pytest.mark.parametrize("place", [0.5, 1.0])
-@pytest.mark.slow
-def test_a_gradient_has_no_model_that_came_back(place: float) -> None:
-    observation, true = victims(FEDSGD)[0]
-    assert distance(observation, true, place) == distance(observation, true, 0.0)
+SIGNS = {"client_defence": {"name": "sign"}}
+
+
+@pytest.mark.parametrize(
+    ("federation", "rest", "attack", "why"),
+    [
+        (FEDSGD, {}, AGIC, "one step"),
+        ({**EPOCHS, "batch_size": 12, "local_epochs": 1}, {}, AGIC, "one step"),
+        (EPOCHS, {}, InvG, "replays the local steps"),
+        (EPOCHS, {"defences": SIGNS}, AGIC, "which model came back"),
+    ],
+    ids=["gradient", "one step of plain SGD", "simulated", "signs"],
+)
+def test_where_nothing_lies_between_the_model_that_was_sent_is_used_and_the_finding_says_so(
+    federation: dict[str, Any], rest: dict[str, Any], attack: type[InvG], why: str
+) -> None:
+    observation, _ = victims(federation, **rest)[0]
+    between, sent = (attack(interpolation=place, iterations=2)(observation, seed=3) for place in (0.5, 0.0))
+    assert isinstance(between, ImageFinding)
+    assert isinstance(sent, ImageFinding)
+    assert torch.equal(between.images, sent.images)
+    assert any("interpolation isn't used" in note and why in note for note in between.notes)
+    assert not any("interpolation" in note for note in sent.notes)
+    assert not any("interpolation" in line for line in candidates(attack(), observation.single()))

@@ -14,7 +14,7 @@ import fedaudit
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.inversion.calibration import Calibration, CalibrationFinding, candidates, psnr_of
-from fedaudit.attacks.inversion.inverter import FEWEST, Inverter, descend, joined, learnt, told
+from fedaudit.attacks.inversion.inverter import FEWEST, Inverter, descend, joined, learnt, sided, told
 from fedaudit.attacks.inversion.methods import AGICPlus, InvG
 from fedaudit.data import load_dataset
 from fedaudit.task.training import TrainingConfig
@@ -130,6 +130,28 @@ def test_descent_goes_down_the_objective(
     assert float((found - target).norm()) < 0.05 * float((start - target).norm())
 
 
+@pytest.mark.parametrize(("name", "sides"), [("digits", True), ("mirrored", False), ("noise", False)])
+def test_examples_are_mirrored_unless_they_have_sides(name: str, sides: bool) -> None:
+    """An oracle that knows: a set with its mirrored copies has no sides, nor has noise, and digits have."""
+    own = load_dataset("digits").train
+    inputs, labels = own.inputs[:600], own.targets[:600]
+    if name == "mirrored":
+        inputs, labels = torch.cat([inputs, inputs.flip(-1)]), labels.repeat(2)
+    elif name == "noise":
+        inputs = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(1))
+    share = sided(inputs, labels)
+    assert share > 0.2 if sides else abs(share) < 0.02
+
+
+def test_the_share_of_sides_is_that_of_its_closed_form() -> None:
+    """Odd parts m + n of mean 1 and deviation 1 have half of their square in the mean; a constant sample has all."""
+    rng = torch.Generator().manual_seed(2)
+    left = 0.5 + torch.randn(4000, 1, 1, 1, generator=rng) / 2
+    pairs = torch.cat([left, -left], dim=-1)  # x − mirrored x is twice that: mean 1, deviation 1
+    assert sided(pairs, torch.zeros(4000)) == pytest.approx(0.5, abs=0.03)
+    assert sided(pairs[:1].repeat(5, 1, 1, 1), torch.zeros(5)) == pytest.approx(1)
+
+
 def test_too_few_examples_are_refused(
     single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
 ) -> None:
@@ -167,19 +189,20 @@ def test_a_start_that_nobody_learnt_is_refused(
         AGICPlus(start="learned", calibrate=False, iterations=5)(single[0][0][0], seed=0)
 
 
-def test_calibration_chooses_it_where_it_recovers_more(
+def test_calibration_chooses_it_where_it_recovers_more_and_says_where_it_loses(
     single: tuple[list[tuple[Observation, Tensor, Tensor]], Inverter, tuple[Tensor, Tensor]],
 ) -> None:
-    seen, _, (inputs, labels) = single
-    attack = AGICPlus(iterations=100)
-    found = Calibration(attack=attack, inputs=inputs, labels=labels, updates=6)(seen[0][0], seed=0)
-    assert isinstance(found, CalibrationFinding)
-    tried = [rung.settings.get("start") for rung in found.rungs]
-    assert "learned" in tried
-    assert (found.inverter is not None) == (found.settings.get("start") == "learned")
-    ready = attack.with_settings(found.settings, found.inverter)
-    images = ready(seen[0][0], seed=0)
-    assert images.iterations == 100
+    """Of epochs of batches a short search goes further from the answer, of a single digit from noise."""
+    few = AGICPlus(iterations=100)
+    for (seen, (inputs, labels)), wins in ((victims(BATCHES), True), ((single[0], single[2]), False)):
+        found = Calibration(attack=few, inputs=inputs, labels=labels, updates=6)(seen[0][0], seed=0)
+        assert isinstance(found, CalibrationFinding)
+        assert "learned" in [rung.settings.get("start") for rung in found.rungs]
+        assert (found.settings.get("start") == "learned") == (found.inverter is not None) == wins
+        assert f"an inverter was learnt from {found.learnt:,} updates" in str(found)
+        assert ("searches from its answer recovered less" in str(found)) != wins
+        ready = few.with_settings(found.settings, found.inverter)
+        assert ready(seen[0][0], seed=0).iterations == 100
 
 
 def test_without_an_inverter_no_setting_begins_with_one(
@@ -216,6 +239,9 @@ def test_an_audit_learns_it_from_public_examples_and_says_so() -> None:
     assert {told.source for told in result.calibrations} == {"public examples"}
     answered = [image.psnr for own in result.findings for image in own.images]
     assert sum(answered) / len(answered) > 12
+    ranks = [image.named.embedding for own in result.findings for image in own.images if image.named is not None]
+    assert None not in ranks  # an answer is blurred: whom it names is looked for in every way
+    assert sum(rank == 1 for rank in ranks) >= 2
 
 
 @pytest.mark.parametrize(

@@ -365,6 +365,18 @@ def image_way(fedavg: str, message: Message) -> Way:
     return "one step" if training.local_steps == 1 and not training.plain_sgd else "one batch"
 
 
+def nothing_between(fedavg: str, message: Message) -> str:
+    """Return why an update's gradient isn't sought between the model that was sent and the one that came back."""
+    update = message.update
+    if update.kind == "gradient" or (update.training is not None and update.training.local_steps == 1):
+        return "the update is of one step, at the model that was sent"
+    if image_way(fedavg, message) != "one batch":
+        return "this attack replays the local steps one by one"
+    if update.sanitised is not None and (update.sanitised.signs or update.sanitised.orthogonal):
+        return f"after {update.sanitised.name} the update doesn't tell which model came back"
+    return ""
+
+
 def treatments(training: TrainingConfig, names: Iterable[str]) -> list[ParameterGroup]:
     """Return how each of the parameters ``names`` is treated: its rate as a multiple, its momentum, its decay."""
     rest = ParameterGroup((), 1.0, training.momentum, training.weight_decay)

@@ -92,7 +92,10 @@ class Run(Record):
     label_source: str | None = optional("'given' or the name of the label inference")
     label_accuracy: float | None = optional("share of labels recovered, as a multiset")
     objective: float | None = optional("final value of what the attack minimised")
-    iterations: int = Field(default=0, description="of the attack's optimiser; 0: it has none")
+    iterations: int = Field(
+        default=0,
+        description="of the attack's optimiser, or own updates that an inverter learnt from; 0: it has neither",
+    )
     setting: Setting | None = optional(
         "'deployment': of updates such as federations in use send, by stated criteria, or of a recorded federation; "
         "'diagnostic': of what can leak at worst; null: it is older"

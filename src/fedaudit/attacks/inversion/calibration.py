@@ -21,7 +21,7 @@ from fedaudit.attacks.base import Attack, Progress, silent
 from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.attacks.inversion.inverter import Inverter, learnt
 from fedaudit.attacks.inversion.own_updates import check_repeatable, distinct, likely_labels, own_updates
-from fedaudit.attacks.local_training import image_way, whole_epochs
+from fedaudit.attacks.local_training import image_way, nothing_between, whole_epochs
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import BadInput, NotApplicable, OutOfTime
@@ -33,12 +33,14 @@ MOST = 6  # runs' iterations that a calibration has, at most, however many updat
 _FEWEST = 60  # iterations below which settings can't be told apart
 _OWN_UPDATES = 2  # at most, that settings are tried on
 _OWN_IMAGES = 4  # of them together, about
+_SETTINGS = 4  # that are tried at least on as many own updates
+_MANY = 8  # settings, beyond which longer runs come first
 LEARNED = "learned"  # a start: the answer of an inverter
 
 # What is tried, the attack's own settings first, then in the order in which a small budget takes them: each line is one
 # candidate. A strong denoiser with more or less total variation, from noise or from what an inverter answers, with and
-# without subspaces, values or signs of the gradient, layers weighed alike. What an attack doesn't have is left out of a
-# line, and a line that then says nothing new is left out.
+# without subspaces, values or signs of the gradient. What an attack doesn't have is left out of a line, and a line that
+# then says nothing new is left out.
 SPACE: tuple[Mapping[str, Any], ...] = (
     {},
     {"start": "learned", "total_variation": 1e-2, "denoising": 3.0},
@@ -54,12 +56,8 @@ SPACE: tuple[Mapping[str, Any], ...] = (
     {"total_variation": 5e-2, "denoising": 3.0},
     {"total_variation": 1e-2, "denoising": 10.0, "subspace": 0.0},
     {"total_variation": 1e-3, "denoising": 3.0, "signed": False},
-    {"total_variation": 1e-4, "denoising": 0.3},
     {"total_variation": 1e-2, "moving": 0.0, "denoising": 10.0},
-    {"total_variation": 5e-2, "signed": False, "denoising": 0.3, "subspace": 0.0},
     {"total_variation": 0.2, "denoising": 3.0, "subspace": 0.0},
-    {"total_variation": 1e-2, "beta": 1.0, "denoising": 3.0, "subspace": 0.0},
-    {"total_variation": 5e-2, "denoising": 10.0},
 )
 
 
@@ -86,7 +84,8 @@ class CalibrationFinding(Finding, kind="calibration"):
         settings: that it chose, as far as they differ from its own.
         source: whose images these were, in the plural: ``fedaudit's photographs``.
         failed: why it chose nothing; else empty.
-        inverter: that was learnt from others of these examples, where the attack begins with its answer.
+        learnt: own updates that an inverter was learnt from, of others of these examples; 0: none was.
+        inverter: that one, where the attack begins with its answer.
     """
 
     settings: dict[str, Any]
@@ -94,6 +93,7 @@ class CalibrationFinding(Finding, kind="calibration"):
     images: int
     source: str
     failed: str = ""
+    learnt: int = 0
     inverter: Inverter | None = None
 
     @property
@@ -119,10 +119,11 @@ class CalibrationFinding(Finding, kind="calibration"):
         chosen = ", ".join(f"{name}: {str(value).lower()}" for name, value in self.settings.items())
         images = f"{self.images} of {self.source}"
         tried = f"{len({str(rung.settings) for rung in self.rungs})} settings, {self.iterations:,} iterations in all"
+        if self.learnt:
+            tried += f"; an inverter was learnt from {self.learnt:,} updates of others of these"
+            tried += "" if self.inverter is not None else ", and searches from its answer recovered less"
         if not self.settings:
             return f"calibrated on {images} under the same conditions ({tried}): its own settings are kept"
-        if self.inverter is not None:
-            tried += f"; an inverter was learnt from {self.inverter.updates:,} updates of others of these"
         against = "" if self.own.psnr is None else f", its own {self.own.psnr:.1f}"
         return (
             f"calibrated on {images} under the same conditions ({tried}): {chosen} "
@@ -184,7 +185,12 @@ class Calibration(Attack):
             if inverter is not None and len(candidates(self.attack, observation.single())) == 1:  # nothing to choose
                 own = Rung({}, 0, inverter.updates, inverter.psnr)
                 return CalibrationFinding(
-                    settings={}, rungs=(own,), images=inverter.examples, source=self.source, inverter=inverter
+                    settings={},
+                    rungs=(own,),
+                    images=inverter.examples,
+                    source=self.source,
+                    learnt=inverter.updates,
+                    inverter=inverter,
                 )
             inputs, labels = inputs[taken:], labels[taken:]
             rungs, images = halving(
@@ -207,6 +213,7 @@ class Calibration(Attack):
             images=images,
             source=self.source,
             iterations=sum(rung.iterations * rung.updates for rung in rungs),
+            learnt=0 if inverter is None else inverter.updates,
             inverter=inverter if {**self.attack.settings(), **rungs[-1].settings}.get("start") == LEARNED else None,
         )
 
@@ -253,20 +260,28 @@ def halving(
     By successive halving (Jamieson and Talwalkar 2016) and a duel. All candidates run for few iterations on the same
     own updates from the same starts; the better half goes on with runs twice as long, until one is left. Short runs
     prefer strong priors, which long ones may not need: so the last one meets the attack's own settings once more, in
-    runs as long as the attack's, where the effort pays for these, and else in runs that take half of it. A candidate
-    that diverges is out. ``examples``: (m, C, H, W) in [0, 1] and (m,) labels; ``iterations``: of all runs together,
-    about.
+    runs as long as the attack's, where two fifths of the effort pay for these, and else in runs that take as much. One
+    image may like any settings: so they are tried on two updates of one or two images, while that leaves four settings
+    to try. A candidate that diverges is out. ``examples``: (m, C, H, W) in [0, 1] and (m,) labels; ``iterations``: of
+    all runs together, about.
     """
     each, whole, info = distinct(observation), attack.effort(), observation.task_info
     most = max(1, min(_OWN_UPDATES, _OWN_IMAGES // each, len(examples[0]) // each))
-    duels = max(1, min(most, iterations // (3 * whole)))
-    last = min(whole, max(1, iterations // 4 // duels))
-    left, updates = iterations - 2 * duels * last, most
+    duels = most if iterations >= 2 * most * whole else 1
+    last = min(whole, max(1, iterations // (5 * duels)))
+    left = iterations - 2 * duels * last
     space = candidates(attack, observation.single(), learned=inverter is not None)
-    count = min(len(space), 16)
-    while count > 2 and left // (_rungs(count) * count * updates) < _FEWEST:
-        updates, count = (updates - 1, count) if updates > 1 else (1, count // 2)
-    first = max(1, left // (_rungs(count) * count * updates))
+
+    def length_of(count: int, updates: int) -> int:
+        return left // (_rungs(count) * count * updates)
+
+    def affordable(updates: int) -> int:
+        enough = (c for c in range(len(space), 2, -1) if length_of(c, updates) >= _FEWEST * (1 if c <= _MANY else 2))
+        return next(enough, min(2, len(space)))
+
+    updates = most if affordable(most) >= min(_SETTINGS, len(space)) else 1
+    count = affordable(updates)
+    first = min(whole, max(1, length_of(count, updates)))
     own = own_updates(observation, examples, max(updates, duels), generator)
     states = [torch.Generator().manual_seed(generator.initial_seed() + 1 + i).get_state() for i in range(len(own))]
     done = 0
@@ -301,7 +316,7 @@ def halving(
         scored = sorted((tried(settings, length, updates) for settings in standing), key=_quality)
         found += scored
         standing = [rung.settings for rung in scored[::-1] if rung.psnr is not None][: len(standing) // 2]
-        length *= 2
+        length = min(whole, 2 * length)
     finalists = [{}, *(settings for settings in standing if settings)]
     if len(finalists) == 1 and len(found) > 1:  # its own settings won already; the best of the others tries once more
         finalists.append(next(rung.settings for rung in found[::-1] if rung.settings))
@@ -336,9 +351,7 @@ def candidates(attack: Attack, message: Message, *, learned: bool = False) -> li
     inverter to begin with.
     """
     known, found = attack.settings(), list[dict[str, Any]]()
-    training = message.update.training
-    steps = 1 if training is None else training.local_steps
-    between = steps > 1 and image_way(getattr(attack, "fedavg", ""), message) == "one batch"
+    between = not nothing_between(getattr(attack, "fedavg", ""), message)
     for line in SPACE:
         if (line.get("start") == LEARNED and not learned) or ("interpolation" in line and not between):
             continue
@@ -349,7 +362,7 @@ def candidates(attack: Attack, message: Message, *, learned: bool = False) -> li
 
 
 def _rungs(count: int) -> int:
-    return max(1, math.ceil(math.log2(count)))
+    return max(1, count.bit_length() - 1)
 
 
 def _psnr(finding: Finding, true: Tensor, task_info: TaskInfo) -> list[float]:

@@ -33,7 +33,7 @@ from fedaudit.attacks.inversion.objectives import (
 from fedaudit.attacks.inversion.priors import smoothness
 from fedaudit.attacks.inversion.reconstruct import reconstruct, with_priors
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
-from fedaudit.attacks.local_training import Way, before_optimiser, image_way, is_adaptive, whole_epochs
+from fedaudit.attacks.local_training import Way, before_optimiser, image_way, is_adaptive, nothing_between, whole_epochs
 from fedaudit.attacks.victim import (
     WITHOUT_DROPOUT,
     Statistics,
@@ -511,7 +511,9 @@ class GradientInversion(Attack):
             aware=self.aware,
             statistics=self.statistics,
         )
-        if way == "one batch" and self.interpolation:
+        if self.interpolation and (why := nothing_between(self.fedavg, message)):
+            prepared.notes.append(f"interpolation isn't used, the model that was sent is: {why}")
+        elif self.interpolation:
             between = _between(message, self.interpolation)
             victim, layers = load_victim(observation, between, device, statistics=self.statistics)
             return dataclasses.replace(prepared, victim=victim, layers=layers)
