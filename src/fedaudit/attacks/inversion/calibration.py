@@ -31,10 +31,8 @@ from fedaudit.utils.seeds import generator as seeded
 CAP = 60.0  # dB: above, images are equal to the eye, and one of them would decide a mean
 MOST = 6  # runs' iterations that a calibration has, at most, however many updates it serves
 _FEWEST = 60  # iterations below which settings can't be told apart
-_OWN_UPDATES = 2  # at most, that settings are tried on
-_OWN_IMAGES = 4  # of them together, about
-_SETTINGS = 4  # that are tried at least on as many own updates
-_MANY = 8  # settings, beyond which longer runs come first
+_OWN_IMAGES = 4  # of own updates together, about
+_MANY = 8  # settings, beyond which longer runs and more updates come first
 LEARNED = "learned"  # a start: the answer of an inverter
 
 # What is tried, the attack's own settings first, then in the order in which a small budget takes them: each line is one
@@ -258,16 +256,16 @@ def halving(
     """Return what came of settings on own updates, and the number of own images; the chosen settings come last.
 
     By successive halving (Jamieson and Talwalkar 2016) and a duel. All candidates run for few iterations on the same
-    own updates from the same starts; the better half goes on with runs twice as long, until one is left. Short runs
-    prefer strong priors, which long ones may not need: so the last one meets the attack's own settings once more, in
-    runs as long as the attack's, where two fifths of the effort pay for these, and else in runs that take as much. One
-    image may like any settings: so they are tried on two updates of one or two images, while that leaves four settings
-    to try. A candidate that diverges is out. ``examples``: (m, C, H, W) in [0, 1] and (m,) labels; ``iterations``: of
-    all runs together, about.
+    own updates from the same starts; the better half goes on with twice the effort, until one is left. One image may
+    like any settings: so, while there are others, twice the effort is twice as many updates, and then runs twice as
+    long. Short runs prefer strong priors, which long ones may not need: so the last one meets the attack's own settings
+    once more, on two updates at most, in runs as long as the attack's, where two fifths of the effort pay for these,
+    and else in runs that take as much. A candidate that diverges is out. ``examples``: (m, C, H, W) in [0, 1] and (m,)
+    labels; ``iterations``: of all runs together, about.
     """
     each, whole, info = distinct(observation), attack.effort(), observation.task_info
-    most = max(1, min(_OWN_UPDATES, _OWN_IMAGES // each, len(examples[0]) // each))
-    duels = most if iterations >= 2 * most * whole else 1
+    most = max(1, min(_OWN_IMAGES // each, len(examples[0]) // each))
+    duels = min(2, most) if iterations >= 4 * whole else 1
     last = min(whole, max(1, iterations // (5 * duels)))
     left = iterations - 2 * duels * last
     space = candidates(attack, observation.single(), learned=inverter is not None)
@@ -279,10 +277,11 @@ def halving(
         enough = (c for c in range(len(space), 2, -1) if length_of(c, updates) >= _FEWEST * (1 if c <= _MANY else 2))
         return next(enough, min(2, len(space)))
 
-    updates = most if affordable(most) >= min(_SETTINGS, len(space)) else 1
+    few = (u for u in (most, most // 2) if u > 1 and affordable(u) >= min(_MANY, len(space)))
+    updates = next(few, 1)
     count = affordable(updates)
     first = min(whole, max(1, length_of(count, updates)))
-    own = own_updates(observation, examples, max(updates, duels), generator)
+    own = own_updates(observation, examples, most, generator)
     states = [torch.Generator().manual_seed(generator.initial_seed() + 1 + i).get_state() for i in range(len(own))]
     done = 0
 
@@ -316,14 +315,14 @@ def halving(
         scored = sorted((tried(settings, length, updates) for settings in standing), key=_quality)
         found += scored
         standing = [rung.settings for rung in scored[::-1] if rung.psnr is not None][: len(standing) // 2]
-        length = min(whole, 2 * length)
+        updates, length = (2 * updates, length) if updates < most else (updates, min(whole, 2 * length))
     finalists = [{}, *(settings for settings in standing if settings)]
     if len(finalists) == 1 and len(found) > 1:  # its own settings won already; the best of the others tries once more
         finalists.append(next(rung.settings for rung in found[::-1] if rung.settings))
     found += sorted((tried(settings, last, duels) for settings in finalists), key=_quality)
     if found[-1].psnr is None:
         raise NotApplicable(f"{attack.name} diverges on updates of one's own, whatever its settings")
-    return found, max(updates, duels) * each
+    return found, max(rung.updates for rung in found) * each
 
 
 def _may_begin(attack: Attack, message: Message) -> bool:
