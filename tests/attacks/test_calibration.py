@@ -1,9 +1,11 @@
 """Calibration: own updates are made as the victims' were; what recovers most of them is chosen; no truth is used."""
 
 import dataclasses
+import itertools
+import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,13 +13,17 @@ from torch import Tensor
 
 import fedaudit
 from fedaudit.attacks import make_attack
+from fedaudit.attacks.findings import ImageFinding
+from fedaudit.attacks.inversion import calibration
 from fedaudit.attacks.inversion.calibration import (
     SPACE,
     Calibration,
     CalibrationFinding,
     candidates,
+    halving,
     psnr_of,
 )
+from fedaudit.attacks.inversion.methods import AGICPlus
 from fedaudit.attacks.inversion.own_updates import distinct, likely_labels, own_client, own_update
 from fedaudit.pipeline.calibrations import calibrated, own_images
 from fedaudit.pipeline.run import plan
@@ -145,23 +151,67 @@ def test_candidates_are_what_the_attack_has_and_begin_with_its_own() -> None:
     assert all(invg.count(line) == 1 for line in invg)
 
 
+class Told(AGICPlus):
+    """A search whose outcome is told by its settings: so what a calibration makes of outcomes is seen at once."""
+
+    name = "told"
+    best: ClassVar[float] = 0.05  # total variation
+
+    def _run(self, observation: Observation, *_: Any) -> ImageFinding:
+        count = observation.single().update.num_examples
+        outcome = 20 - abs(math.log10(self.total_variation / self.best)) + self.iterations / 1e4
+        images, labels = torch.zeros(count, 1, 8, 8), torch.zeros(count, dtype=torch.int64)
+        return ImageFinding(images=images, labels=labels, label_source="given", objective=outcome)
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "_psnr", lambda finding, *_: [finding.objective])
+
+
 @pytest.mark.parametrize(
-    ("iterations", "batch", "served", "settings", "updates"),
-    [(300, 1, 6, 4, {1, 2}), (60, 4, 6, 2, {1}), (30, 1, 6, 2, {1, 2}), (20, 2, 1, 2, {1})],
-    ids=["single", "batches", "few iterations", "one update"],
+    ("batch", "iterations", "served", "expected"),
+    [
+        (1, 1000, 5, [(62, 2, 8), (62, 4, 4), (124, 4, 2), (500, 2, 2)]),
+        (2, 1000, 5, [(62, 2, 8), (124, 2, 4), (248, 2, 2), (500, 2, 2)]),
+        (4, 1000, 5, [(125, 1, 8), (250, 1, 4), (500, 1, 2), (1000, 1, 2)]),
+        (1, 1000, 1, [(60, 1, 5), (60, 2, 2), (200, 1, 2)]),
+        (1, 10_000, 6, [(250, 4, 12), (500, 4, 6), (1000, 4, 3), (6000, 2, 2)]),
+        (4, 100, 6, [(100, 1, 3)]),  # as long as the last two's: none is run again
+    ],
 )
-def test_effort_goes_to_settings_and_single_images_get_two_updates(
-    iterations: int, batch: int, served: int, settings: int, updates: set[int]
+def test_effort_goes_over_more_images_and_then_into_longer_runs(
+    outcomes: None, batch: int, iterations: int, served: int, expected: list[tuple[int, int, int]]
 ) -> None:
+    """By hand: two fifths are for the last two, each rung has an equal part of the rest, in runs of 60 at least."""
     (first, *_), _ = simulated(scenario({**FEDSGD, "clients": 1, "examples": batch, "batch_size": batch}))
-    attack: Any = make_attack("invg", {"iterations": iterations})
-    own = Calibration(attack=attack, inputs=own_images(first).inputs, updates=served)(first, seed=0)
+    told, effort = Told(iterations=iterations), []
+    own = own_images(first).inputs, torch.zeros(len(own_images(first).inputs), dtype=torch.int64)
+    rungs, images = halving(
+        told, first, own, generator=torch.Generator(), iterations=iterations * served,
+        progress=lambda done, of: effort.append((done, of)),
+    )  # fmt: skip
+    groups = itertools.groupby(rungs, lambda rung: (rung.iterations, rung.updates))
+    tried = [(*key, [rung.settings for rung in group]) for key, group in groups]
+    assert [(length, updates, len(settings)) for length, updates, settings in tried] == expected
+    assert images == batch * max(updates for _, updates, _ in expected)
+    for (*_, before), (*_, after) in itertools.pairwise(tried[:-1]):  # of settings from worst to best
+        assert sorted(map(str, after)) == sorted(map(str, before[-len(after) :]))
+    assert {} in tried[-1][-1]
+    space = [settings.get("total_variation", told.total_variation) for settings in tried[0][-1]]
+    nearest = min(space, key=lambda value: abs(math.log10(value / told.best)))
+    assert rungs[-1].settings.get("total_variation") == nearest
+    assert sum(rung.iterations * rung.updates for rung in rungs) <= iterations * served
+
+
+def test_settings_that_recover_no_more_than_its_own_are_not_chosen(outcomes: None) -> None:
+    (first, *_), _ = simulated(scenario())
+    told = Told(total_variation=Told.best, iterations=1000)
+    assert {"denoising": 3.0} in candidates(told, first.single())  # which recovers as much
+    own = Calibration(attack=told, inputs=own_images(first).inputs, updates=6)(first, seed=0)
     assert isinstance(own, CalibrationFinding)
-    assert len({str(rung.settings) for rung in own.rungs}) >= settings
-    assert {rung.updates for rung in own.rungs} == updates
-    assert all(rung.iterations <= iterations for rung in own.rungs)
-    assert own.iterations <= iterations * served
-    assert own.own.iterations == own.best.iterations  # the last two meet in runs of one length
+    assert not own.settings
+    assert {str(rung.settings) for rung in own.rungs} > {"{}"}
 
 
 BAD = {"total_variation": 1.0, "iterations": 200}  # of which nothing comes out

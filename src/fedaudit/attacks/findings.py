@@ -53,7 +53,8 @@ class Finding:
         attack: registered name; filled in by the attack's call.
         objective: final value of what was minimised: the attack's own measure of confidence, lower is better; None
             where nothing was.
-        iterations: of the optimiser, over all restarts; of an inverter, own updates that it learnt from.
+        iterations: of the optimiser, over all restarts; of an inverter, own examples that it learnt from, with
+            repetitions.
         notes: what the user should know about this run.
         seconds: wall time; filled in by the attack's call.
     """

@@ -369,7 +369,7 @@ def nothing_between(fedavg: str, message: Message) -> str:
     """Return why an update's gradient isn't sought between the model that was sent and the one that came back."""
     update = message.update
     if update.kind == "gradient" or (update.training is not None and update.training.local_steps == 1):
-        return "the update is of one step, at the model that was sent"
+        return "a gradient, or an update of one step, is that of the model that was sent"
     if image_way(fedavg, message) != "one batch":
         return "this attack replays the local steps one by one"
     if update.sanitised is not None and (update.sanitised.signs or update.sanitised.orthogonal):

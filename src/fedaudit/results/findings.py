@@ -94,7 +94,7 @@ class Run(Record):
     objective: float | None = optional("final value of what the attack minimised")
     iterations: int = Field(
         default=0,
-        description="of the attack's optimiser, or own updates that an inverter learnt from; 0: it has neither",
+        description="of the attack's optimiser, or own examples that an inverter learnt from; 0: neither",
     )
     setting: Setting | None = optional(
         "'deployment': of updates such as federations in use send, by stated criteria, or of a recorded federation; "

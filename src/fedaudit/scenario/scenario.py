@@ -187,7 +187,7 @@ class EvaluationSpec(Spec):
     embedding: bool | None = Field(
         default=None,
         description="teach a small network on held-out pictures, and say whom or what reconstructions name by it; "
-        "null: of attacks of 1,000 iterations or more, beside which it takes little",
+        "null: of attacks of 1,000 iterations or more, or inverters of as many examples, beside which it takes little",
     )
     min_accuracy: Fraction = Field(
         default=0.5,

@@ -119,7 +119,7 @@ class CalibrationFinding(Finding, kind="calibration"):
         tried = f"{len({str(rung.settings) for rung in self.rungs})} settings, {self.iterations:,} iterations in all"
         if self.learnt:
             tried += f"; an inverter was learnt from {self.learnt:,} updates of others of these"
-            tried += "" if self.inverter is not None else ", and searches from its answer recovered less"
+            tried += "" if self.inverter is not None else ", and no search from its answer was chosen"
         if not self.settings:
             return f"calibrated on {images} under the same conditions ({tried}): its own settings are kept"
         against = "" if self.own.psnr is None else f", its own {self.own.psnr:.1f}"
@@ -316,10 +316,12 @@ def halving(
         found += scored
         standing = [rung.settings for rung in scored[::-1] if rung.psnr is not None][: len(standing) // 2]
         updates, length = (2 * updates, length) if updates < most else (updates, min(whole, 2 * length))
-    finalists = [{}, *(settings for settings in standing if settings)]
+    finalists = [*(settings for settings in standing if settings), {}]  # where both recover as much, its own are kept
     if len(finalists) == 1 and len(found) > 1:  # its own settings won already; the best of the others tries once more
-        finalists.append(next(rung.settings for rung in found[::-1] if rung.settings))
-    found += sorted((tried(settings, last, duels) for settings in finalists), key=_quality)
+        finalists.insert(0, next(rung.settings for rung in found[::-1] if rung.settings))
+    alike = {str(rung.settings): rung for rung in found if (rung.iterations, rung.updates) == (last, duels)}
+    met = [alike.get(str(settings)) or tried(settings, last, duels) for settings in finalists]
+    found = [*(rung for rung in found if rung not in met), *sorted(met, key=_quality)]
     if found[-1].psnr is None:
         raise NotApplicable(f"{attack.name} diverges on updates of one's own, whatever its settings")
     return found, max(rung.updates for rung in found) * each

@@ -130,7 +130,7 @@ def learnt(
     which = torch.randperm(len(inputs), generator=generator)[:size]
     walk = torch.cat([which[torch.randperm(size, generator=generator)] for _ in range(again)])
     rows, sketches, own = list[Tensor](), list[Tensor](), list[Tensor]()
-    turned = 0.0 if sided(inputs, labels) > _SIDED else 0.5
+    turned = 0.0 if sided(inputs[which], labels[which]) > _SIDED else 0.5
     for done, chosen in enumerate(walk.split(count)):
         shown = inputs[chosen]
         mirrored = torch.rand(count, generator=generator) < turned

@@ -116,7 +116,7 @@ class LearnedInversion(Attack):
             images=own.answer(update, labels, observation.task_info)[rows],
             labels=labels[rows],
             label_source=prepared.label_source,
-            iterations=own.updates,
+            iterations=own.updates * count,
             notes=(
                 f"answered by an inverter learnt from {own.updates:,} updates of {own.examples:,} examples "
                 f"({own.psnr:.1f} dB on those that were left out)",

@@ -512,7 +512,7 @@ class GradientInversion(Attack):
             statistics=self.statistics,
         )
         if self.interpolation and (why := nothing_between(self.fedavg, message)):
-            prepared.notes.append(f"interpolation isn't used, the model that was sent is: {why}")
+            prepared.notes.append(f"interpolation isn't used: {why}")
         elif self.interpolation:
             between = _between(message, self.interpolation)
             victim, layers = load_victim(observation, between, device, statistics=self.statistics)
