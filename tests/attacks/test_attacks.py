@@ -181,6 +181,7 @@ ACCEPTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "federation"), ACCEPTED)
 def test_attack_lowers_its_objective_on_every_kind_of_update_that_it_takes(name, federation):
     found = run(name, observation(federations=[federation]))
@@ -202,6 +203,7 @@ def test_full_batches_are_recovered_once_and_counted_in_every_step():
     assert found.labels.tolist() == found.labels[:2].tolist() * 4
 
 
+@pytest.mark.slow
 def test_a_fedavg_update_of_one_step_is_a_gradient():
     single = {**FEDAVG, "examples": 1, "local_steps": 1}
     for name in ("dlg", "idlg", "cpl", "gradinversion", "geng"):
@@ -419,6 +421,7 @@ def test_agic_says_when_its_layer_weights_have_nothing_to_work_on():
 # Found by trying ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e-2, 1e-4])
 def test_the_squared_distance_does_not_depend_on_the_learning_rate(rate):
     found = run("dlg-adam", observation(federations=[{**FEDAVG, "learning_rate": rate}]), iterations=150)

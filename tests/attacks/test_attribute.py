@@ -331,6 +331,7 @@ def test_a_record_more_than_the_frequencies_name_is_no_leak():
     assert summarise([result(found, seen, truth)], resamples=100, seed=0)[0].verdict != "inferred"
 
 
+@pytest.mark.slow
 def test_an_audit_says_what_was_found(tmp_path):
     attack = {"name": "attribute-loss", "model": "client"}
     finished = run_audit(scenario(TABLE, "sex", attack))

@@ -180,6 +180,7 @@ def test_a_network_without_batch_norm_is_left_alone() -> None:
     assert found.equal(dim)
 
 
+@pytest.mark.slow
 def test_any_search_takes_it_and_ends_with_the_clients_contrast() -> None:
     observation, _ = victim(FEDSGD)
     own, _ = load_victim(observation, observation.single(), "cpu")

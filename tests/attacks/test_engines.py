@@ -136,6 +136,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", PASSES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_first_order_agrees_with_double_backward_whatever_the_activation(activation, way):
@@ -163,6 +164,7 @@ def test_prelu_s_slope_is_a_parameter():
     assert agreement(victim, training, weighted_cosine(target, [1.0] * len(target)))[0] >= AGREEMENT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", core(["lenet", "convnet-small", "convnet", "resnet20", "mlp", "resnet18"], "lenet", "convnet-small", "mlp")
 )
@@ -360,6 +362,7 @@ def test_a_model_that_cannot_be_traced_is_run_as_written_and_says_so():
     assert "run as written" in notes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["first-order", "compiled"])
 def test_batches_of_different_sizes_are_each_traced(name, monkeypatch):
     monkeypatch.setattr(passes, "_TRACED", OrderedDict())

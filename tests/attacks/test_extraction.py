@@ -234,6 +234,7 @@ def test_a_model_that_learnt_its_texts_by_heart_recites_them_and_no_others() -> 
     assert draws == sorted(draws, key=lambda d: math.inf if d is None else d)
 
 
+@pytest.mark.slow
 def test_what_it_says_is_told_by_the_truth_that_the_attack_was_not_given() -> None:
     observed, truth = notes()
     found = asked(observed)
@@ -245,6 +246,7 @@ def test_what_it_says_is_told_by_the_truth_that_the_attack_was_not_given() -> No
     assert not wrong.recited
 
 
+@pytest.mark.slow
 def test_a_model_that_never_saw_the_texts_recites_none() -> None:
     observed, truth = seen(NOTES({"rounds": 1}))
     result = judged(asked(observed), observed, truth)
@@ -252,6 +254,7 @@ def test_a_model_that_never_saw_the_texts_recites_none() -> None:
     assert value(result, "extracted") == (0, 0)
 
 
+@pytest.mark.slow
 def test_what_all_clients_have_and_what_was_recited_before_count_for_nothing() -> None:
     rng = torch.Generator().manual_seed(0)
     texts = torch.randint(2, 50, (400, 12), generator=rng)
@@ -333,6 +336,7 @@ def test_the_first_model_s_continuations_are_asked_for_where_it_is_known() -> No
     assert asked(later, draws=0).before is None, "it is the one that is asked"
 
 
+@pytest.mark.slow
 def test_a_client_s_own_model_is_asked_about_its_own_texts() -> None:
     observed, truth = notes()
     only = observed.split("client")[1]

@@ -41,6 +41,7 @@ def cosine(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return float(nn.functional.cosine_similarity(one, other, dim=0, eps=1e-300))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "weight"), [({}, None), ({}, 0.5), (AVG, None), ({"clients": 3, "batch_size": 4}, None)]
 )

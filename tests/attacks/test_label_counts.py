@@ -188,6 +188,7 @@ def scenario(method: str, **changes: Any) -> Scenario:
     return Scenarios(model=model, federations=[sgd, avg], attacks=[{"name": "labels", "method": method}])(**changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "least"), [("ilrg", 0.85), ("ilrg-pooled", 0.92), ("llg-star", 0.85)])
 def test_the_attack_counts_the_classes_of_large_batches_and_fedavg_updates(method, least):
     result = run_audit(scenario(method)).result

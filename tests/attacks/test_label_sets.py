@@ -216,6 +216,7 @@ def test_findings_that_know_nothing_pass_for_leaks_no_oftener_than_they_may():
     assert 0.3 < float(np.mean([p <= 0.5 for p in p_values])) < 0.7
 
 
+@pytest.mark.slow
 def test_an_audit_says_what_label_sets_tell():
     plan = {"name": "f", "algorithm": "fedsgd", "clients": 3, "rounds": 1, "batch_size": 4}
     made = scenario_from({"federations": [plan], "attacks": ["labels"], "evaluation": {"max_updates": 3}})

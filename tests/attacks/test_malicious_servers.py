@@ -58,6 +58,7 @@ def test_every_server_that_reads_updates_is_in_the_table():
     assert set(SERVERS) == OF_UPDATES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SERVERS)
 def test_the_same_bits_come_twice_and_survive_the_disk(name, tmp_path: Path):
     transcript = played(name).transcript
@@ -115,6 +116,7 @@ def test_public_examples_tell_where_the_bins_are(name, more):
     assert shares[1] > shares[0] + more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), [("geminio", {"target": 1, "epochs": 1}), ("seer", {"steps": 2})])
 def test_it_is_honest_until_it_starts_and_sends_the_same_from_then_on(name, settings):
     scenarios = SERVERS[name].but(federation={"rounds": 3}, threat={"public_examples": 100})

@@ -49,6 +49,7 @@ def judged(found: MembershipFinding, observed: Observation, truth: Truth) -> tup
     return result, next(m.value for m in result.metrics if m.name == "membership_auc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), ONE_MODEL)
 def test_an_overfitted_model_gives_its_members_away(name, settings):
     observed, _, truth = overfitted()
@@ -68,6 +69,7 @@ def untrained() -> tuple[Observation, Truth]:
     return seen(scenario(known, rounds=1, examples=400))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), ONE_MODEL)
 def test_a_model_that_never_saw_the_records_gives_nobody_away(name, settings):
     observed, truth = untrained()

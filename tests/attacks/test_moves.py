@@ -91,6 +91,7 @@ def test_every_image_of_a_batch_moves_on_its_own():
     assert objective == sorted(objective, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_objective_never_rises_and_the_same_seed_gives_the_same_bits():
     true, noise = things(1), torch.rand((1, 3, 16, 16), generator=generator(3, "start"))
     images, objective, iterations, calls = run(true, noise, rounds=2)

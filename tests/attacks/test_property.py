@@ -74,6 +74,7 @@ def p_value(made: Scenario) -> float:
 # The attack ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classifier", ["logistic", "forest"])
 @pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
 def test_clients_with_the_property_score_higher(classifier, algorithm):

@@ -109,6 +109,7 @@ def trainings(draw: st.DrawFn, optimisers: tuple[str, ...] = ("sgd",)) -> Traini
     )
 
 
+@pytest.mark.slow
 @given(trainings(("sgd", "adam", "adamw")), st.integers(0, 5))
 @settings(max_examples=150)
 def test_a_replay_of_the_truth_is_what_torch_does(training, seed):

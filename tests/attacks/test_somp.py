@@ -31,6 +31,7 @@ def noisy(only: Recording, share: float, seed: int = 0) -> Recording:
     return only
 
 
+@pytest.mark.slow
 def test_texts_are_read_behind_noise_that_hides_every_span():
     only = noisy(recorded(width=32, examples=2, batch_size=2), share=0.5)
     true = words(only, only.truth.inputs[0, 0])

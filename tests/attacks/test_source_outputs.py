@@ -197,6 +197,7 @@ def test_who_took_part_when_is_seen_in_earlier_models_alone():
     assert (last.is_leak, every.is_leak) == (False, True)
 
 
+@pytest.mark.slow
 def test_the_finished_model_alone_is_one_model():
     seen, _ = series((0,), (0, 1))
     last = dataclasses.replace(seen, weights=seen.weights[-1:])

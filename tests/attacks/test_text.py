@@ -61,6 +61,7 @@ def words(only: Recording, sequences: Tensor) -> list[list[int]]:
 # --- tokens as examples ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_notes_are_drawn_alike_every_time_and_read_back():
     first, again = load_dataset("notes", seed=3), load_dataset("notes", seed=3)
     assert first.train.inputs.equal(again.train.inputs)

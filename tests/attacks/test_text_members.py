@@ -105,6 +105,7 @@ def judged(name: str, settings: dict[str, Any], observed: Observation, truth: Tr
     return result, next(m.value for m in result.metrics if m.name == "membership_auc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), [*OF_TEXTS, ("loss-threshold", {})])
 def test_texts_that_were_learnt_by_heart_are_told_and_no_others(name: str, settings: dict[str, Any]) -> None:
     result, area = judged(name, settings, *learnt())
@@ -162,6 +163,7 @@ def test_shadow_models_of_texts_tell_members_and_none_where_nothing_was_learnt(n
     assert not result.is_leak
 
 
+@pytest.mark.slow
 def test_shadow_adapters_begin_with_the_first_model_and_leave_its_frozen_part() -> None:
     observed, _ = seen(NOTES({"rounds": 2, "learning_rate": 0.5}, model={"name": "decoder-lora"}, threat=KNOWN))
     attack: Any = make_attack("lira", {"shadows": 2, "epochs": 1, "learning_rate": 1e-9})

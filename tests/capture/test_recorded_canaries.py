@@ -98,6 +98,7 @@ def audited(folder: Path) -> Any:
     return made.result
 
 
+@pytest.mark.slow
 def test_a_sound_server_keeps_its_promise(recorded: Path) -> None:
     result = audited(recorded)
     found = result.findings[0].epsilon

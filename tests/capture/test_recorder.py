@@ -75,6 +75,7 @@ def test_recording_changes_nothing(tmp_path: Path) -> None:
     assert all(torch.equal(with_it[k], v) for k, v in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_the_facts_of_a_recording_are_verified_by_replay(recorded: Path, tmp_path: Path) -> None:
     result = audited(recorded, tmp_path / "out", module=Net())
     (record,) = result.federations
@@ -447,6 +448,7 @@ def test_a_state_that_is_known_is_not_copied() -> None:
     assert all(value.equal(wanted[name]) for name, value in seen.start.items())
 
 
+@pytest.mark.slow
 def test_a_contradiction_of_a_version_that_asked_for_no_rounding_is_computed_again(tmp_path: Path) -> None:
     federation(tmp_path / "r")
     header = read_header(tmp_path / "r")

@@ -44,6 +44,7 @@ WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_recorded_regression_is_repeated_whatever_the_targets_shape(way, tmp_path):
     recorded(tmp_path / "r", WAYS[way])
@@ -70,6 +71,7 @@ MORE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", MORE)
 def test_fourteen_numbers_or_labels_are_recorded_and_repeated(what, tmp_path):
     loss, targets, task = MORE[what]

@@ -250,6 +250,7 @@ def test_a_generator_of_another_training_is_not_written_over(tmp_path, digits, m
 # The attack ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "federation",
     [

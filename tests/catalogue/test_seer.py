@@ -36,6 +36,7 @@ def test_the_image_that_its_decoder_counts_comes_out():
     assert sorted(psnr)[len(psnr) // 2] > 20
 
 
+@pytest.mark.slow
 def test_the_decoder_takes_the_sum_of_the_gradients_and_nobody_else_has_it():
     made = scenario({"server": {"name": "seer", "steps": 1}}, threat={"public_examples": 100})
     recording = recorded(made)

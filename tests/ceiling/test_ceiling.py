@@ -324,6 +324,7 @@ def test_the_prior_knows_no_victim() -> None:
     assert "range" in few.words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "precision"), [("mlp", 1e-5), ("mlp", 1e-3), ("lenet", 1e-5), ("lenet", 1e-4)])
 def test_another_example_has_an_update_as_far_away_as_is_said(model: str, precision: float) -> None:
     made = found(model={"name": model}, federations=[{**FEDSGD, "batch_size": 4}])

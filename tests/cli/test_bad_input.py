@@ -461,6 +461,7 @@ def test_spaces_and_letters_in_paths(recorded: Path, tmp_path: Path, command: Co
     )
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_data_is_all_of_it(scenario_file: Path, tmp_path: Path, command: Command) -> None:
     words = ("--set", "federations.sgd.batch_size=1000", "--no-controls", "--out", tmp_path / "out", "--workers", 1)
     assert command("audit", scenario_file, *words).code == 0

@@ -85,6 +85,7 @@ def test_exit_codes_follow_the_limits(run, words, code, line):
     assert line in Path("out/report.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

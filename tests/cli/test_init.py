@@ -32,9 +32,17 @@ EMBEDDED = tuple(entry.name for entry in DATASETS if entry.info["embedded"])
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 
 
+class Loaded(dict[str, Dataset]):
+    """Embedded data sets, each loaded when it is asked for: some are drawn, which takes long."""
+
+    def __missing__(self, name: str) -> Dataset:
+        self[name] = load_dataset(name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def datasets() -> dict[str, Dataset]:
-    return {name: load_dataset(name) for name in EMBEDDED}
+    return Loaded()
 
 
 def offered() -> list[tuple[str, str, str, int | None, str]]:
@@ -75,6 +83,7 @@ def test_a_sample_of_what_is_offered_is_valid(datasets):
         check(scenario_text(made, datasets[data]), *combination)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_segmentation_network_is_asked_for_members_however_it_is_trained(datasets, algorithm):
     data = datasets["slice-tissues"]
@@ -233,6 +242,7 @@ def ecgs_by_class(folder: Path) -> None:
         wfdb(folder / split / name, RNG.integers(-900, 900, (2, 48)), name=f"r{i}", rate=250)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fill", "data", "model", "attacks"),
     [
@@ -263,6 +273,7 @@ def test_a_folder_of_ones_own_gives_a_scenario_that_runs(
     assert {finding["status"] for finding in result["findings"]} == {"done"}
 
 
+@pytest.mark.slow
 def test_large_images_are_cut_and_large_volumes_get_fewer_iterations(datasets):
     large = Dataset.from_tensors(torch.rand(40, 1, 100, 90), torch.arange(40) % 2, kind="image", name="scans")
     scenario = yaml.safe_load(scenario_text(complete(Choice("scan-folder"), large), large))

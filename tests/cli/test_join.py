@@ -86,6 +86,7 @@ def test_sites_are_counted_and_keep_their_own_verdicts(sites, tmp_path, command:
     assert json.loads(command("join", *sites, "--out", tmp_path / "j", "--json").out) == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "code"), [((KEPT, OPEN), 3), ((FAILED, OPEN), 1), ((KEPT, KEPT), 0), ((KEPT, FAILED), 1)]
 )

@@ -155,6 +155,7 @@ FILES: list[tuple[Callable[[Path], Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_every_changed_value_is_named(folder: Path, command: Command) -> None:
     for change, _ in RESULTS:
         rewritten(change)(folder)
@@ -242,6 +243,7 @@ def test_another_processor_s_results_are_compared_within_rounding(folder: Path, 
     assert any(line.startswith("summaries[0].psnr.mean: results.json says ") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_finding_made_with_other_native_code_is_found_by_its_key(
     folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_train_and_test_crops_share_no_pixel(photo: Any, size: int) -> None:
     assert not (touched["train"] & touched["test"]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [32, 64])
 def test_photos_are_enough_balanced_and_worth_looking_at(size: int) -> None:
     data = load_dataset("photos", image_size=size)

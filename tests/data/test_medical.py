@@ -85,6 +85,7 @@ def test_nifti_s_scale_and_axes(tmp_path: Path) -> None:
     assert read_example(nifti(tmp_path / "c.nii", np.zeros((3, 4, 5, 1, 2), np.float32)))[0].shape == (2, 5, 4, 3)
 
 
+@pytest.mark.slow
 def test_nifti_refusals(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     colours = np.zeros((2, 2, 2), [("R", "u1"), ("G", "u1"), ("B", "u1")])
     refused(nifti(tmp_path / "a.nii", colours), "a.nii holds colours or complex numbers")

@@ -16,6 +16,7 @@ def caught(name: str, seed: int) -> bool:
     return (found.demonstrated or 0.0) > found.claimed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", core(OFTEN, "clipped after averaging"))
 def test_a_broken_implementation_is_found(name: str) -> None:
     assert caught(name, 0)

@@ -246,6 +246,7 @@ def scenario(client_defence: Any, federation: dict[str, Any] | None = None, **re
     return _THREE(federation, **{"defences": {"client_defence": client_defence}, **rest})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CLIENT_DEFENCES.names()))
 def test_a_federation_with_every_client_defence_can_be_saved_and_attacked(name, tmp_path):
     made = scenario({"name": name, "exclude_vars": "bias"} if name == "exclude-vars" else name)
@@ -406,6 +407,7 @@ def test_smooth_signs_derivative(seed):
     assert float(distance.value(1e3 * target[0])) == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_an_audit_with_fragmented_updates_runs():
     result = run_audit(scenario({"name": "ffl", "ratio": 0.4})).result
     assert all(f.status == "done" for f in result.findings)

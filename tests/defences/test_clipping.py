@@ -121,6 +121,7 @@ def length_of(update: Update, weights: State) -> float:
     return math.sqrt(sum(float(t.double().square().sum()) for t in [*update.tensors.values(), *moved]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fixed-clipping", "adaptive-clipping"])
 def test_what_the_server_sees_is_whole_or_clipped_and_the_model_is_the_same(name: str) -> None:
     norm = {"fixed-clipping": "clipping_norm", "adaptive-clipping": "initial_clipping_norm"}[name]
@@ -194,6 +195,7 @@ def taking_part(*examples: int, per_round: int | None = None) -> TakingPart:
     return TakingPart(examples, per_round or len(examples), 1, 1, None, 100)
 
 
+@pytest.mark.slow
 def test_the_account_is_of_the_largest_weight() -> None:
     equal, uneven = taking_part(*[10] * 10), taking_part(*[10] * 9, 90)
     made = FixedClipping(noise_multiplier=2.0, delta=1e-5)

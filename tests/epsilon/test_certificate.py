@@ -32,6 +32,7 @@ def test_the_closed_form_is_the_most_that_an_event_as_rare_can_gain(prior: float
     assert gaussian_success(prior, mu) == pytest.approx(float(norm.pdf(x[::-1] - mu)[rare].sum() * step), rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("noise", [0.7, 4.0])
 def test_privacy_losses_give_the_closed_form_from_above(noise: float, prior: float) -> None:
@@ -45,6 +46,7 @@ def test_privacy_losses_give_the_closed_form_from_above(noise: float, prior: flo
     assert almost_always == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize(("noise", "rate"), [(1.0, 0.1), (0.5, 0.01), (2.0, 0.5)])
 def test_of_a_step_that_draws_there_is_a_closed_form_too(noise: float, rate: float, prior: float) -> None:
@@ -67,6 +69,7 @@ def test_steps_add_up() -> None:
     assert drawn.success(1, 0.01) < drawn.success(2, 0.01) < RecordedGaussians((0.5, 2.0), 1e-5).success(2, 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 0.05])
 def test_it_grows_with_what_is_known_and_sent_and_falls_with_noise(rate: float) -> None:
     for made in (
@@ -121,6 +124,7 @@ def test_the_best_attacker_on_two_opposite_candidates_gets_just_as_much(noise: f
     assert found == pytest.approx(account.success(1, 1 / 2), abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "steps"), [(0.25, 1), (0.5, 1), (1.0, 9)])
 def test_the_best_attacker_on_many_candidates_gets_little_less(noise: float, steps: int) -> None:
     account = gaussians(noise, steps=steps)
@@ -128,6 +132,7 @@ def test_the_best_attacker_on_many_candidates_gets_little_less(noise: float, ste
     assert account.success(1, 1 / 168) - 0.08 < found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "steps"), [(0.3, 1), (0.3, 6), (0.05, 20)])
 def test_the_best_attacker_on_steps_that_draw_gets_little_less(rate: float, steps: int) -> None:
     account = gaussians(0.4, rate, steps)

@@ -109,6 +109,7 @@ def test_texts_that_were_learnt_by_heart_are_exposed_and_demonstrate_epsilon() -
     assert "can tell which records were trained on: an ε of at least" in summary.headline
 
 
+@pytest.mark.slow
 def test_exposure_counts_ranks_among_the_absent_ones() -> None:
     observed, truth, _ = learnt()
     found: Any = make_attack("dp-canaries", {"of": "texts"})(observed)

@@ -293,6 +293,7 @@ def promised(epsilon: float, **others: Any) -> dict[str, Any]:
     return {"epsilon": epsilon, "delta": 1e-5, "central": False, "gaussian": True, **others}
 
 
+@pytest.mark.slow
 def test_an_epsilon_is_demonstrated_beside_the_claimed_one():
     k, mu = 300, 0.8
     true = gaussian_epsilon(math.sqrt(2) * mu, 1e-5)  # one record leaves, another comes: both their scores move by mu

@@ -225,6 +225,7 @@ def test_one_picture_under_two_labels_is_evaluated():
     assert [image.named.candidates for image in result.images if image.named] == [40]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1), (2, 8, 8), (1, 1, 1), (3,)])
 def test_tiny_examples_teach_without_an_error(shape: tuple[int, ...]):
     pictures = torch.rand((80, 1, *shape), generator=generator(0, "tiny"))

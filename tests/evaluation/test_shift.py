@@ -48,6 +48,7 @@ def test_examples_of_the_same_people_are_told_apart_as_seldom_as_the_level_says(
     assert alarms <= binom.ppf(1 - 1e-4, audits, 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 16])
 @pytest.mark.parametrize(
     ("name", "shifted"), [("digits", marked), ("digits", softer), ("breast-cancer", older), ("notes", headed)]
@@ -99,6 +100,7 @@ def test_nothing_to_compare_is_no_shift():
     assert shift_test(own * 0, labels, others * 0, other_labels, seed=0) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -62,6 +62,7 @@ def test_a_finding_is_seen(finding: str) -> None:
             assert (change > 0.02).sum() < 40  # of 4,096 pixels
 
 
+@pytest.mark.slow
 def test_xrays() -> None:
     images, found = xray_phantoms(200, seed=1)
     assert (images.shape, images.dtype) == ((200, 1, 64, 64), torch.float32)

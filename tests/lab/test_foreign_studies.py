@@ -60,6 +60,7 @@ def test_dates_as_levels_are_texts() -> None:
     assert {trial.point["iterations"] for trial in expand(study, "smoke")} == {"2024-01-01"}
 
 
+@pytest.mark.slow
 def test_a_large_grid_is_made_soon() -> None:
     study = tiny(scales={"smoke": {**CPU, "repetitions": 2000}})
     began = time.process_time()

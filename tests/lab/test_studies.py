@@ -214,6 +214,7 @@ def test_a_study_killed_again_and_again_ends_with_every_trial_once(tmp_path):
     assert {p.name for p in (out / "trials").iterdir()} == {row.key for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_trial_that_is_killed_goes_on_in_the_round_where_it_stood(tmp_path, monkeypatch):
     changes = {"federations.f.rounds": 5, "federations.f.examples": 4, "federations.f.record": [4]}

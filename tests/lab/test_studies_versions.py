@@ -115,6 +115,7 @@ def test_other_levels_of_another_version_are_noticed(
     assert "1 of the 2 trials are of another" in (tmp_path / "out/result.md").read_text()
 
 
+@pytest.mark.slow
 def test_other_settings_of_the_same_cells_are_refused_and_never_mixed(
     study: Callable[..., Outcome], tmp_path: Path
 ) -> None:

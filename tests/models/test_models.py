@@ -28,6 +28,7 @@ def count(model: nn.Module) -> int:
 # --- architectures ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "outputs", "parameters"),
     [
@@ -114,6 +115,7 @@ def test_convnet_plan() -> None:
     assert [m.out_channels for m in small.modules() if isinstance(m, nn.Conv2d)] == [16, 16, 32, 32, 64, 64]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 33, 47), (1, 112, 92)])
 def test_image_models_map_images_to_logits(name: str, shape: tuple[int, int, int]) -> None:

@@ -99,6 +99,7 @@ def test_probes_go_on_until_a_limit_is_settled(monkeypatch: pytest.MonkeyPatch) 
     assert "don't tell of single ones" in (threshold.reason or "")
 
 
+@pytest.mark.slow
 def test_where_noise_leaves_little_nothing_is_demonstrated() -> None:
     result = audited(defences=NOISE, fail_above={"ceiling": 20})
     assert result.ceilings[0].verdict == "low"
@@ -231,6 +232,7 @@ def test_what_is_shared_shows_no_example(plain: AuditResult) -> None:
     assert not shared.examples
 
 
+@pytest.mark.slow
 def test_a_limit_on_tables_is_a_share() -> None:
     table = {
         "data": {"name": "breast-cancer"},

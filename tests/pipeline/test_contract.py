@@ -42,6 +42,15 @@ LONG = {
     "agic-epochs",
     "dlg-adam-epochs",
     "invg-epochs",
+    "somp",
+    "lamp",
+    "source-outputs",
+    "extraction",
+    "min-k",
+    "zlib-ratio",
+    "stacked",
+    "decepticons",
+    "gradinversion",
 }
 
 

@@ -296,6 +296,7 @@ def test_controls_take_a_quarter_of_the_attacks_time(ran):
     assert [s.verdict for s in result.summaries] == ["inconclusive"] * 3
 
 
+@pytest.mark.slow
 def test_controls_are_kept_and_written(tmp_path: Path, ran):
     made = scenario_from(scenario(invg(20), defences=NOISE))
     first = run_audit(made, store=tmp_path / "findings")
@@ -509,6 +510,7 @@ def test_what_cannot_be_repeated_is_not_replayed(trained):
     assert worst_replay(with_parts(trained, module=module)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [{}, {"learning_rate": 1.0}], ids=["right", "wrong"])
 def test_contradicted_facts_make_an_audit_inconclusive(wrong):
     federation = {**FEDAVG, "learning_rate": 0.1, "momentum": 0.5}

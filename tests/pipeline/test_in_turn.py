@@ -148,6 +148,7 @@ def test_a_stop_leaves_the_report_of_what_was_answered(unasked, monkeypatch, tmp
     assert said[-1] == "stopped: the report says what was answered so far"
 
 
+@pytest.mark.slow
 def test_what_no_control_could_be_run_for_is_no_answer(unasked, monkeypatch):
     """Without a control "found nothing" says nothing: it is told as not run, and tried again while time is left."""
     late: list[str] = []
@@ -170,6 +171,7 @@ def test_what_no_control_could_be_run_for_is_no_answer(unasked, monkeypatch):
     assert any("the time that this audit was given" in line for line in result.not_asked)
 
 
+@pytest.mark.slow
 def test_a_control_is_for_all_that_was_run(unasked, monkeypatch):
     """What an update that comes later is judged by is of its conditions, too, and not of the first ones' alone."""
     runs: list[int] = []
@@ -197,6 +199,7 @@ def test_a_control_is_for_all_that_was_run(unasked, monkeypatch):
     assert len(result.controls) == 1
 
 
+@pytest.mark.slow
 def test_without_controls_nothing_is_tried_on_known_examples(unasked, calls):
     result = fedaudit.audit_transcript(made(HARD), max_minutes=60, controls=False, progress=False).result
     assert {federation for _, federation in calls} == {"a"}
@@ -210,6 +213,7 @@ def test_results_that_are_renewed_stay_readable(unasked, tmp_path: Path):
     assert {row["attack"] for row in written["summaries"]} == {"invg", "labels"}
 
 
+@pytest.mark.slow
 def test_what_was_found_within_a_time_is_derived_again(unasked, monkeypatch, tmp_path: Path):
     monkeypatch.setattr(in_turn.InTurn, "_left", lambda self: 0.0)
     seen, out = tmp_path / "t", tmp_path / "out"

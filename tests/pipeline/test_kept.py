@@ -148,6 +148,7 @@ FOREIGN: dict[str, Callable[[Finding], Finding]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", FOREIGN)
 def test_a_finding_of_another_attack_is_refused_even_if_its_digest_fits(change: str, tmp_path: Path) -> None:
     out = tmp_path / "a/out"
@@ -187,6 +188,7 @@ def test_an_attack_that_returns_something_else_is_found_out(tmp_path: Path, monk
         audit(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../x.png", "images/../../x.png", "/x.png", "images/link.png", "loop/x", "a\0b"])
 def test_nothing_is_written_outside(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out"

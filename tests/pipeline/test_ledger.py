@@ -69,6 +69,7 @@ def gaussian(noise: float, rounds: int, delta: float = 1e-5) -> float:
     return float(accountant.get_epsilon(delta))
 
 
+@pytest.mark.slow
 def test_a_scenario_is_drawn_as_its_simulation_and_composed_as_the_library_does(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(SCENARIO)
@@ -121,6 +122,7 @@ def test_how_often_the_right_candidate_can_be_picked_stands_beside_epsilon(tmp_p
     assert none["success"] is None
 
 
+@pytest.mark.slow
 def test_what_a_target_takes_is_just_enough(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(SCENARIO)
@@ -137,6 +139,7 @@ def test_what_a_target_takes_is_just_enough(tmp_path: Path) -> None:
     assert enough["clients"][0]["curve"][-1][1] <= 3 < short["clients"][0]["curve"][-1][1]
 
 
+@pytest.mark.slow
 def test_a_recording_of_different_noises_composes_them_all(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(SCENARIO.replace("    clients_per_round: 2\n", ""))
@@ -191,6 +194,7 @@ def test_messages_without_noise_have_no_bound(tmp_path: Path) -> None:
     assert all(one["epsilon"] is None and one["why"] for one in found["clients"])
 
 
+@pytest.mark.slow
 def test_stock_sparse_vectors_of_a_densenet_cost_what_nvflare_says(tmp_path: Path) -> None:
     code, (found,) = run(job(tmp_path / "j", svt()), "--parameters", "7033190", "--target", "8")
     assert code == 1

@@ -112,6 +112,7 @@ def test_an_argument_overrides_the_scenario():
     assert recording.transcript.task_info.batch_norm == "train"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options", "modes", "words"),
     [
@@ -307,6 +308,7 @@ def test_one_logit_with_binary_cross_entropy_is_a_classifier_of_two_classes(targ
     assert all(torch.allclose(t, wanted[n], atol=1e-6) for n, t in sent(recording).items())
 
 
+@pytest.mark.slow
 def test_images_and_labels_of_a_one_logit_model_are_recovered():
     federations = [{"name": "f", "clients": 3, "examples": 3, "batch_size": 1}]
     attacks = [{"name": "invg", "iterations": 300}, "labels", {"name": "idlg", "iterations": 20},

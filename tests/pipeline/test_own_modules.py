@@ -207,6 +207,7 @@ def play(name: str, folder: Any) -> None:
         assert not MODULES[name][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_module_as_people_write_it_works_or_is_refused_in_one_line(name, tmp_path):
     play(name, tmp_path)

@@ -201,6 +201,7 @@ def comparisons(code: str) -> list[int]:
     return compared(code, NAMES, OBJECTS)
 
 
+@pytest.mark.slow
 def test_nothing_outside_of_the_tasks_asks_which_one_it_is() -> None:
     modules = [path for path in SOURCE.rglob("*.py") if path.parent != SOURCE / "task"]
     assert len(modules) > 300

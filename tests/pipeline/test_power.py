@@ -112,6 +112,7 @@ def test_pictures_of_a_margin_are_known_examples_and_no_victims() -> None:
             assert not any(torch.equal(victim, image) for image in shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "outcome", "code"), [("margin=8", "pass", 0), ("margin=9", "fail", 1)])
 def test_a_least_margin_decides_the_exit_code(tmp_path: Path, limit: str, outcome: str, code: int) -> None:
     file = tmp_path / "scenario.yaml"
@@ -296,6 +297,7 @@ def test_what_the_defence_stops_has_no_margin() -> None:
     assert "the defence that stops" in result.margins[0].text
 
 
+@pytest.mark.slow
 def test_a_least_margin_is_verified_as_one(tmp_path: Path) -> None:
     fedaudit.audit(scenario(FEDERATION), out=tmp_path, progress=False, fail_below={"margin": 4})
     assert fedaudit.verify(tmp_path, progress=False).differences == []

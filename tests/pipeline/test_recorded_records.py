@@ -100,6 +100,7 @@ def test_half_are_the_clients_each_with_another_of_its_class(recorded):
     assert len(runs) > len(member) // 4  # shuffled
 
 
+@pytest.mark.slow
 def test_members_that_were_learnt_by_heart_are_found(recorded):
     folder, *_ = recorded
     finished = fedaudit.audit_transcript(folder, ASK, module=Net(), rounds=[1], progress=False)
@@ -141,6 +142,7 @@ def test_what_is_asked_of_updates_alone_is_asked_beside(recorded):
     assert {"loss-threshold", "source-inference"} <= set(after)
 
 
+@pytest.mark.slow
 def test_of_some_further_records_it_is_known_whose_they_are(recorded):
     folder, inputs, _ = recorded
     found = attacked(folder, ["source-outputs"], {"adversary": "client", "target_records": 40, "known_records": 6})

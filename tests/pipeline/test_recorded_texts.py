@@ -62,6 +62,7 @@ def audited(folder: Path, records: Any, attacks: Any = ATTACKS, **more: Any) -> 
     return fedaudit.audit_transcript(folder, attacks, module=writer(), records=records, **QUICK, **more).result
 
 
+@pytest.mark.slow
 def test_texts_that_a_recorded_model_learnt_come_out_with_the_client_that_held_them(recording: Path) -> None:
     others = texts(60, 9)
     result = audited(recording, (others, TOKENS.following(others)))

@@ -193,6 +193,7 @@ def test_what_inversion_lacks_of_parts_is_said() -> None:
             assert any("([0] 1 x 4 x 4, [1] 5 numbers) are searched for in the units" in note for note in one.notes)
 
 
+@pytest.mark.slow
 def test_a_model_of_two_outputs_leaks_its_inputs_where_targets_are_granted() -> None:
     threat = {"knows_labels": True}
     own = (IMAGES, NUMBERS), (LABELS, SCORES)

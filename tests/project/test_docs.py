@@ -36,6 +36,7 @@ def test_what_is_no_link_is_found_to_be_none():
     assert anchors(text) == {"a-b-c-d", "a-b-c-d-1"}
 
 
+@pytest.mark.slow
 def test_the_site_holds_every_page_and_no_link_leaves_it(tmp_path):
     lay_out(tmp_path / "built")
     docs = tmp_path / "built" / "docs"

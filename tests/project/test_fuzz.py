@@ -28,6 +28,7 @@ def test_every_target_has_its_turn(known: dict[str, Target]) -> None:
     assert set(known) | OPTIONAL == set(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_but_a_refusal(name: str, known: dict[str, Target]) -> None:
     if name not in known:

@@ -115,6 +115,7 @@ def test_without_the_truth_there_are_findings_and_reasons(recorded):
         fedaudit.evaluate(recovered, progress=False)
 
 
+@pytest.mark.slow
 def test_attack_and_evaluate_are_the_two_halves_of_an_audit_of_a_transcript(recorded, tmp_path):
     audit = fedaudit.audit_transcript(recorded, [ATTACK], progress=False)
     for found, truth in [

@@ -74,6 +74,7 @@ def test_every_line_for_own_parts_is_python_that_runs(tmp_path, images, monkeypa
         compile(line, "line", "eval")
 
 
+@pytest.mark.slow
 def test_defences_of_sums_are_of_those_that_send_alike(tmp_path):
     few = {**SCENARIO, "threat": {"sees": "sum"}, "evaluation": {"controls": False}}
     few |= {"attacks": [{"name": "invg", "iterations": 2}]}

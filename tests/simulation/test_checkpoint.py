@@ -77,6 +77,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("checkpoint_every_round")
 @pytest.mark.parametrize("name", core(DEFENCES, "top-k that remembers", "fltrust, whose server trains"))
 def test_it_goes_on_to_the_same_bits(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +124,7 @@ def test_a_checkpoint_of_something_else_or_half_of_one_is_not_used(tmp_path: Pat
         assert simulated(scenario({}), checkpoint)[0].fingerprint() == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_checkpoint_that_was_changed_or_has_another_key_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

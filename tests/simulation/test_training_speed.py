@@ -61,6 +61,7 @@ def trained(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[str,
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
     "name",

@@ -115,6 +115,7 @@ def flipped(path: Path, place: int, change: int) -> bytes:
     return data[:place] + bytes([data[place] ^ change]) + data[place + 1 :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_flipped_byte_in_every_file_is_refused(kind: str, made: Path) -> None:
     read = KINDS[kind][1]
@@ -139,6 +140,7 @@ def test_every_flipped_byte_in_every_file_is_refused(kind: str, made: Path) -> N
     read(made / kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_other_byte_at_the_digest_makes_it_a_file_of_before(kind: str, made: Path) -> None:
     """An index without a digest is read with a note: every byte of the field itself, each with all that it may be."""

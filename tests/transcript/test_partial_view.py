@@ -292,6 +292,7 @@ SWARM: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("threat", "runs", "words"),
     [

@@ -95,6 +95,7 @@ def test_a_converted_folder_is_attacked_and_measured_and_its_facts_are_verified(
     assert summary.evidence.n == 40
 
 
+@pytest.mark.slow
 def test_a_report_says_how_many_trees_a_client_sends(tmp_path: Path) -> None:
     sent = {1: PARTS[:2], 2: [sliced(WHOLE, 0, 2), PARTS[2]], 3: [WHOLE]}
     for most, words in ((1, "each grows 1 tree on"), (2, "each grows 1 or 2 trees on"), (3, "each grows 3 trees on")):
@@ -179,6 +180,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("files", "facts", "fragment"), BAD)
 def test_what_contradicts_itself_is_refused_in_a_line(
     tmp_path: Path, files: dict[str, bytes], facts: str, fragment: str

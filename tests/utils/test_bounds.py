@@ -72,6 +72,7 @@ YAML = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "fragment"), [pytest.param(*row[1:], id=row[0]) for row in YAML])
 def test_yaml(text: str, fragment: str) -> None:
     refuses(lambda: plain_yaml.loads(f"a: {text}\n", "the scenario"), "the scenario", fragment)
@@ -335,6 +336,7 @@ def test_pt_files_that_are_packed_or_ask_for_memory(tmp_path: Path, monkeypatch:
         refuses(lambda: load_checkpoint(model, path), "is refused")
 
 
+@pytest.mark.slow
 def test_a_pickle_s_program_may_be_long(tmp_path: Path) -> None:
     state = {f"layer{i}": torch.zeros(1) for i in range(5000)}
     torch.save(state, tmp_path / "m.pt")

@@ -61,6 +61,7 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
     return holds()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kept_workers")
 def test_tensors_travel_whole_and_errors_say_where_they_arose():
     x = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0)).contiguous(

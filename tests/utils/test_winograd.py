@@ -86,6 +86,7 @@ def test_an_image_of_one_pixel():
     assert_exact(2, 32, 32, 1, 1, 1)
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("capability", core(["AVX512", "AVX2", "DEFAULT"], "AVX512"))
 def test_every_width_of_vectors(capability, monkeypatch, fresh_kernels):
