@@ -32,7 +32,7 @@ CAP = 60.0  # dB: above, images are equal to the eye, and one of them would deci
 MOST = 6  # runs' iterations that a calibration has, at most, however many updates it serves
 _FEWEST = 60  # iterations below which settings can't be told apart
 _OWN_IMAGES = 4  # of own updates together, about
-_MANY = 8  # settings, beyond which longer runs and more updates come first
+_MANY = 6  # settings, beyond which longer runs and more updates come first
 LEARNED = "learned"  # a start: the answer of an inverter
 
 # What is tried, the attack's own settings first, then in the order in which a small budget takes them: each line is one
@@ -259,14 +259,14 @@ def halving(
     own updates from the same starts; the better half goes on with twice the effort, until one is left. One image may
     like any settings: so, while there are others, twice the effort is twice as many updates, and then runs twice as
     long. Short runs prefer strong priors, which long ones may not need: so the last one meets the attack's own settings
-    once more, on two updates at most, in runs as long as the attack's, where two fifths of the effort pay for these,
-    and else in runs that take as much. A candidate that diverges is out. ``examples``: (m, C, H, W) in [0, 1] and (m,)
-    labels; ``iterations``: of all runs together, about.
+    once more, in runs as long as the attack's, where three fifths of the effort pay for these, and else in runs that
+    take as much: on two updates from five times the attack's effort on, else on one. A candidate that diverges is out.
+    ``examples``: (m, C, H, W) in [0, 1] and (m,) labels; ``iterations``: of all runs together, about.
     """
     each, whole, info = distinct(observation), attack.effort(), observation.task_info
     most = max(1, min(_OWN_IMAGES // each, len(examples[0]) // each))
-    duels = min(2, most) if iterations >= 4 * whole else 1
-    last = min(whole, max(1, iterations // (5 * duels)))
+    duels = min(2, most) if iterations >= 5 * whole else 1
+    last = min(whole, max(1, 3 * iterations // (10 * duels)))
     left = iterations - 2 * duels * last
     space = candidates(attack, observation.single(), learned=inverter is not None)
 
